@@ -13,10 +13,11 @@ import pytest
 from gpurun.cli import completion
 from gpurun.cli.follow import cancel_job
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import FirstFailure, Restart
+from gpurun.jobs.record import CancelRequest, FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
@@ -192,6 +193,53 @@ def test_why_a_job_waits_in_one_sentence(store, gpurun):
     assert why_it_waits(store.home, first.id) == "starts now"
     assert "64 GPUs" in why_it_waits(store.home, second.id)
     assert why_it_waits(store.home, "j-nobody") == ""
+
+
+def damage_spec(folder, monkeypatch):
+    Path(str(folder.path / "spec.json")).write_bytes(b"{")
+    return "its files are damaged"
+
+
+def break_inventory(folder, monkeypatch):
+    Path(folder.record().inventory).write_text("racks: [")
+    return "its inventory cannot be used: "
+
+
+def leave_a_cancel(folder, monkeypatch):
+    folder.ask_to_cancel(CancelRequest("cancel", by="ada", asked_s=time.time()))
+    monkeypatch.setattr("gpurun.head.waiter.adopt_orphans", lambda *_: ())
+    return "it is about to end: cancelled by ada"
+
+
+def be_somebody_else(folder, monkeypatch):
+    """Another user asks, and no waiter of the owner's lives."""
+    monkeypatch.setattr("gpurun.leases.look.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
+    return "no process starts the jobs of "
+
+
+@pytest.mark.parametrize("what", [damage_spec, break_inventory, leave_a_cancel, be_somebody_else])
+def test_a_job_that_no_pass_looks_at_says_why(store, gpurun, monkeypatch, what):
+    """It was said to be neither queued nor running, or nothing was said."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    folder = made(store)
+    why = what(folder, monkeypatch)
+    said = gpurun("why", folder.id)[1]
+    assert why in said and f"{folder.id} is QUEUED: " in said
+    assert why in json.loads(gpurun("why", folder.id, "--json")[1])["message"]
+    assert why in gpurun("status", folder.id)[1]
+    assert why in why_it_waits(store.home, folder.id)
+    (row,) = json.loads(gpurun("queue", "--json")[1])["queue"]
+    assert (row["job"], row["position"]) == (folder.id, None) and why in row["message"]
+    (store.home.parent / "other.yaml").write_text(INVENTORY)
+    assert why in gpurun("status", "-i", str(store.home.parent / "other.yaml"))[1]
+
+
+def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    folder = made(store)
+    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    lock.close()
+    assert f"{folder.id} is GRANTED: it has no supervisor; the next command of" in gpurun("why", folder.id)[1]
 
 
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
