@@ -197,6 +197,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         granted_from: the inventories of its grants, with links resolved at the grant.
         outcome: set in STOPPING: the state in which the job will end once every host is fenced.
         ladder: set in STOPPING: ranks may be running, so they get SIGTERM before SIGKILL.
+        stopping_s: when the attempt entered STOPPING; None = an older gpurun moved it there.
         reached: how far the attempt has changed its hosts: not at all, files and keys, or containers. The fence checks
             this much. Written before the change.
         attempt: 0 before the first grant, then 1, 2, …
@@ -259,6 +260,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     generation: str = ""
     gpu_s: float = 0.0
     gpu_s_until_s: float | None = None
+    stopping_s: float | None = None
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

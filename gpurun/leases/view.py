@@ -101,8 +101,7 @@ class View:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
-            told_s = None if job.request is None else job.request.asked_s
-            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, told_s))
+            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, _told_s(job)))
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
@@ -114,6 +113,13 @@ class View:
             for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
+
+
+def _told_s(job: LiveJob) -> float | None:
+    """Return when a gang began to stop, or was asked to; None if neither is known."""
+    if job.record.state is State.STOPPING and job.record.stopping_s is not None:
+        return job.record.stopping_s
+    return None if job.request is None else job.request.asked_s
 
 
 def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:
