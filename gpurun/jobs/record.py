@@ -179,10 +179,15 @@ class OutputsLeft:
     first: tuple[str, ...]
     hosts: tuple[str, ...] = ()
 
-    def words(self, job: str) -> str:
-        """Describe them for people."""
+    def words(self, job: str, *, is_over: bool = True) -> str:
+        """Describe them for people.
+
+        Args:
+            is_over: the job ends, or has ended: gpurun copies nothing from a host that a later attempt may use.
+        """
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        kept = f"; {', '.join(self.hosts)} keeps its copy, and `gpurun outputs {job}` brings it" if self.hosts else ""
+        kept = f"; {', '.join(self.hosts)} keeps its copy" if self.hosts else ""
+        kept += f", and `gpurun outputs {job}` brings it" if kept and is_over else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 
