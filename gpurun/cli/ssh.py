@@ -6,7 +6,6 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 import typer
@@ -36,7 +35,7 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     become(ssh_argv.terminal(route, live(route), shlex.join(command), tty=tty))
 
 
-def become(argv: Sequence[str]) -> NoReturn:
+def become(argv: list[str]) -> NoReturn:
     """Replace this process by a program.
 
     Raises:

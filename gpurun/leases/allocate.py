@@ -141,8 +141,8 @@ class _Passing:
         if self._commit:
             self._preempt([one for answer in decisions.values() for one in answer.preempts])
             self._drain()
-        for path, error in self._unusable.items():
-            why = f"its inventory cannot be used: {error}"
+        for path, problem in self._unusable.items():
+            why = f"its inventory cannot be used: {problem}"
             left_out |= {job.record.id: why for job in queued.get(path, ()) if job.record.id not in left_out}
         return Pass(tuple(self._granted), decisions, snapshots, left_out, tuple(self._problems))
 
