@@ -30,6 +30,7 @@ def exec_(
 ) -> None:
     """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
     from gpurun.cli.follow import refuse_others
+    from gpurun.cli.ssh import become
     from gpurun.launch.docker import container_name
     from gpurun.leases.store import LeaseStore
     from gpurun.remote import ssh_argv
@@ -69,7 +70,7 @@ def exec_(
     ]
     route = resolve(target)
     audit.note(folder.path.home, "exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
-    os.execvp("ssh", ssh_argv.terminal(route, live(route), shlex.join(inside), tty=tty))
+    become(ssh_argv.terminal(route, live(route), shlex.join(inside), tty=tty))
 
 
 def _inventory(folder: JobFolder, record: JobRecord, lease: Lease) -> Inventory:

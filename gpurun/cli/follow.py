@@ -62,7 +62,8 @@ def follow_job(
         except KeyboardInterrupt:
             view.close()
             if interrupted or not cancel_on_interrupt:
-                say(f"\n{folder.id} continues; `gpurun status {folder.id}` shows it")
+                goes_on = "is being cancelled" if interrupted else "continues"
+                say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows it")
                 return INTERRUPTED
             interrupted = True
             say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption
-from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say_problem, waited_s
+from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "image": "" if spec is None else printable(spec.image),
         "command": "" if spec is None else printable(shlex.join(spec.command)),
         "limit": "" if spec is None or spec.time_limit_s is None else duration(spec.time_limit_s),
-        "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
+        "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none",
         "sending": _sending(folder) if record.state.value == "PREPARING" else "",
         "submitted": _when(record.submitted_s),
         "waited": duration(waited_s(record, now)),
         "started": _when(record.started_s),
-        "ran": duration(now - record.started_s) if record.started_s else "not yet",
+        "ran": ran_text(record, now),
         "ended": _when(record.ended_s),
         "attempt": f"{record.attempt}, {record.restarts} restarts",
         "exit code": "" if record.exit_code is None else str(record.exit_code),
@@ -175,7 +175,8 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         if value:
             typer.echo(f"{key:>10}  {value}")
     if record.outputs_left:
-        typer.echo(f"{'left':>10}  {printable(record.outputs_left.words(record.id))}")
+        left = record.outputs_left.words(record.id, is_over=record.state.ended)
+        typer.echo(f"{'left':>10}  {printable(left)}")
     for text in _lost(store, folder):
         typer.echo(f"{'lost':>10}  {printable(text)}")
     if record.first_failure and record.first_failure.evidence:

@@ -121,4 +121,4 @@ def _print(folder: JobFolder, record: JobRecord, files: int, size: int) -> None:
     else:
         typer.echo(f"{record.id} has no outputs on the head{'' if record.state.ended else ' yet'}")
     if record.outputs_left is not None:
-        typer.echo(printable(record.outputs_left.words(record.id)))
+        typer.echo(printable(record.outputs_left.words(record.id, is_over=record.state.ended)))

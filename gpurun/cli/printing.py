@@ -111,6 +111,17 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def ran_text(record: JobRecord, now_s: float) -> str:
+    """Format how long a job's attempt has run; without one that has begun to run, say so."""
+    if record.started_s is not None:
+        return duration((record.ended_s or now_s) - record.started_s)
+    if record.attempt and not record.granted:
+        return f"not since attempt {record.attempt}"
+    if not record.state.ended:
+        return "not yet"
+    return "never" if record.attempt <= 1 else f"not in attempt {record.attempt}"
+
+
 def waited_s(record: JobRecord, now_s: float) -> float:
     """Return for how many seconds a job has waited, or waited before its last attempt, since it was last queued."""
     is_granted = record.granted_s is not None and record.granted_s >= record.queued_s

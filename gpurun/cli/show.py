@@ -15,7 +15,7 @@ import typer
 
 from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
-from gpurun.cli.printing import duration, job_json, print_json, printable, say, say_problem
+from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, say_problem
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
             "code_files": files, "placements": ran_on,
         })  # fmt: skip
         return
-    ran = duration((record.ended_s or time.time()) - record.started_s) if record.started_s else "not yet"
     said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
-    lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said), ("ran", ran)]
+    lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said)]
+    lines.append(("ran", ran_text(record, time.time())))
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
     lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
     lines += [("code holds", f"{files} files and folders")] if files is not None else []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
+from typing import NoReturn
 
 import typer
 
 from gpurun.cli.options import HostArgument, InventoryOption
+from gpurun.errors import BadInput
 
 
 def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption = None) -> None:
@@ -17,7 +20,6 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     The connection is the one gpurun uses: user, key, jump hosts and verified host key.
     """
     from gpurun.cli.inventory_options import cluster
-    from gpurun.errors import BadInput
     from gpurun.remote import ssh_argv
     from gpurun.remote.masters import live
     from gpurun.remote.ssh_config import resolve
@@ -30,4 +32,17 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     route = resolve(target_of(names[0], found.inventory))
     command = context.obj or ()
     tty = sys.stdin.isatty() and not command
-    os.execvp("ssh", ssh_argv.terminal(route, live(route), shlex.join(command), tty=tty))
+    become(ssh_argv.terminal(route, live(route), shlex.join(command), tty=tty))
+
+
+def become(argv: list[str]) -> NoReturn:
+    """Replace this process by a program.
+
+    Raises:
+        BadInput: the program is not installed, or an argument is too long: Linux allows 128 KiB (execve(2)).
+    """
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        hint = "put the long part into a file" if error.errno == errno.E2BIG else None
+        raise BadInput(f"{argv[0]} cannot start: {error.strerror}", hint=hint) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.printing import print_json, say, say_problem
+from gpurun.cli.printing import print_json, printable, say, say_problem
 from gpurun.errors import BadInput, GpurunError
 
 if TYPE_CHECKING:
@@ -193,8 +193,10 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
         print_json({"job": job_json(record)})
     elif record.granted:
         say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
+    elif record.state.ended:
+        say(f"{folder.id} is {record.state.value}: {printable(record.reason)}")
     else:
-        say(f"{folder.id} waits for {spec.gpus} GPUs; `gpurun why {folder.id}` says what for")
+        say(f"{folder.id} waits; `gpurun why {folder.id}` says what for")
     if problem is not None:
         raise problem
 

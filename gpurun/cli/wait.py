@@ -31,7 +31,7 @@ def wait(
     caretaker, patience = Caretaker(), Patience()
     while not all(folder.record().state.ended for folder in folders):
         if deadline is not None and time.monotonic() > deadline:
-            say(f"still running after {timeout_s:g} s")
+            say(f"after {timeout_s:g} s: {printable(jobs_in_words(folders))}")
             raise typer.Exit(TIMED_OUT)
         caretaker.look(folders)
         patience.tell(lambda: jobs_in_words(folders))

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
+    from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
+    from gpurun.views.reading import with_trouble
 
     folder = find_job(job)
-    record = folder.record()
+    record = with_trouble(JobStore(folder.path.home), folder.record())
     if record.waits_for_restart(time.time()):
         story = record.story(time.time())
         if as_json:
@@ -37,9 +39,9 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         return
     looked = _look()
     inventory = os.path.realpath(record.inventory)
-    decisions = looked.decisions.get(inventory)
-    if decisions is None or record.state.value != "QUEUED":
-        said = "; ".join(filter(None, (record.reason, _drained(record.id))))
+    decisions, left_out = looked.decisions.get(inventory), looked.left_out.get(record.id, "")
+    if decisions is None or left_out or record.state.value != "QUEUED":
+        said = "; ".join(filter(None, (record.reason, left_out, _drained(record.id))))
         if as_json:
             print_json({"job": record.id, "state": record.state.value, "message": said})
         else:
@@ -96,14 +98,17 @@ def queue(
 
 
 def waits_for(record: JobRecord) -> str:
-    """Say in one sentence what a queued job waits for; "" if the pass made no decision about it."""
+    """Say in one sentence what a queued job waits for; "" if it has started by now."""
     try:
-        decisions = _look().decisions.get(os.path.realpath(record.inventory))
+        looked = _look()
     except GpurunError as error:  # such as a damaged lease
         return f"nothing is decided: {error}"
     from gpurun.views.waiting import decided
 
-    return "" if decisions is None or record.id not in decisions.order else decided(decisions, record.id)
+    decisions = looked.decisions.get(os.path.realpath(record.inventory))
+    if decisions is not None and record.id in decisions.order:
+        return decided(decisions, record.id)
+    return looked.left_out.get(record.id, "")
 
 
 def _line(row: Mapping[str, Any], now_s: float) -> str:

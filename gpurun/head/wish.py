@@ -10,7 +10,7 @@ from gpurun.jobs.recipe import Recipe, build, convert_flag
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
 from gpurun.scheduler.gangs import new_gang
-from gpurun.scheduler.model import Reason, Refusal, Snapshot
+from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot
 from gpurun.scheduler.schedule import schedule
 
 NO_JOB = "j-00000000"
@@ -41,7 +41,7 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
 def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     """Refuse a job that can never run, with exit code 3."""
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=0.0)
-    refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
+    refusal = _refusal(gang, inventory)
     if isinstance(refusal, Refusal):
         wanted = spec.constraints.generations
         unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
@@ -49,8 +49,23 @@ def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
         have = ", ".join(inventory.generations)
         hint = f"the inventory has {inventory.total_gpus} GPUs: {have}"
         if refusal.reason is Reason.POOL and inventory.pools:
-            names = ", ".join(sorted(pool.name for pool in inventory.pools))
-            hint = f"its pools are: {names}; choose one with --pool, or borrow with --preemptible"
+            hint = _about_pools(gang, inventory)
         elif refusal.reason is Reason.POOL:
             hint = "it has no pools: leave out --pool"
         raise NeverFits(refusal.message + why, hint=hint)
+
+
+def _about_pools(gang: Gang, inventory: Inventory) -> str:
+    """Return the pools, and what would let the gang run some time."""
+    names = sorted(pool.name for pool in inventory.pools)
+    others = [gang.but(pool=name) for name in names if name != gang.pool]
+    ways = [
+        "choose one with --pool" if any(_refusal(other, inventory) is None for other in others) else "",
+        "borrow with --preemptible" if _refusal(gang.but(preemptible=True), inventory) is None else "",
+        "leave out --pool" if gang.pool and _refusal(gang.but(pool=None), inventory) is None else "",
+    ]
+    return f"its pools are: {'; '.join(filter(None, (', '.join(names), ', or '.join(filter(None, ways)))))}"
+
+
+def _refusal(gang: Gang, inventory: Inventory) -> Refusal | None:
+    return schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)

@@ -179,10 +179,15 @@ class OutputsLeft:
     first: tuple[str, ...]
     hosts: tuple[str, ...] = ()
 
-    def words(self, job: str) -> str:
-        """Describe them for people."""
+    def words(self, job: str, *, is_over: bool = True) -> str:
+        """Describe them for people.
+
+        Args:
+            is_over: the job ends, or has ended: gpurun copies nothing from a host that a later attempt may use.
+        """
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        kept = f"; {', '.join(self.hosts)} keeps its copy, and `gpurun outputs {job}` brings it" if self.hosts else ""
+        kept = f"; {', '.join(self.hosts)} keeps its copy" if self.hosts else ""
+        kept += f", and `gpurun outputs {job}` brings it" if kept and is_over else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 
@@ -197,6 +202,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         granted_from: the inventories of its grants, with links resolved at the grant.
         outcome: set in STOPPING: the state in which the job will end once every host is fenced.
         ladder: set in STOPPING: ranks may be running, so they get SIGTERM before SIGKILL.
+        stopping_s: when the attempt entered STOPPING; None = an older gpurun moved it there.
         reached: how far the attempt has changed its hosts: not at all, files and keys, or containers. The fence checks
             this much. Written before the change.
         attempt: 0 before the first grant, then 1, 2, …
@@ -259,6 +265,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     generation: str = ""
     gpu_s: float = 0.0
     gpu_s_until_s: float | None = None
+    stopping_s: float | None = None
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

@@ -49,12 +49,14 @@ class Pass:
         granted: new leases with their locks held; the caller starts the supervisors.
         decisions: the scheduler's whole answer, per inventory file.
         snapshots: what the decisions were made from.
+        left_out: queued job → why the pass did not look at it. Jobs that wait for their restart are not among them.
         problems: damaged files and unusable inventories, each once.
     """
 
     granted: tuple[tuple[Lease, LeaseLock], ...] = ()
     decisions: Mapping[str, Decisions] = field(default_factory=dict)
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[GpurunError, ...] = ()
 
 
@@ -115,12 +117,15 @@ class _Passing:
         self._view = view
         self._ports = {port for lease in self._view.leases for port in lease.ports}
         self._granted: list[tuple[Lease, LeaseLock]] = []
-        self._load = cache(lambda path: loaded(path, self._problems.append))  # a problem is reported once
+        self._unusable: dict[str, GpurunError] = {}
+        # Each inventory is loaded once, so that a problem is reported once.
+        self._load = cache(lambda path: loaded(path, lambda error: self._note(path, error)))
 
     def run(self) -> Pass:
         """Schedule one inventory after the other, each on the GPUs that the earlier ones left."""
-        waiting = self._view.waiting()
-        inventories = dict(self._inventories(by_inventory(self._view.queued())))
+        waiting, left_out = self._view.waiting(), self._view.left_out()
+        queued = by_inventory(self._view.queued())
+        inventories = dict(self._inventories(queued))
         decisions: dict[str, Decisions] = {}
         snapshots: dict[str, Snapshot] = {}
         for path, inventory in inventories.items():
@@ -129,14 +134,22 @@ class _Passing:
                 answer = schedule(seen)
             except BadInput as error:  # its pools contradict each other: no reason to stop the other inventories
                 error.where = error.where or path
-                self._problems.append(error)
+                self._note(path, error)
                 continue
             snapshots[path], decisions[path] = seen, answer
             self._carry_out(inventory, answer)
         if self._commit:
             self._preempt([one for answer in decisions.values() for one in answer.preempts])
             self._drain()
-        return Pass(tuple(self._granted), decisions, snapshots, tuple(self._problems))
+        for path, problem in self._unusable.items():
+            why = f"its inventory cannot be used: {problem}"
+            left_out |= {job.record.id: why for job in queued.get(path, ()) if job.record.id not in left_out}
+        return Pass(tuple(self._granted), decisions, snapshots, left_out, tuple(self._problems))
+
+    def _note(self, path: str, error: GpurunError) -> None:
+        """Note why an inventory cannot be used."""
+        self._unusable[path] = error
+        self._problems.append(error)
 
     def _inventories(self, queued: Mapping[str, list[LiveJob]]) -> Iterator[tuple[str, Inventory]]:
         for path, jobs in queued.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpurun.errors import StateError
@@ -50,17 +50,30 @@ class View:
         return [job for job in self.jobs.values() if job.record.state is State.QUEUED]
 
     def waiting(self) -> list[LiveJob]:
-        """Return the jobs that a pass may start, in no order. Leaves out jobs with a damaged spec."""
-        leased = {lease.job for lease in self.leases if not lease.lost}
+        """Return the jobs that a pass may start, in no order."""
+        left_out = self.left_out()
         return [
             job
             for job in self.queued()
-            if job.wants is not None
-            and job.request is None
-            and job.record.id not in leased
-            and (job.record.restart is None or job.record.restart.is_due(self.now_s))
-            and (job.record.owner_uid == self.uid or self.looked_after(job.record.owner_uid))
+            if job.record.id not in left_out and (job.record.restart is None or job.record.restart.is_due(self.now_s))
         ]
+
+    def left_out(self) -> dict[str, str]:
+        """Return queued job → why no pass may start it. Jobs that wait for their restart are not among them."""
+        leased = {lease.job for lease in self.leases if not lease.lost}
+        return {job.record.id: why for job in self.queued() if (why := self._why_left_out(job, leased))}
+
+    def _why_left_out(self, job: LiveJob, leased: Collection[str]) -> str:
+        record = job.record
+        if job.wants is None:
+            return "its files are damaged, so gpurun cannot know what it needs"
+        if job.request is not None:
+            return f"it is about to end: {job.request.outcome}"
+        if record.id in leased:
+            return "it has its GPUs and is about to start"
+        if record.owner_uid != self.uid and not self.looked_after(record.owner_uid):
+            return f"no process starts the jobs of {record.owner}; the next command of {record.owner} starts one"
+        return ""
 
     def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
         """Return the scheduler's view of one inventory. All GPUs that its own gangs do not hold are free or taken."""
@@ -88,8 +101,7 @@ class View:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
-            told_s = None if job.request is None else job.request.asked_s
-            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, told_s))
+            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, _told_s(job)))
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
@@ -101,6 +113,13 @@ class View:
             for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
+
+
+def _told_s(job: LiveJob) -> float | None:
+    """Return when a gang began to stop, or was asked to; None if neither is known."""
+    if job.record.state is State.STOPPING and job.record.stopping_s is not None:
+        return job.record.stopping_s
+    return None if job.request is None else job.request.asked_s
 
 
 def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:

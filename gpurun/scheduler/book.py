@@ -40,14 +40,19 @@ class Bound:
         reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"
         return f"{wanted} by a gang that is not preemptible; {reserves}: only preemptible gangs borrow"
 
-    def full(self) -> str:
-        """Return why no gang can start within it now."""
-        name = shown(self.pool)
+    def full(self, kept: Sequence[Gang]) -> str:
+        """Return why no gang can start within it now.
+
+        Args:
+            kept: the waiting gangs for which some of its GPUs are kept.
+        """
+        name, promised = shown(self.pool), sum(gang.gpus for gang in kept)
+        used = self.used - promised
+        more = f"; {promised} are kept for {', '.join(gang.id for gang in kept)}" if kept else ""
         if not self.firm:
-            return f"{name} uses {self.used} of at most {self.most:g} GPUs"
+            return f"{name} uses {used} of at most {self.most:g} GPUs{more}"
         those = f"that {name} reserves" if name.startswith("pool") else f"of {name}"
-        used = f"{self.used} of the {self.most:g} GPUs {those}"
-        return f"{used} are in use by gangs that are not preemptible"
+        return f"{used} of the {self.most:g} GPUs {those} are in use by gangs that are not preemptible{more}"
 
 
 class Book:
@@ -62,6 +67,7 @@ class Book:
     def __init__(self, snapshot: Snapshot, capacity: int) -> None:
         self.tree: Tree = tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
         self._aside: dict[tuple[str, bool], Gang] = {}  # what a bound leaves is for this gang
+        self._kept: dict[str, Gang] = {}  # waiting gangs for which GPUs are kept
         self.held: dict[str, int] = {}  # leases, those of stopping gangs too: what limits are about
         self.firm: dict[str, int] = {}  # of it, gangs that cannot be preempted: what reservations are about
         for running in snapshot.running:
@@ -78,13 +84,19 @@ class Book:
         self.order = [gang for place in places for gang in place]
 
     def start(self, gang: Gang) -> None:
-        """Count a gang that has just been placed, or for which GPUs are kept."""
+        """Count a gang that has just been placed."""
         self._add(gang)
         self._aside = {key: other for key, other in self._aside.items() if other.id != gang.id}
+
+    def keep(self, gang: Gang) -> None:
+        """Count a waiting gang for which GPUs are kept."""
+        self.start(gang)
+        self._kept[gang.id] = gang
 
     def withdraw(self, gang: Gang) -> None:
         """Stop counting a gang for which GPUs were kept."""
         self._add(gang, -1)
+        self._kept.pop(gang.id, None)
 
     def stop(self, gang: Gang) -> None:
         """Count a gang that has just been preempted."""
@@ -127,12 +139,25 @@ class Book:
                 return Refusal(True, Reason.POOL, bound.never(gang))
         for bound in bounds:
             if bound.used + gang.least > bound.most:
-                return Wait(Reason.POOL, bound.full(), behind=gang.pool)
+                return self._wait_for(bound, gang)
             if self._left(bound, gang) < gang.least:
                 first = self._aside[bound.key].id
                 left = shown(bound.pool) if bound.pool == OWN else f"what {shown(bound.pool)} has left"
-                return Wait(Reason.POOL, f"{left} is for {first}, which has waited longest")
+                return Wait(Reason.POOL, f"{left} is for {first}, which has waited longest", behind=first)
         return None
+
+    def _wait_for(self, bound: Bound, gang: Gang) -> Wait:
+        """Return the wait for a bound that is reached: by gangs that run, or by those for which GPUs are kept."""
+        kept = [other for other in self._kept.values() if self._counts(other, bound)]
+        is_kept = bound.used - sum(other.gpus for other in kept) + gang.least <= bound.most
+        behind = kept[0].id if is_kept else bound.pool.removesuffix(OWN) or None
+        return Wait(Reason.POOL, bound.full(kept), behind=behind)
+
+    def _counts(self, gang: Gang, bound: Bound) -> bool:
+        leaf = self.tree.leaf_of(gang.pool)
+        if leaf is None or (bound.firm and gang.preemptible):
+            return False
+        return bound.pool == leaf or (not bound.firm and bound.pool in self.tree.nodes[leaf].above)
 
     def allows(self, gang: Gang) -> int:
         """Return the most GPUs with which an elastic gang may start now."""

@@ -14,7 +14,7 @@ from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.changes import Change, changes_that_start
 from gpurun.scheduler.future import carried_out
 from gpurun.scheduler.index import Index, serves
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Reason, Snapshot
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Reason, Snapshot, Wait
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.racks import Need
 from gpurun.scheduler.schedule import arrange, schedule
@@ -253,7 +253,7 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -
     where = {name for name, n in number.items() if may_use(n)}
     wait = decisions.waits.get(gang.id)
     if wait is not None and wait.reason is Reason.POOL:
-        return "it depends on gangs of its pool without a time limit"
+        return _unknown_in_pool(last, wait, gang)
     if wait is not None and wait.reason is Reason.HOSTS:
         return OUT_OF_USE
     if any(grant.host in where for run in last.running for grant in run.placement.grants):
@@ -261,5 +261,12 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -
     if where & set(last.unusable):
         return OUT_OF_USE
     if where & set(last.taken):
-        return "it depends on GPUs that others hold, outside of this inventory's queue"
+        return "it depends on GPUs that others hold, or that are lost; `gpurun status` shows them"
     return f"it depends on {wait.behind}" if wait is not None and wait.behind else "nobody knows what it depends on"
+
+
+def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
+    if any(other.id == wait.behind for other in last.queue):
+        return f"it depends on {wait.behind}"
+    whose = "its pool" if wait.behind in (None, gang.pool) else f"pool {wait.behind}"
+    return f"it depends on gangs of {whose} without a time limit"

@@ -111,7 +111,7 @@ class PassState:
         """Keep GPUs for a gang from this pass on, and note that it waits for them."""
         self.keeping.keep(gang, kept, self.running)
         if self.book is not None:
-            self.book.start(gang.sized(kept.placement.gpus))
+            self.book.keep(gang.sized(kept.placement.gpus))
         free_s = self.keeping.holds[gang.id].free_s
         message = f"{some_hosts(kept.placement)} are kept for it and come free one after the other"
         self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
@@ -122,7 +122,7 @@ class PassState:
         if self.book is not None:
             for gang in gangs:
                 if gang.id in self.keeping.holds:
-                    self.book.start(_as_kept(gang))
+                    self.book.keep(_as_kept(gang))
 
     def release(self, gang: Gang) -> Hold | None:
         """Let a gang use what is kept for it. Returns what that was."""

@@ -97,7 +97,9 @@ def _expected(explanation: Explanation, now_s: float) -> str:
     if at_s <= now_s:
         return "soon: the gangs in its way should have ended by now"
     before = [holder for holder in explanation.holders if holder.free_s is not None and holder.free_s <= at_s]
-    only_stop = before and all(holder.stopping for holder in before)
+    if not before:  # time alone brings the start: it waits no longer for one rack, or gangs may be preempted for it
+        return in_time(at_s, now_s)
+    only_stop = all(holder.stopping for holder in before)
     ends = "when the gangs that stop have ended" if only_stop else "if running gangs use their whole time limits"
     return f"{in_time(at_s, now_s)} {ends}"
 

@@ -22,6 +22,7 @@ from gpurun.supervisor.ranks import (
     have_succeeded,
     hosts_that_are_done,
     hosts_without_ranks,
+    newest,
 )
 from gpurun.supervisor.verdicts import (
     SIGTERMED,
@@ -59,6 +60,8 @@ LOG_SILENT_S = 10.0
 """The launcher has ended: how long its log may be silent before it is judged as it is."""
 PROOF_S = 14.0
 """The launcher has returned 0: how long ranks may take to prove it. By then a silent host counts as down."""
+FORSAKEN_S = 60.0
+"""All ranks of an elastic gang have ended: how long its driver may take to start others, or to end."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def _by_what_ended(seen: GangSeen) -> Step:
         return None
     if seen.now_s - seen.returned_s < FOLLOW_S:
         return None
-    return _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen)
+    return _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_forsaken_driver(seen)
 
 
 def _by_ranks(seen: GangSeen) -> Step:
@@ -247,6 +250,24 @@ def _by_launchers_end(seen: GangSeen) -> Step:
     if _is_new(seen):  # a worker's container may have ended before, or all ranks have returned 0
         return None
     return Finish(End(State.FAILED, "", 1), by_launcher=True, is_explained=False)
+
+
+def _by_forsaken_driver(seen: GangSeen) -> Step:
+    """Decide about an elastic gang whose ranks have all ended, if its driver neither ends nor starts other ranks.
+
+    As for the driver, the work is done if enough ranks have returned 0.
+    """
+    if seen.least is None or seen.launcher is not None or any(rank.code is None for rank in seen.ranks):
+        return None
+    ended_s = max((rank.ended_s or 0.0 for rank in seen.ranks), default=seen.now_s)
+    if seen.now_s - max(ended_s, seen.heard_since_s, seen.returned_s) < FORSAKEN_S:
+        return None
+    last = newest(seen.ranks)
+    failed = first_failed(rank for rank in last if not rank.was_broken_off) or first_failed(last)
+    if failed is None or sum(rank.code == 0 for rank in last) >= seen.least:
+        return _success(seen)
+    end = rank_failed(failed.rank, failed.host, failed.code or 1, who=seen.title_of(failed.rank), ladder=True)
+    return Finish(end, is_explained=False)
 
 
 def _is_new(seen: GangSeen) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.leases.allocator import allocator_lock
@@ -100,7 +101,7 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     if left != job.record.outputs_left:
         job.amend(outputs_left=left)
         if left is not None:
-            job.note(left.words(job.lease.job))
+            job.note(left.words(job.lease.job, is_over=job.record.outcome is not State.QUEUED))
     kept = () if left is None else left.hosts
     results = job.links.each(remover, [host for host in job.hosts if host not in kept])
     return {*kept, *results.failed}

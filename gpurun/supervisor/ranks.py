@@ -79,6 +79,14 @@ def first_failed(ranks: Iterable[Rank]) -> Rank | None:
     return min(together, key=lambda rank: rank.was_broken_off)
 
 
+def newest(ranks: Iterable[Rank]) -> list[Rank]:
+    """Return the last start of each rank of each host. Ranks of an elastic gang may start again."""
+    last: dict[tuple[str, int], Rank] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.started_s):
+        last[rank.host, rank.rank] = rank
+    return list(last.values())
+
+
 def have_succeeded(ranks: Iterable[Rank], awaited: Collection[int]) -> float | None:
     """Return when the last awaited rank ended with 0; None if not all have."""
     ends = {rank.rank: rank.ended_s for rank in ranks if rank.code == 0 and rank.rank in awaited}

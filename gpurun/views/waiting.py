@@ -20,13 +20,14 @@ def look_ahead(home: Path) -> Pass:
 
 
 def why_it_waits(home: Path, job: str) -> str:
-    """Why one job waits; "" if no pass looks at it now, because it has started or waits to be restarted.
+    """Why one job waits; "" if it has started or waits to be restarted.
 
     Raises:
         StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
     """
-    found = (each for each in look_ahead(home).decisions.values() if job in each.order)
-    return next((decided(each, job) for each in found), "")
+    looked = look_ahead(home)
+    found = (decided(each, job) for each in looked.decisions.values() if job in each.order)
+    return next(found, looked.left_out.get(job, ""))
 
 
 def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | None = None) -> list[WaitingJob]:
@@ -48,8 +49,12 @@ def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | No
                 wait = decisions.waits.get(job)
                 start_s = wait.expected_start_s if wait else None
                 rows.append(_row(record, path, position.get(job), decided(decisions, job), start_s, now_s))
-    for record in by_id.values():  # no pass includes them yet, because they have just failed
-        if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory)):
+    for record in by_id.values():
+        if inventory not in (None, os.path.realpath(record.inventory)):
+            continue
+        if (why := looked.left_out.get(record.id)) is not None:
+            rows.append(_row(record, record.inventory, None, why, None, now_s))
+        elif record.waits_for_restart(now_s):  # no pass includes it yet, because it has just failed
             at_s = record.restart.at_s if record.restart else None
             rows.append(_row(record, record.inventory, None, record.story(now_s), at_s, now_s))
     return rows

@@ -145,7 +145,7 @@ class Pages:
         waits = reasons_of(self._queue.get()[0]).get(record.id, "")
         facts = [
             ("state", record.state.value), ("because", "; ".join(filter(None, (record.story(now_s), waits)))),
-            ("owner", record.owner), ("GPUs", str(record.gpus)), ("hosts", hosts or "none yet"),
+            ("owner", record.owner), ("GPUs", str(record.gpus)), ("hosts", hosts or "none"),
             ("ran" if record.started_s else "waited", self._duration(shown_for_s(record, now_s))),
             ("attempt", str(record.attempt)), ("exit code", "" if record.exit_code is None else str(record.exit_code)),
             ("evidence", failure.evidence if failure else ""),

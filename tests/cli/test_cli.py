@@ -332,3 +332,15 @@ def test_a_dry_run_shows_alike_hosts_by_what_differs(gpurun, inventory):
     assert code == 0, err
     assert out.count("docker run") == 2, "the host that launches, and one of the others"
     assert out.count(": as on h2") == 4
+
+
+@pytest.mark.parametrize(("words", "path", "said"), [(["x" * 140_000], None, "too long"), (["true"], "/", "ssh")])
+def test_an_ssh_that_cannot_start_is_one_message(gpurun, inventory, monkeypatch, words, path, said):
+    """Linux takes no argument of more than 128 KiB, and the quoted command is one: a traceback."""
+    monkeypatch.setattr("gpurun.remote.ssh_config.resolve", lambda _: None)
+    monkeypatch.setattr("gpurun.remote.masters.live", lambda _: {})
+    monkeypatch.setattr("gpurun.remote.ssh_argv.terminal", lambda route, masters, command, tty: ["ssh", command])
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    code, _, err = gpurun("ssh", "h1", "-i", inventory, "--", *words)
+    assert code == 2 and "ssh cannot start: " in err and said in err

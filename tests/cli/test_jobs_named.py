@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli import completion
+from gpurun.cli import completion, follow
 from gpurun.cli.follow import cancel_job
 from gpurun.errors import StateError
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import FirstFailure, Restart
+from gpurun.jobs.record import CancelRequest, FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
@@ -195,10 +196,100 @@ def test_why_a_job_waits_in_one_sentence(store, gpurun):
     assert why_it_waits(store.home, "j-nobody") == ""
 
 
+def damage_spec(folder, monkeypatch):
+    Path(str(folder.path / "spec.json")).write_bytes(b"{")
+    return "its files are damaged"
+
+
+def break_inventory(folder, monkeypatch):
+    Path(folder.record().inventory).write_text("racks: [")
+    return "its inventory cannot be used: "
+
+
+def leave_a_cancel(folder, monkeypatch):
+    folder.ask_to_cancel(CancelRequest("cancel", by="ada", asked_s=time.time()))
+    monkeypatch.setattr("gpurun.head.waiter.adopt_orphans", lambda *_: ())
+    return "it is about to end: cancelled by ada"
+
+
+def be_somebody_else(folder, monkeypatch):
+    """Another user asks, and no waiter of the owner's lives."""
+    monkeypatch.setattr("gpurun.leases.look.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
+    return "no process starts the jobs of "
+
+
+@pytest.mark.parametrize("what", [damage_spec, break_inventory, leave_a_cancel, be_somebody_else])
+def test_a_job_that_no_pass_looks_at_says_why(store, gpurun, monkeypatch, what):
+    """It was said to be neither queued nor running, or nothing was said."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    folder = made(store)
+    why = what(folder, monkeypatch)
+    said = gpurun("why", folder.id)[1]
+    assert why in said and f"{folder.id} is QUEUED: " in said
+    assert why in json.loads(gpurun("why", folder.id, "--json")[1])["message"]
+    assert why in gpurun("status", folder.id)[1]
+    assert why in why_it_waits(store.home, folder.id)
+    (row,) = json.loads(gpurun("queue", "--json")[1])["queue"]
+    assert (row["job"], row["position"]) == (folder.id, None) and why in row["message"]
+    (store.home.parent / "other.yaml").write_text(INVENTORY)
+    assert why in gpurun("status", "-i", str(store.home.parent / "other.yaml"))[1]
+
+
+def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    folder = made(store)
+    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    lock.close()
+    assert f"{folder.id} is GRANTED: it has no supervisor; the next command of" in gpurun("why", folder.id)[1]
+
+
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
     made(store)
     code, _, err = gpurun("wait", "train", "--timeout", "0.1")
-    assert code == 124 and "still running" in err
+    assert code == 124
+    assert re.search(r"after 0.1 s: j-\w+ is [A-Z]+", err), err
+
+
+@pytest.mark.parametrize(
+    ("changes", "ran", "hosts"),
+    [
+        ({}, "not yet", "none"),
+        ({"state": State.CANCELLED, "ended_s": 9.0}, "never", "none"),
+        ({"state": State.PREPARING, "attempt": 1, "granted": (Grant("h1", (0,)),)}, "not yet", "h1:0"),
+        ({"attempt": 1}, "not since attempt 1", "none"),
+        ({"state": State.CANCELLED, "attempt": 1, "ended_s": 9.0}, "not since attempt 1", "none"),
+        (
+            {"state": State.FAILED, "attempt": 2, "ended_s": 9.0, "granted": (Grant("h1", (0,)),)},
+            "not in attempt 2", "h1:0",
+        ),
+        ({"state": State.FAILED, "attempt": 1, "started_s": 2.0, "ended_s": 9.0}, "7s", "none"),
+    ],
+)  # fmt: skip
+def test_how_long_a_job_has_run_is_true_in_every_state(store, gpurun, monkeypatch, changes, ran, hosts):
+    """A job that was cancelled in the queue ran "not yet", on hosts "none yet"."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    folder = made(store)
+    folder.write(folder.record().but(**changes))
+    rows = dict(line.strip().split("  ", 1) for line in gpurun("status", folder.id)[1].splitlines())
+    assert (rows["ran"].strip(), rows["hosts"].strip()) == (ran, hosts)
+    assert f"ran  {ran}\n" in gpurun("show", folder.id)[1]
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_ctrl_c_says_whether_the_job_continues(store, monkeypatch, capsys, cancels):
+    """The second Ctrl-C said that a job continues which the first had cancelled."""
+    folder, asked = made(store), []
+
+    def interrupt(_view):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow._JobView, "show_until_ended", interrupt)
+    monkeypatch.setattr(follow, "cancel_job", lambda *_, **__: asked.append(1))
+    assert follow.follow_job(folder, cancel_on_interrupt=cancels) == 130
+    said = capsys.readouterr().err
+    assert asked == [1] * cancels
+    assert (f"{folder.id} continues" in said) is not cancels
+    assert (f"{folder.id} is being cancelled" in said) is cancels
 
 
 def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpurun, monkeypatch):

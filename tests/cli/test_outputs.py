@@ -125,7 +125,10 @@ def test_while_it_runs_hosts_are_left_in_peace(job, gpurun, hosts, tmp_path, mon
     monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())  # it has no supervisor
     left_on(job, hosts, tmp_path, "h1")
     job.write(job.record().but(state=State.RUNNING, ended_s=None))
-    assert gpurun("outputs", job.id)[0] == 4
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 4 and "h1 keeps its copy" in out
+    assert "brings it" not in out, "not before the job has ended"
+    assert "brings it" not in gpurun("status", job.id)[1]
     assert hosts.processes == {}
 
 

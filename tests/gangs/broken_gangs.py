@@ -80,6 +80,7 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a mute host is waited for as one that was heard": lambda: replaced(decide, MUTE_S=1e12),
     "a mute host is lost at once": lambda: replaced(decide, MUTE_S=2.0),
     "hosts have no time to be reached again": lambda: replaced(decide, lost_hosts=_lost_before_the_head_was_back),
+    "an elastic driver that hangs is waited for": lambda: replaced(decide, FORSAKEN_S=1e12),
     "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
 }  # fmt: skip
 """What is broken → a context in which it is."""

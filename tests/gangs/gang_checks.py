@@ -12,7 +12,7 @@ from gang_world import Host
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.scheduler.drain import may_lose
-from gpurun.supervisor.decide import SETTLE_S
+from gpurun.supervisor.decide import FORSAKEN_S, SETTLE_S
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.ranks import TOGETHER_S
 
@@ -58,8 +58,9 @@ class JudgedWorld(EventfulWorld):
         self._look_at_hosts_that_are_off()
         if not self._is_over():
             return
-        if self.now_s - max(self.fallen_s, self.disturbed_s) > DECIDED_WITHIN_S:
-            self.broken(f"nothing was decided for {DECIDED_WITHIN_S:g} s after the gang had ended")
+        within_s = DECIDED_WITHIN_S + (FORSAKEN_S if self.is_elastic and self.launcher_lives else 0.0)
+        if self.now_s - max(self.fallen_s, self.disturbed_s) > within_s:
+            self.broken(f"nothing was decided for {within_s:g} s after the gang had ended")
             self._give_up()
 
     def _look_at_wishes(self) -> None:
@@ -99,7 +100,8 @@ class JudgedWorld(EventfulWorld):
         if not self.launcher_lives:
             return True
         if self.is_elastic:
-            return False  # its driver judges
+            mine = [rank for rank in self.ranks if not self.is_left(rank.host)]
+            return all(rank.ended_s is not None for rank in mine)  # otherwise its driver judges
         if any(host.box.ended_s is not None for host in self.hosts.values()):
             return True
         ended = [rank.code for rank in self.ranks if rank.ended_s is not None]

@@ -13,6 +13,8 @@ OUTSIDE = ("cancel", "preempt", "withdraw", "drain")
 LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "names another")
 WITHOUT_LAUNCHER = 0.1
 """In so many histories of gangs that are not elastic, gpurun itself starts the ranks."""
+DRIVER_HANGS = 0.1
+"""In so many histories of elastic gangs the driver does not end when all ranks have returned 0."""
 CODES = (1, 1, 2, 37, 134, 139)
 UNSEEN = 0.2
 """In so many histories a rank fails while no supervisor lives. Its successor hears of all ends at once."""
@@ -86,6 +88,8 @@ def draw(seed: int) -> Plan:
     launcher = dice.choice(("follows", "follows", "exits 1")) if elastic else dice.choice(LAUNCHERS)
     if not elastic and random.Random(f"{seed} direct").random() < WITHOUT_LAUNCHER:
         launcher = "none"
+    elif elastic and random.Random(f"{seed} driver").random() < DRIVER_HANGS:
+        launcher = "hangs"
     events = [_event(dice, length_s) for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
     if dice.random() < DRAINED:
         events.append(Event(1, round(dice.uniform(2.0, length_s / 2), 2), "drain", dice.randrange(1, 8)))

@@ -8,6 +8,7 @@ from gang_plan import Plan
 from gang_world import Host, World
 
 from gpurun.launch.output import Line
+from gpurun.supervisor.decide import FORSAKEN_S
 
 LAUNCHER_KILLS_S = 10.0
 BY_ITSELF = ("itself", "in its wake", "its script was killed")
@@ -174,7 +175,11 @@ class GangWorld(World):
                 self.in_attempt(self.between(0.1, 1.0, "few", each.number), self.end_rank, each, 143, "launcher")
             self.launcher_lines = [Line(None, "stderr", "too few slots are left")]
             self.in_attempt(2.0, self._launcher_ends, 1)
-        elif all(each.ended_s is not None for each in left):
+        elif any(each.ended_s is None for each in left):
+            return
+        elif self.plan.launcher == "hangs":
+            self.in_attempt(FORSAKEN_S + 1.0, self.change)
+        else:
             self.in_attempt(0.5, self._launcher_ends, 1 if self.plan.launcher == "exits 1" else 0)
 
     def leave(self, hosts: list[str]) -> None:

@@ -221,6 +221,58 @@ def test_pools_are_named_when_they_give_back():
     assert "of pool a is entitled to it" in preemption.message
 
 
+def pool_where_nothing_runs(*queue):
+    """Each of two hosts has 2 of 4 GPUs free, for ever, and nobody of pool `a` runs."""
+    endless = runs(Gang("e", 4, pool="b"), ("r0h0", range(2)), ("r0h1", range(2)))
+    return Snapshot(cluster([0], 2, 4, (Pool("a", 4, 4), Pool("b", 4))), (endless,), queue, now_s=1e9)
+
+
+def test_what_a_pool_keeps_for_a_gang_is_not_said_to_be_in_use():
+    first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
+    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a"))
+    text = said(snapshot, now_s=1e9)
+    assert "0 of the 4 GPUs that pool a reserves are in use" in text and "4 are kept for first" in text
+    assert "unknown: it depends on first" in text and "gangs of its pool" not in text
+    assert why(snapshot, "g").behind == "first"
+    limited = [gang.but(preemptible=True) for gang in snapshot.queue]
+    text = said(replace(snapshot, queue=tuple(limited)), now_s=1e9)
+    assert "pool a uses 0 of at most 4 GPUs; 4 are kept for first" in text and "it depends on first" in text
+
+
+def test_what_a_pool_sets_aside_for_a_gang_depends_on_that_gang():
+    first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
+    text = said(pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a", priority=9)), now_s=1e9)
+    assert "is for first, which has waited longest" in text
+    assert "unknown: it depends on first" in text and "gangs of its pool" not in text
+
+
+def test_the_pool_whose_limit_is_reached_is_named():
+    pools = (Pool("org", 4, 4), Pool("x", 0, parent="org"), Pool("y", 0, parent="org"))
+    endless = runs(Gang("e", 4, pool="y"), ("r0h0", range(4)))
+    snapshot = Snapshot(cluster([0], 2, 4, pools), (endless,), (Gang("g", 2, 2.0, pool="x", preemptible=True),))
+    text = said(snapshot)
+    assert "pool org uses 4 of at most 4 GPUs" in text
+    assert "unknown: it depends on gangs of pool org without a time limit" in text
+
+
+def test_a_start_that_only_time_brings_promises_no_time_limits():
+    """It prefers one rack for a while, and nothing runs."""
+    near = Constraints(prefer="rack", locality_wait_s=300.0)
+    snapshot = Snapshot(cluster([0, 1], 1, 4), (), (Gang("g", 8, 10.0, constraints=near),), now_s=10.0)
+    text = said(snapshot)
+    assert "expected start: in 05 min\n" in text and "time limits" not in text
+    endless = runs(Gang("e", 8, pool="b", preemptible=True), ("r0h0", range(4)), ("r0h1", range(4)))
+    snapshot = Snapshot(cluster([0], 2, 4, (Pool("a", 8),)), (endless,), (Gang("g", 4, pool="a"),), now_s=10.0)
+    borrows = replace(endless, gang=endless.gang.but(pool=None))
+    text = said(replace(snapshot, running=(borrows,)))
+    assert "expected start: in 15 min" in text and "time limits" not in text, "it will be preempted"
+
+
+def test_lost_gpus_are_not_said_to_be_another_inventorys():
+    snapshot = Snapshot(cluster([0], 1, 4), (), (Gang("g", 4),), taken={"r0h0": (0,)})
+    assert "GPUs that others hold, or that are lost; `gpurun status` shows them" in said(snapshot)
+
+
 @pytest.mark.parametrize("name", ["g", "a'; touch /tmp/x #", "ü\n"])
 def test_one_screen_of_lines(name):
     queue = tuple(Gang(f"{name}{n}", 4, float(n)) for n in range(40))

@@ -75,7 +75,7 @@ def outputs_job(
         world=hosts, folder=made, outputs=HeadCopy(made), hosts=names, members=names, notes=[],
         links=OutputsLinks(hosts.fleet(*names)), lease=SimpleNamespace(job=JOB, attempt=1),
         spec=SimpleNamespace(outputs="/out", min_gpus=1 if elastic else None), launcher=launcher,
-        record=SimpleNamespace(outputs_left=None, reached="containers"),
+        record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None),
     )  # fmt: skip
     for name in names:
         job.host(name).mkdir(parents=True, exist_ok=True)

@@ -286,6 +286,7 @@ def test_a_gang_that_has_ended_is_not_waited_for_for_ever(seen):
     is_cut_off = len(seen.down_since) == len(seen.hosts) and seen.others_answer is False
     later = replace(seen, now_s=T + 1000, others_answer=True if is_cut_off else seen.others_answer)
     has_ended = any(rank.code for rank in seen.ranks) and seen.least is None
+    has_ended |= seen.least is not None and bool(seen.ranks) and all(rank.code is not None for rank in seen.ranks)
     if has_ended or seen.exits:
         assert decide(later) is not None
 

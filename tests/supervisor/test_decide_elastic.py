@@ -13,6 +13,7 @@ from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
     EXPLAIN_S,
     FOLLOW_S,
+    FORSAKEN_S,
     Finish,
     LetGo,
     decide,
@@ -140,3 +141,18 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"
     for other in (End(State.SUCCEEDED, "", 0), End(State.CANCELLED, "", 1), End(State.QUEUED, "", 1)):
         assert after_loss(other, lost, 1.0) == other
+
+
+def test_an_elastic_gang_whose_ranks_have_all_ended_does_not_wait_for_its_driver_for_ever():
+    over = replace(ELASTIC, ranks=[rank(0, "a", 0, T), rank(1, "b", 0, T - 5), rank(2, "c", 0, T - 9)])
+    assert decide(replace(over, now_s=T + FORSAKEN_S - 1)) is None, "the driver may start others"
+    assert end_of(decide(replace(over, now_s=T + FORSAKEN_S))).outcome is State.SUCCEEDED
+    assert decide(replace(over, now_s=T + FORSAKEN_S, heard_since_s=T + 1)) is None
+    failed = replace(over, ranks=[*over.ranks[1:2], rank(0, "a", 3, T), rank(2, "c", 143, T - 2)])
+    end = end_of(decide(replace(failed, now_s=T + FORSAKEN_S)))
+    assert (end.outcome, end.failure.host, end.exit_code) == (State.FAILED, "a", 3)
+    enough = replace(failed, ranks=[*failed.ranks[1:], rank(1, "b", 0, T - 5), rank(2, "c", 0, T)])
+    started_again = [each._replace(started_s=T - 90) if each.code == 0 else each for each in enough.ranks]
+    assert end_of(decide(replace(enough, ranks=started_again, now_s=T + FORSAKEN_S))).outcome is State.SUCCEEDED
+    assert decide(replace(over, ranks=[*over.ranks, rank(3, "c")], now_s=T + FORSAKEN_S)) is None
+    assert decide(replace(over, ranks=[], now_s=T + FORSAKEN_S)) is None

@@ -12,6 +12,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
+from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state.cordons import read_cordons
 from gpurun.supervisor import life, stop
@@ -139,3 +140,17 @@ def test_once_gpus_are_given_back_nothing_on_their_hosts_is_ended_again(running,
     assert pauses == []
     assert LeaseStore(home).read_all().leases == ()
     assert running.folder.record().outcome is State.SUCCEEDED, "the next command writes it"
+
+
+def test_the_end_of_a_gang_that_stops_without_a_request_is_expected_from_when_it_began_to_stop(running, monkeypatch):
+    """It copies outputs for long: its end was expected 30 s from now each time somebody asked."""
+    seen = []
+
+    def look_meanwhile(job):
+        view = look(job.home, now_s=500.0)
+        seen.extend(view.snapshot(job.inventory, view.waiting()).running)
+        return stop.stop(job)
+
+    ends_with(GOOD, monkeypatch, **{State.STOPPING: look_meanwhile})
+    assert life.live(running) is State.SUCCEEDED
+    assert [(run.stopping, run.told_s, run.free_s(500.0)) for run in seen] == [(True, 100.0, 500.0)]

@@ -28,7 +28,7 @@ def job(tmp_path):
     return SimpleNamespace(
         world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), outputs=HeadCopy(folder),
         lease=SimpleNamespace(job=JOB, attempt=1), spec=SimpleNamespace(outputs="/out", min_gpus=None),
-        record=SimpleNamespace(outputs_left=None, reached="containers"), launcher=GLOO,
+        record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None), launcher=GLOO,
     )  # fmt: skip
 
 

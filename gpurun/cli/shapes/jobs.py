@@ -209,7 +209,7 @@ class _WhyAlways(TypedDict):
 
 
 class WhyShape(_WhyAlways, total=False):
-    """Why a job waits. A job that does not wait has `job`, `state` and `message` only.
+    """Why a job waits. A job that does not wait, or that no pass looks at, has `job`, `state` and `message` only.
 
     Attributes:
         state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
