@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
+from gpurun.jobs.record import ID_PATTERN
 from gpurun.sweeps.plan import Metric
 from gpurun.sweeps.space import Value
 
@@ -24,6 +25,9 @@ class JournalEntry:
 
     Attributes:
         value: None = not a number.
+
+    Raises:
+        ValueError: `job` is not an id, for example a path out of the job store.
     """
 
     kind: Kind
@@ -35,6 +39,10 @@ class JournalEntry:
     value: float | None = None
     outcome: Outcome | None = None
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.job and not ID_PATTERN.fullmatch(self.job):
+            raise ValueError(f"{self.job!r} is not a job's id")
 
 
 @dataclass

@@ -398,7 +398,8 @@ def test_damaged_lines_of_a_journal_are_passed_over(world):
     carry(world, folder).step()
     with Path(str(folder.journal)).open("ab") as file:
         file.write(b'\xff\n[]\n{"kind": "asked"}\n\0\0\0\n{"kind":"ended","at_s":1,"trial":0,"outcome":"won"}\n')
-    assert [trial.outcome for trial in folder.trials().by_number.values()] == [None]
+        file.write(b'{"kind":"asked","at_s":1,"trial":0,"job":"../j-00000001"}\n')
+    assert [(trial.outcome, trial.job[:2]) for trial in folder.trials().by_number.values()] == [(None, "j-")]
 
 
 def test_only_the_owner_can_have_written_a_sweep(world):
