@@ -40,7 +40,7 @@ endif
 
 # Some of these tests wait: six processes keep two cores busy. Each process imports all test modules, so
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
-UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
+UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal --durations=15
 
 LAB := $(VENV)/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=10
 
