@@ -65,8 +65,8 @@ def cancel(
                     act(folder)
     if not no_wait:
         _wait_until_ended(store.home, [folder for folder in folders if folder.id not in failed])
-    for error in failed.values():
-        raise typer.Exit(error.exit_code)
+    if failed:
+        raise typer.Exit(next(iter(failed.values())).exit_code)
 
 
 @contextmanager

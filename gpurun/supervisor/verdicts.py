@@ -175,7 +175,8 @@ def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float) -> En
     """
     if not lost or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
         return end
-    host, failure = min(lost.items(), key=lambda found: found[0])
+    host = min(lost)
+    failure = lost[host]
     reason = f"{host}: {failure.reason}; then {end.reason}"
     return replace(
         end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(sorted(lost))
