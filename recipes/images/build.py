@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the images that gpurun's recipes and tests use, from Debian packages and PyPI only.
 
-    python recipes/images/build.py [tiny] [base] [tf2.15] [torch] [jax]        (all of them if none is named)
+    python recipes/images/build.py [shell] [tiny] [base] [tf2.15] [torch] [jax]        (all of them if none is named)
 
 Nothing is built twice: each image carries a label with the hash of what it was made from, and packages, layers
 and Horovod's wheel are kept in ~/.cache/gpurun. Docker needs no network of its own. The engine is DOCKER_HOST, else
@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import uuid
@@ -34,7 +35,7 @@ WITH_HOROVOD = ("tf2.15", "torch")  # those with Horovod, built against it
 ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those before it
 IMAGE = {
     "tf2.15": "gpurun/train:tf2.15", "torch": "gpurun/train:torch", "jax": "gpurun/train:jax",
-    "base": "gpurun/base:bookworm", "tiny": "gpurun/tiny:1",
+    "base": "gpurun/base:bookworm", "shell": "gpurun/shell:1", "tiny": "gpurun/tiny:1",
 }  # fmt: skip
 IMAGES = tuple(IMAGE)
 TRAINED_IN = ("openmpi", "data", "binutils")  # the additions that training images are built with
@@ -99,7 +100,7 @@ class Cache:
     def bootstrap(self) -> str:
         """Which bootstrap the layers here come from; empty if one is missing, and all are to be made anew."""
         folder = self._debian
-        tars = (f"{tar}.tar" for tar in ("base", "tiny", *ADDITIONS))
+        tars = (f"{tar}.tar" for tar in ("base", "shell", "tiny", *ADDITIONS))
         return (folder / "id").read_text() if all((folder / name).is_file() for name in ("id", *tars)) else ""
 
     @property
@@ -107,7 +108,7 @@ class Cache:
         return self.folder / "images" / f"debian-{debian_inputs()}"
 
     def layers(self) -> Path:
-        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; all made anew if one is missing."""
+        """The folder with the tars of base, shell and tiny and of each addition; all made anew if one is missing."""
         folder = self._debian
         if self.bootstrap:
             return folder
@@ -139,6 +140,8 @@ def wheel_inputs(name: str) -> str:
 
 def inputs_of(name: str) -> str:
     """Hash of everything the image is made from."""
+    if name == "tiny":
+        return debian_inputs() + wheelhouse.digest(HERE / "tiny" / "ring.py")
     if name not in FRAMEWORK:
         return debian_inputs()
     packages = "horovod.txt" if name in WITH_HOROVOD else f"{FRAMEWORK[name]}.txt"
@@ -149,13 +152,29 @@ def inputs_of(name: str) -> str:
 
 
 def import_root(name: str, engine: Engine, layers: Path) -> None:
-    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer."""
+    """Import one of the root file systems, ``base``, ``shell`` or ``tiny``, as an image of one layer."""
     bootstrap = (layers / "id").read_text()
-    tar = layers / f"{name}.tar"
-    say(f"{IMAGE[name]}: importing {tar.stat().st_size / 1e6:.0f} MB")
-    labels = f"LABEL {INPUTS}={debian_inputs()} {LAYERS}={bootstrap}"
-    commands = ("--change", labels, "--change", 'CMD ["/bin/sh"]')
-    engine.replace(IMAGE[name], "import", *commands, str(tar), IMAGE[name])
+    with tempfile.TemporaryDirectory(prefix="import-", dir=layers.parent) as scratch:
+        tar = layers / f"{name}.tar"
+        if name == "tiny":
+            tar = with_program(tar, HERE / "tiny" / "ring.py", Path(scratch))
+        say(f"{IMAGE[name]}: importing {tar.stat().st_size / 1e6:.0f} MB")
+        labels = f"LABEL {INPUTS}={inputs_of(name)} {LAYERS}={bootstrap}"
+        commands = ("--change", labels, "--change", 'CMD ["/bin/sh"]')
+        engine.replace(IMAGE[name], "import", *commands, str(tar), IMAGE[name])
+
+
+def with_program(tar: Path, program: Path, scratch: Path) -> Path:
+    """A copy of a root file system that also has the program, in ``/usr/bin`` and without its suffix."""
+    copy = Path(shutil.copy(tar, scratch))
+    with tarfile.open(copy, "a") as archive:
+        member = archive.gettarinfo(program, f"usr/bin/{program.stem}")
+        member.uid = member.gid = member.mtime = 0
+        member.uname = member.gname = ""
+        member.mode = 0o755
+        with program.open("rb") as file:
+            archive.addfile(member, file)
+    return copy
 
 
 def is_up_to_date(name: str, engine: Engine, cache: Cache) -> bool:

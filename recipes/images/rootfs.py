@@ -13,10 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 SUITE = "bookworm"
+PYTHON = (
+    "python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib",
+    "libc6", "libexpat1", "libffi8", "libssl3", "zlib1g",
+)  # fmt: skip
+"""What Python, `_ctypes`, `ssl` and `zlib` need. The first name is also the program's."""
 # Documentation and translations: nothing in a training container reads them.
 WITHOUT = ("usr/share/doc/*", "usr/share/man/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/lintian/*")
 # Never part of a layer: what apt downloaded, logs, kernel file systems, and the host's own apt settings.
@@ -34,7 +40,7 @@ def package_list(file: Path) -> tuple[str, ...]:
 
 
 def build(base: Sequence[str], additions: Mapping[str, Sequence[str]], into: Path) -> None:
-    """Write ``base.tar``, ``tiny.tar`` and one ``NAME.tar`` per addition into the folder `into`.
+    """Write ``base.tar``, ``shell.tar``, ``tiny.tar`` and one ``NAME.tar`` per addition into the folder `into`.
 
     Args:
         base: packages of the root file system, beside Debian's essential ones and apt.
@@ -49,7 +55,8 @@ def build(base: Sequence[str], additions: Mapping[str, Sequence[str]], into: Pat
         _archive(tree, into / "base.tar", _changed_since(tree, 0))
         environment = _apt_environment(tree, Path(scratch))
         _run("apt-get", "update", env=environment)
-        _tiny(Path(scratch) / "tiny", into / "tiny.tar", environment)
+        _shell(Path(scratch) / "small", into / "shell.tar", environment)
+        _tiny(Path(scratch) / "small", into / "tiny.tar", environment)
         for name, packages in additions.items():
             start_ns = _clock_of(tree)
             _run("apt-get", "--yes", "--no-install-recommends", "install", *packages, env=environment)
@@ -97,28 +104,46 @@ def _apt_environment(tree: Path, scratch: Path) -> dict[str, str]:
     return {**os.environ, "APT_CONFIG": str(settings), "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
 
 
-def _tiny(folder: Path, tar: Path, environment: Mapping[str, str]) -> None:
+def _shell(folder: Path, tar: Path, environment: Mapping[str, str]) -> None:
     """The smallest image that has a shell and the usual tools: Debian's static busybox and its links."""
-    for part in ("bin", "etc", "proc", "sys", "dev", "run", "var", "root", "download"):
+    for part in ("bin", "etc", "proc", "sys", "dev", "run", "var", "root", "usr/bin", "tmp"):
         (folder / part).mkdir(parents=True)
-    _run("apt-get", "download", "busybox-static", env=environment, cwd=folder / "download")
-    (package,) = (folder / "download").glob("*.deb")
-    _run("dpkg-deb", "--extract", str(package), str(folder / "download"))
-    # /bin in bookworm, /usr/bin since the merge of the two.
-    (program,) = (path for path in (folder / "download").rglob("bin/busybox") if path.is_file())
-    shutil.move(program, folder / "bin" / "busybox")
-    shutil.rmtree(folder / "download")
-    for applet in _output(str(folder / "bin" / "busybox"), "--list"):
-        link = folder / "bin" / applet.strip()
-        if not link.exists():
-            link.symlink_to("busybox")
-    (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
-    (folder / "usr").mkdir()
-    (folder / "usr" / "bin").symlink_to("../bin")
+    with _extracted(folder.parent / "busybox", ("busybox-static",), environment) as extracted:
+        # /bin in bookworm, /usr/bin since the merge of the two.
+        (program,) = (path for path in extracted.rglob("bin/busybox") if path.is_file())
+        shutil.move(program, folder / "bin" / "busybox")
+    for applet in _output(str(folder / "bin" / "busybox"), "--list"):
+        for link in (folder / "bin" / applet.strip(), folder / "usr/bin" / applet.strip()):
+            if not link.exists():
+                link.symlink_to("/bin/busybox")
     (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (folder / "etc" / "group").write_text("root:x:0:\n")
     _archive(folder, tar, _changed_since(folder, 0))
+
+
+def _tiny(folder: Path, tar: Path, environment: Mapping[str, str]) -> None:
+    """Add Python and its standard library, with compiled modules, to the folder of `_shell`."""
+    with _extracted(folder.parent / "python", PYTHON, environment) as extracted:
+        for part in ("etc", "lib", "lib64", "usr"):
+            shutil.copytree(extracted / part, folder / part, symlinks=True, dirs_exist_ok=True)
+    (folder / "usr/bin/python3").symlink_to(PYTHON[0])
+    shutil.rmtree(folder / "usr/share")
+    _run("chroot", str(folder), "python3", "-m", "compileall", "-q", f"/usr/lib/{PYTHON[0]}")
+    _archive(folder, tar, _changed_since(folder, 0))
+
+
+@contextmanager
+def _extracted(folder: Path, packages: Sequence[str], environment: Mapping[str, str]) -> Iterator[Path]:
+    """A folder with the files of Debian packages, without those that they depend on."""
+    downloads = folder / "download"
+    downloads.mkdir(parents=True)
+    _run("apt-get", "download", *packages, env=environment, cwd=downloads)
+    for package in sorted(downloads.glob("*.deb")):
+        _run("dpkg-deb", "--extract", str(package), str(folder))
+    shutil.rmtree(downloads)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def _clock_of(tree: Path) -> int:

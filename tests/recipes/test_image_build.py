@@ -103,10 +103,11 @@ def test_a_download_that_fails_leaves_no_folder_that_looks_complete(tmp_path):
 
 @pytest.mark.parametrize(
     ("changed", "others"),
-    [("base/debian-data.txt", {*FRAMEWORKS, "base", "tiny"}), ("base/install.py", FRAMEWORKS),
+    [("base/debian-data.txt", {*FRAMEWORKS, "base", "shell", "tiny"}), ("base/install.py", FRAMEWORKS),
+     ("tiny/ring.py", {"tiny"}),
      ("tf2.15/tensorflow.txt", {"tf2.15"}), ("tf2.15/Dockerfile", {"tf2.15"}), ("torch/torch.txt", {"torch"}),
      ("torch/Dockerfile.wheel", {"torch"}), ("torch/horovod.txt", {"torch"}),
-     ("base/debian-compilers.txt", {*FRAMEWORKS, "base", "tiny"}), ("jax/jax.txt", {"jax"}),
+     ("base/debian-compilers.txt", {*FRAMEWORKS, "base", "shell", "tiny"}), ("jax/jax.txt", {"jax"}),
      ("jax/Dockerfile", {"jax"})],
 )  # fmt: skip
 def test_a_changed_input_means_another_image_for_those_that_are_made_from_it(
@@ -153,7 +154,7 @@ def machine(build, monkeypatch, tmp_path):
         }
 
     def tars(base, additions, into):
-        for name in ("base", "tiny", *additions):
+        for name in ("base", "shell", "tiny", *additions):
             (into / f"{name}.tar").write_text(name)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
