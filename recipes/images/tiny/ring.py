@@ -20,6 +20,7 @@ import socket
 import struct
 import sys
 import time
+from pathlib import Path
 
 WEIGHTS = 8
 OPTIMUM = tuple(range(WEIGHTS))
@@ -49,7 +50,7 @@ class Ring:
         for _ in range(self.size - 1):
             self._next.sendall(form.pack(*passing))
             passing = list(form.unpack(_read(self._before, form.size)))
-            total = [a + b for a, b in zip(total, passing)]
+            total = [a + b for a, b in zip(total, passing, strict=True)]
         return total
 
 
@@ -93,37 +94,36 @@ def _read(stream: socket.socket, count: int) -> bytes:
     return found
 
 
-def load(path: str) -> tuple[int, list[float]]:
+def load(path: Path) -> tuple[int, list[float]]:
     """Return the last step and its weights; step 0 if there is no checkpoint."""
     try:
-        with open(path) as file:
-            step, *weights = file.read().split()
+        step, *weights = path.read_text().split()
         return int(step), [float(weight) for weight in weights]
     except FileNotFoundError:
         return 0, [0.0] * WEIGHTS
 
 
-def save(path: str, step: int, weights: list[float]) -> None:
+def save(path: Path, step: int, weights: list[float]) -> None:
     """Write the checkpoint beside the old one, then replace it."""
-    with open(path + ".tmp", "w") as file:
-        file.write(" ".join([str(step), *map(repr, weights)]))
-    os.replace(path + ".tmp", path)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(" ".join([str(step), *map(repr, weights)]))
+    draft.replace(path)
 
 
 def train(ring: Ring, rank: int, options: argparse.Namespace) -> int:
     """Make all steps. Returns the exit code: 143 if a rank was told to stop."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    path = os.path.join(os.environ.get("GPURUN_OUTPUTS", "/tmp"), "step")  # noqa: S108
+    path = Path(os.environ.get("GPURUN_OUTPUTS", "/tmp"), "step")
     first, weights = load(path)
     first = int(ring.sum([first if rank == 0 else 0.0])[0])  # rank 0 has the checkpoint
     weights = ring.sum(weights if rank == 0 else [0.0] * WEIGHTS)
     for step in range(first + 1, options.steps + 1):
         time.sleep(options.step_s)
-        gradient = [weight - best for weight, best in zip(weights, OPTIMUM)]
+        gradient = [weight - best for weight, best in zip(weights, OPTIMUM, strict=True)]
         ranks, stop, *total = ring.sum([1.0, float(bool(told)), *gradient])
         assert ranks == ring.size
-        weights = [weight - RATE * part / ring.size for weight, part in zip(weights, total)]
+        weights = [weight - RATE * part / ring.size for weight, part in zip(weights, total, strict=True)]
         print(f"step {step} with {ring.size}", flush=True)
         if rank == 0 and (stop or step % options.save_every == 0 or step == options.steps):
             save(path, step, weights)
@@ -138,7 +138,7 @@ def _declare(step: int) -> None:
     """Tell gpurun of the checkpoint, if it has sent its module."""
     sys.path.append("/gpurun/python")
     try:
-        import gpurun_runtime
+        import gpurun_runtime  # noqa: PLC0415  exists only where gpurun started this rank
     except ImportError:
         return
     gpurun_runtime.checkpointed(step)
