@@ -9,15 +9,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from how_many import HOW_MANY
 from hypothesis import HealthCheck, settings
 
 import gpurun
 
+pytest_plugins = ("tiers", "timing")
+
 # A busy machine makes an example slow, not wrong: neither Hypothesis's deadline nor its health check judges time.
 # What a change is judged by is the same every time; the long profile looks for what nobody has seen yet.
+# `how_many` says how many examples each profile tries.
+FEW, MANY = HOW_MANY["examples"]
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("default", settings.get_profile("timeless"), derandomize=True)
-settings.register_profile("long", settings.get_profile("timeless"))
+settings.register_profile("default", settings.get_profile("timeless"), max_examples=FEW, derandomize=True)
+settings.register_profile("long", settings.get_profile("timeless"), max_examples=MANY)
 settings.load_profile("default")
 
 

@@ -1,0 +1,124 @@
+"""Plugin: which lab tests a change needs. `make test-change` and `.ci/run` use it: `pytest --change BASE`.
+
+- A lab test marked `story` runs in `make test`, so it is left out here.
+- A lab test runs if the change touches a room that its file is about, its file, or a file that helps its file.
+- Of the others a fifth runs: the fifth whose number is the count of first-parent commits modulo 5. So five changes
+  run each lab test at least once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+FIFTHS = 5
+SESSION = timedelta(hours=6)
+"""Without a base, a change is all commits that are at most so much older than the newest one."""
+
+ROOMS = {
+    "test_bench": "doctor node",
+    "test_causes": "supervisor node facts doctor",
+    "test_claims": "leases node supervisor",
+    "test_crashes": "supervisor leases head state faults",
+    "test_data": "data",
+    "test_doctor": "doctor node facts",
+    "test_drain": "scheduler supervisor inventory",
+    "test_elastic": "supervisor launch node",
+    "test_elastic_anew": "supervisor scheduler",
+    "test_environments": "environments images",
+    "test_faults": "supervisor node",
+    "test_fresh": "ci",
+    "test_hostile_container": "node supervisor",
+    "test_hostile_host": "remote node images",
+    "test_image": "recipes",
+    "test_inventory_under_a_gang": "supervisor inventory",
+    "test_jobs": "supervisor launch jobs remote",
+    "test_lab": "lab",
+    "test_lab_killed": "lab",
+    "test_launchers": "launch node",
+    "test_pinned": "images jobs",
+    "test_python_api": "api",
+    "test_rank_containers": "node launch",
+    "test_rank_ends": "launch node",
+    "test_real_hosts": "node remote inventory",
+    "test_recipes": "recipes launch",
+    "test_rehearsal": "supervisor",
+    "test_remote": "remote",
+    "test_rerun": "jobs",
+    "test_roles": "launch",
+    "test_scale": "campaigns scaling",
+    "test_several_users": "head state",
+    "test_ship": "images node",
+    "test_ship_engines": "images node",
+    "test_ship_many": "images node",
+    "test_ssh_transports": "remote",
+    "test_sweep": "sweeps",
+    "test_tensorboard": "tensorboard",
+    "test_tensorflow": "launch recipes",
+    "test_tutorial": "cli",
+    "test_users": "head state leases",
+}
+"""File of lab tests -> what it is about: packages of gpurun, `recipes`, or `ci` for the folder `.ci`."""
+
+
+def room_of(path: str) -> str:
+    """Return what a changed file belongs to: a package of gpurun, `recipes`, `ci`, or the stem of a file of tests."""
+    first, *rest = Path(path).parts
+    if first == "gpurun" and rest:
+        return Path(rest[0]).stem
+    if first == "tests":
+        return Path(path).stem
+    return {".ci": "ci", "recipes": "recipes"}.get(first, "")
+
+
+def is_touched(file: str, text: str, touched: Iterable[str]) -> bool:
+    """Whether a change of these rooms and files of tests needs the file of tests with this stem and this text."""
+    rooms = {file, *ROOMS[file].split()}
+    return any(each in rooms or f"\nfrom {each} import" in text for each in touched if each)
+
+
+def fifth_of(test: str) -> int:
+    """Return the fifth that a test belongs to: the same in each run, on each machine."""
+    return zlib.crc32(test.encode()) % FIFTHS
+
+
+def base_of(top: Path) -> str:
+    """Return the newest commit of the first parents that is older than a session; else the oldest one."""
+    newest = datetime.fromisoformat(_git(top, "show", "-s", "--format=%cI", "HEAD"))
+    before = (newest - SESSION).isoformat()
+    found = _git(top, "rev-list", "--first-parent", "-1", f"--before={before}", "HEAD")
+    return found or _git(top, "rev-list", "--max-parents=0", "HEAD").splitlines()[0]
+
+
+def _git(top: Path, *argv: str) -> str:
+    return subprocess.run(["git", "-C", str(top), *argv], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--change", metavar="BASE", help="of the lab tests, run those that the change since this commit needs, and a"
+        " fifth of the others; `session` is the newest commit that is six hours older than HEAD",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config, items):
+    base = config.getoption("--change")
+    if base is None:
+        return
+    base = base_of(TOP) if base == "session" else base
+    touched = {room_of(path) for path in _git(TOP, "diff", "--name-only", base, "HEAD").splitlines()}
+    turn = int(_git(TOP, "rev-list", "--first-parent", "--count", "HEAD")) % FIFTHS
+    texts = {path: path.read_text() for path in {item.path for item in items}}
+    kept, left = [], []
+    for item in items:
+        is_lab, is_story = (item.get_closest_marker(name) is not None for name in ("lab", "story"))
+        needed = is_lab and (
+            is_touched(item.path.stem, texts[item.path], touched) or fifth_of(item.nodeid.partition("@")[0]) == turn
+        )
+        (kept if needed and not is_story else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
