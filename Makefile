@@ -1,7 +1,9 @@
 # From a clean clone on Debian or Ubuntu with git, make, python3 and root:
-#   make demo    a lab of four hosts in two racks trains a network, live
-#   make test    the tests that each change must pass, those on the lab included
-.PHONY: setup packages demo test test-unit thorough test-lab check bench lab image images site man reference fresh clean
+#   make demo      a lab of four hosts in two racks trains a network, live
+#   make test      the quick tests, and one story on the lab for each promise of docs/promises.md
+#   make test-all  every test: each launcher, each fault, long random histories
+.PHONY: setup packages demo test test-unit test-stories test-change test-all check mutants bench lab image images
+.PHONY: site man reference fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -34,27 +36,36 @@ test: setup
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 2 tests/$(ROOM)
 else
 test: setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line images test-unit
-	@$(MAKE) --no-print-directory test-lab
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line image test-unit
+	@$(MAKE) --no-print-directory test-stories
 endif
+
+# Each run writes what its tests cost into build/times: .ci/slowest.py.
+TIMED = env -u PYTHONDONTWRITEBYTECODE GPURUN_TIMES=build/times/$(1).csv $(VENV)/bin/pytest
 
 # Some of these tests wait: six processes keep two cores busy. Each process imports all test modules, so
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
-UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal --durations=15
+UNIT := -m 'not lab' -n 6 --dist worksteal
 
-LAB := $(VENV)/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=10
+LAB := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test-unit: setup
-	$(UNIT)
+	$(call TIMED,unit) $(UNIT)
 
-# For each release: all that `test` leaves out, longer histories, and more random examples, which are new in each run.
-thorough: setup images
-	$(UNIT) --hypothesis-profile=long
-	$(LAB) -m 'lab and thorough'
+test-stories: setup image
+	$(call TIMED,stories) $(LAB) -m 'lab and story'
 
-test-lab: setup images
-	$(LAB) -m 'lab and not alone and not thorough'
-	$(VENV)/bin/pytest -m 'lab and alone' --durations=10
+# The lab tests that a change needs besides the stories, and a fifth of all others: see tests/tiers.py.
+test-change: SINCE := session
+test-change: setup images
+	$(call TIMED,change) $(LAB) -m 'lab and not alone' --change $(SINCE)
+	$(call TIMED,change-alone) -m 'lab and alone' --change $(SINCE) || test $$? = 5  # none is needed
+
+# For each release. The random examples and histories are more, and new in each run.
+test-all: setup images
+	$(call TIMED,unit) $(UNIT) --hypothesis-profile=long
+	$(call TIMED,lab) $(LAB) -m 'lab and not alone'
+	$(call TIMED,alone) -m 'lab and alone'
 
 check: setup
 	$(VENV)/bin/ruff check
@@ -62,15 +73,19 @@ check: setup
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# Do the quick tests notice small changes of the code? See .ci/mutants.py.
+mutants: setup
+	$(PYTHON) .ci/mutants.py
+
 bench: setup image
 	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(PYTHON) $$file; done
 
 lab: setup
 	$(GPURUN) lab up
 
-# What the demo and most recipes need; `images` has those with PyTorch and JAX, too.
+# What the demo, most recipes and `make test` need; `images` has those with PyTorch and JAX, too.
 image: setup
-	@$(PYTHON) recipes/images/build.py tf2.15 base tiny
+	@$(PYTHON) recipes/images/build.py tf2.15 base shell tiny
 
 images: setup
 	@$(PYTHON) recipes/images/build.py

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -287,10 +288,21 @@ def engine_host() -> str:
 
 def say(text: str) -> None:
     """One line of progress, with the time since the start."""
+    SAID.append(text)
     print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
+def say_each_minute() -> None:
+    """Repeat the last line of progress each minute: downloads and compilers are silent for minutes."""
+    while True:
+        before = len(SAID)
+        time.sleep(60)
+        if SAID and len(SAID) == before:
+            print(f"[{time.monotonic() - STARTED:6.1f} s] still: {SAID[-1]}", file=sys.stderr, flush=True)
+
+
 STARTED = time.monotonic()
+SAID: list[str] = []
 
 
 def main() -> None:
@@ -302,6 +314,7 @@ def main() -> None:
     images = parser.parse_args().images or IMAGES
     cache = Cache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun")
     cache.folder.mkdir(parents=True, exist_ok=True)
+    threading.Thread(target=say_each_minute, daemon=True).start()
     engine = Engine(engine_host())
     with (cache.folder / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
