@@ -18,6 +18,9 @@ from gpurun.lab.lab import Lab
 TRAIN = "gpurun/train:tf2.15"
 TORCH = "gpurun/train:torch"
 TINY = "gpurun/tiny:1"
+"""A shell, Python, and the trainer `ring`."""
+SHELL = "gpurun/shell:1"
+"""A shell and nothing else."""
 
 ONE_THREAD = (
     "-e", "OMP_NUM_THREADS=1", "-e", "TF_NUM_INTRAOP_THREADS=1", "-e", "OMPI_MCA_mpi_yield_when_idle=1",
@@ -109,6 +112,16 @@ class Cluster:
             return found
 
         until(appeared, said, every_s=LOOK_S)
+
+    def saw(self) -> str:
+        """What a person needs when a test fails: each job's record, its last events and its last lines."""
+        found = [f"load {Path('/proc/loadavg').read_text().strip()}"]
+        for folder in sorted((self.home / "jobs").glob("j-*")):
+            for name, most in (("state.json", 40), ("events.jsonl", 12), ("log", 12), ("supervisor.log", 12)):
+                path = folder / name
+                lines = path.read_text(errors="replace").splitlines()[-most:] if path.is_file() else []
+                found += [f"{folder.name}/{name}:", *(f"  {line[:400]}" for line in lines)]
+        return "\n".join(found)
 
     def cancel_all(self) -> None:
         """Cancel every job that has not ended."""

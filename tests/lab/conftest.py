@@ -30,7 +30,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if here in item.path.parents and os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="a lab needs root: sudo -E make test-lab"))
+            item.add_marker(pytest.mark.skip(reason="a lab needs root: sudo -E make test"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails says what its jobs did."""
+    report = (yield).get_result()
+    clusters = [each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Cluster)]
+    if report.failed and clusters:
+        report.sections.append(("jobs", clusters[0].saw()))
 
 
 @pytest.fixture(scope="session")
