@@ -10,7 +10,8 @@ from typing import Any, Literal, TypedDict
 
 import click
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from json_shapes import members, objects, printed_problems, problems, summary, words
 from typer.main import get_command
@@ -32,7 +33,7 @@ from gpurun.inventory.load import load
 from gpurun.lab.network import Traffic
 from gpurun.lab.status import HostStatus, LabStatus
 
-FEW = settings(max_examples=5)
+FEW = examples("documents of a type")
 """Values have few branches, and each is made of many parts."""
 ERRORS = st.sampled_from([None, HostUnreachable("the connection timed out", host="h1")])
 MEASURED = st.builds(Collective, time_us=st.floats(1, 1e9), ranks=st.integers(1, 1000))

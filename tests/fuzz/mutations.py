@@ -8,10 +8,10 @@ from copy import deepcopy
 from typing import Any
 
 import hypothesis.strategies as st
+from how_many import count
 from hypothesis import HealthCheck, Phase, settings
 
 LONG = 50_000
-LONGER = 10
 SNIPPETS = (
     b"", b"\0", b"\0" * 512, b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"NaN", b"-Infinity", b"1e999", b"-0.0",
     b"1e308", b"9" * 5000, b"-1", b"4294967296", b'"\\ud800"', b'"\\u0000"', b'"\x1b[2J"', "\u202e".encode(), b"null",
@@ -38,15 +38,12 @@ VALUES: Sequence[Any] = (
 WRONG = st.sampled_from(VALUES).map(deepcopy)
 
 
-def examples(count: int) -> Callable[[Any], Any]:
-    """So many examples, the same ones every time; with the long profile ten times as many, other ones every time."""
-    long = settings.get_current_profile_name() == "long"
+def examples(what: str) -> Callable[[Any], Any]:
+    """As many examples as `how_many` says. What fails is printed, not made smaller: an example may take minutes."""
     return settings(
-        max_examples=count * (LONGER if long else 1),
-        derandomize=not long,
-        deadline=None,
+        max_examples=count(what),
         database=None,
-        print_blob=long,
+        print_blob=True,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

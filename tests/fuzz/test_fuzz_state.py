@@ -242,7 +242,7 @@ def damage(draw: st.DrawFn, state: Home):
 
 @pytest.mark.timeout(3600)
 def test_a_damaged_file_stops_no_command_and_frees_no_gpu(state):
-    @examples(150)
+    @examples("damaged state files")
     @given(damage(state), st.lists(st.sampled_from(COMMANDS), min_size=3, max_size=3, unique=True))
     def fuzz(damaged, commands):
         check(state, *damaged, commands)
@@ -263,7 +263,7 @@ KINDS = st.sampled_from(["file", "folder", "link", "pipe", "socket"])
 
 @pytest.mark.timeout(3600)
 def test_a_foreign_name_stops_no_command(state):
-    @examples(60)
+    @examples("foreign names")
     @given(FOLDERS, NAMES, KINDS, st.lists(st.sampled_from(COMMANDS), min_size=3, max_size=3, unique=True))
     def fuzz(folder, name, kind, commands):
         with state.copy() as home, in_time():

@@ -94,7 +94,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 def test_inventories(tmp_path):
-    @examples(250)
+    @examples("damaged inventories")
     @given(damaged_bytes(INVENTORIES, YAML_SNIPPETS))
     def fuzz(data):
         with in_time(), suppress(GpurunError):
@@ -107,7 +107,7 @@ def test_inventories(tmp_path):
 def test_recipes(tmp_path):
     file = tmp_path / "recipe.yaml"
 
-    @examples(400)
+    @examples("damaged recipes")
     @given(damaged_bytes(RECIPES, YAML_SNIPPETS))
     def fuzz(data):
         file.write_bytes(data)
@@ -146,7 +146,7 @@ def test_recipes_with_other_values(tmp_path):
                             "cycle_time_ms", "gloo_timeout", "thread_affinity", "autotune"]), WRONG | TIMES,
                             max_size=3)  # fmt: skip
 
-    @examples(400)
+    @examples("damaged recipes")
     @given(st.dictionaries(RECIPE_KEYS, WRONG | TIMES | inner, min_size=1, max_size=3))
     def fuzz(values):
         file.write_text(json.dumps({**plain, **values}))
@@ -191,7 +191,7 @@ def test_arguments_of_submit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(submission, "submit_jobs", stored)
 
-    @examples(250)
+    @examples("arguments")
     @given(
         st.lists(st.tuples(FLAGS, ARGUMENTS), max_size=3),
         st.lists(ARGUMENTS, max_size=3),
@@ -213,7 +213,7 @@ def test_arguments_of_submit(tmp_path, monkeypatch):
 def test_known_hosts(tmp_path):
     file = tmp_path / "known_hosts"
 
-    @examples(150)
+    @examples("damaged caches")
     @given(damaged_bytes([*KNOWN_HOSTS]))
     def fuzz(data):
         file.write_bytes(data)
@@ -232,7 +232,7 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
     (tmp_path / "bench").mkdir()
     links = b'{"time_s": 1.0, "links": [["h1", "h2", 9.1, 20.0]]}\n'
 
-    @examples(150)
+    @examples("damaged caches")
     @given(*(damaged_bytes([one]) | damaged_json([one]) for one in (RECORD, RESULT, links, AUTOTUNE)))
     def fuzz(record, result, history, autotune):
         with in_time():
@@ -273,7 +273,7 @@ def test_caches_of_the_head(tmp_path, monkeypatch):
     store = LayerStore(tmp_path / "layers", 1 << 30)
     blob = store.put([b"layer" * 1000])
 
-    @examples(100)
+    @examples("damaged documents")
     @given(damaged_bytes([kept.read_bytes()]),
     damaged_json([memory.read_bytes()]) | damaged_bytes([memory.read_bytes()]),
            damaged_bytes([blob.hashes]), damaged_bytes([sound]))  # fmt: skip
@@ -301,7 +301,7 @@ def test_a_cached_configuration_is_made_again(tmp_path):
     export = Exporter.__new__(Exporter)
     export._image, export._containerd = image, True
 
-    @examples(100)
+    @examples("damaged documents")
     @given(
         damaged_json([b'{"rootfs": {"diff_ids": ["sha256:cd"]}}'])
         | damaged_bytes([b'{"rootfs": {"diff_ids": ["sha256:cd"]}}'])
@@ -317,7 +317,7 @@ def test_records_of_any_bytes_and_values(tmp_path):
     path = StatePath(tmp_path) / "spec.json"
     spec = msgspec.json.encode(JobSpec(name="n", image="i", gpus=2, command=("a",), env={"A": "b"}))
 
-    @examples(400)
+    @examples("damaged recipes")
     @given(damaged_bytes([spec]) | damaged_json([spec]))
     def fuzz(data):
         path.plain.write_bytes(data)

@@ -9,10 +9,11 @@ import gang_run
 import pytest
 from broken_gangs import BUILDS
 from gang_plan import Event, draw
+from how_many import count
 
 from gpurun.jobs.states import State
 
-HISTORIES = 400
+HISTORIES = count("histories of a gang")
 MOST = 1000
 
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 from ended_jobs import fail_once, run, submit, uses
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.history import database
@@ -37,7 +37,6 @@ ATTEMPTS = st.lists(st.tuples(st.floats(0, 990), st.floats(0.01, 500), st.intege
 
 
 @given(attempts=ATTEMPTS, since_s=st.floats(0, 500), long_s=st.floats(1, 499))
-@settings(max_examples=60)
 def test_the_timeline_and_the_sums_are_what_attempts_used_in_the_period(attempts, since_s, long_s):
     until_s = since_s + long_s
     made = made_of([row(n, *each) for n, each in enumerate(attempts)], Wanted(since_s=since_s, until_s=until_s))

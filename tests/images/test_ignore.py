@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.images.ignore import Walk, ignored, parse
@@ -54,7 +55,7 @@ def test_one_pattern(repository, pattern):
     assert we_say(repository) == git_says(repository)
 
 
-@settings(max_examples=60, deadline=None)
+@examples("ignore files, read by git")
 @given(st.lists(st.sampled_from(PATTERNS), max_size=5), st.lists(st.sampled_from(PATTERNS), max_size=3))
 def test_several_patterns_in_two_files(repository, lines, inner):
     (repository / ".gitignore").write_text("\n".join(lines) + "\n")

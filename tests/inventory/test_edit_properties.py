@@ -6,7 +6,8 @@ from difflib import unified_diff
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
@@ -25,7 +26,7 @@ SETTINGS = [
     ("near_hca=0-1", "near_hca", (0, 1)),
     ("gpu_memory_mib=80GiB", "gpu_memory_mib", 81920),
 ]
-relaxed = settings(max_examples=400 if settings.get_current_profile_name() == "long" else 20)
+relaxed = examples("inventories with a change")
 
 
 def names_of(written: Written) -> list[str]:

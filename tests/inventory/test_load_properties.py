@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
@@ -52,7 +52,6 @@ SNIPPETS = [
     ),
     *(b"gpus: 99", b"gpu-[1-3]", b"-oProxyCommand=x", b"racks:\n", b"hosts: {a: }", b"null", b"0x10", b"1e9"),
 ]
-relaxed = settings(max_examples=60)
 
 
 def read_or_refused(data: bytes) -> None:
@@ -67,19 +66,16 @@ def read_or_refused(data: bytes) -> None:
             assert "\n" not in problem.message
 
 
-@relaxed
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     read_or_refused(data)
 
 
-@relaxed
 @given(st.lists(st.sampled_from(SNIPPETS), max_size=25))
 def test_pieces_of_yaml(pieces: list[bytes]) -> None:
     read_or_refused(b"".join(pieces))
 
 
-@relaxed
 @given(inventories(), st.data())
 def test_inventories_with_something_in_them(written: Written, data: st.DataObject) -> None:
     text = written.text.encode()

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput, StateDiskError, StateError
@@ -116,7 +117,7 @@ def test_a_disk_that_fails_is_reported(monkeypatch):
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=200)
+@examples("files of any bytes")
 def test_no_bytes_are_a_traceback(tmp_path_factory, data):
     path = StatePath(tmp_path_factory.mktemp("fuzz")) / "state.json"
     path.plain.write_bytes(data)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import StateError
@@ -221,7 +222,7 @@ def test_what_is_not_a_lease_stops_every_grant(home, name, content):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200)
+@examples("files of any bytes")
 def test_no_bytes_are_a_lease_or_a_traceback(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("home") / "leases"
     folder.mkdir()

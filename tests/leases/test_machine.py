@@ -17,6 +17,7 @@ from pathlib import Path
 import actors
 import hypothesis.strategies as st
 import pytest
+from how_many import count
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -296,7 +297,7 @@ def test_leases_survive_processes_that_race_crash_and_damage(monkeypatch):
         run_state_machine_as_test(
             LeaseMachine,
             settings=settings(
-                max_examples=600 if settings.get_current_profile_name() == "long" else 15,
+                max_examples=count("histories of leases"),
                 stateful_step_count=25,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

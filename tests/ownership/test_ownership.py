@@ -9,9 +9,9 @@ import ownership_run
 import ownership_steps
 import pytest
 from broken_builds import BUILDS, NAMED_IN_THE_ISSUE, SEEN_AT_THE_END
-from hypothesis import settings
+from how_many import count
 
-EPISODES = 20 if settings.get_current_profile_name() == "long" else 3
+EPISODES = count("histories of ownership")
 MOST_STEPS = 1000
 
 

@@ -14,11 +14,11 @@ import power_disk
 import power_recording
 import power_work
 import pytest
-from hypothesis import settings
+from how_many import count
 from power_recording import Op
 
 JOBS = 9
-BOOTED = 200 if settings.get_current_profile_name() == "long" else 20
+BOOTED = count("power cuts")
 AT_MOST = 300
 """Without syncs of folders, about one state in eight shows the break. The first one that does ends the search."""
 EXACT = ("world",)

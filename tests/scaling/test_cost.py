@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpurun.scaling import cost
@@ -109,7 +109,6 @@ parameters = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(with_servers, parameters, st.floats(1, 1e12), st.floats(1, 100), st.sampled_from(list(LinkClass)))
 def test_a_faster_link_is_never_slower_and_more_bytes_never_faster(shape, found, sent, more, link):
     faster = shape.on(replace(shape.rates, **{link.name.lower(): shape.rates.of(link) * more}))
@@ -119,7 +118,6 @@ def test_a_faster_link_is_never_slower_and_more_bytes_never_faster(shape, found,
         assert step_seconds(found, traffic_of(shape, sent * more, kind, ALL)) >= now * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes, parameters, st.floats(1, 1e12))
 def test_a_step_takes_at_least_its_longer_part_and_at_most_both(shape, found, sent):
     traffic = traffic_of(shape, sent, "ring", ALL)

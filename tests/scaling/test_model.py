@@ -9,7 +9,8 @@ from random import Random
 from statistics import median
 
 import pytest
-from hypothesis import example, given, settings
+from how_many import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
@@ -129,7 +130,7 @@ def test_efficiency_is_against_one_rank_and_against_one_host():
     assert fit(truth.campaign()).predict(in_a_rack(8)).host_efficiency is not None  # a host has one rank
 
 
-@settings(max_examples=20, deadline=None)
+@examples("fits")
 @given(hosts=st.integers(1, 64), rate=st.floats(1e7, 1e11), more=st.floats(1, 50), factor=st.floats(1, 1000))
 def test_more_bandwidth_is_never_slower_fewer_bytes_never_either_and_ranges_hold_medians(
     model, hosts, rate, more, factor
@@ -212,7 +213,7 @@ def test_no_compression_that_cannot_be(model, factor):
         at_rate(RATES, LinkClass.RACKS, factor)
 
 
-@settings(max_examples=6, deadline=None)
+@examples("fits of wild figures")
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-9, 1e6), st.floats(1e-9, 1e6)), min_size=1, max_size=6))
 @example([(1, 1e-9, 1e6), (64, 1e6, 1e-9)])
 def test_wild_figures_give_a_range_and_no_crash(rows):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from clusters import cluster
+from how_many import count
 
 from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
@@ -18,7 +19,7 @@ from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.state import PassState
 
-SEEDS = 300
+SEEDS = count("full clusters")
 HOUR = 3600.0
 POOLS = (
     Pool(name="research", reservation=24, limit=48),

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+from how_many import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -158,5 +159,5 @@ class Cluster(RuleBasedStateMachine):
         assert max(self.preempted.values(), default=0) <= 2 + self.made
 
 
-Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Cluster.TestCase.settings = settings(examples("histories of a cluster"), stateful_step_count=30)
 TestCluster = Cluster.TestCase

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from clusters import cluster
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import World
 
@@ -78,7 +79,7 @@ def starts_in_time(seed, kind):
     return world(seed, kind).run_until({"patient"}, PATIENCE_S + 5 * LASTS_S)
 
 
-@settings(max_examples=80, deadline=None)
+@examples("streams of gangs")
 @given(st.integers(0, 10**6), st.sampled_from(sorted(PATIENT)))
 def test_a_gang_that_could_run_starts_soon_after_its_patience(seed, kind):
     assert starts_in_time(seed, kind)

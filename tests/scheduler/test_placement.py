@@ -4,7 +4,8 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.inventory.model import Host, Inventory, Rack
@@ -122,7 +123,7 @@ def situations(draw):
     return with_free(inventory, free), Gang("g", draw(st.integers(1, 20)), constraints=wants, near=near)
 
 
-@settings(max_examples=400, deadline=None)
+@examples("placements, by brute force")
 @given(situations())
 def test_brute_force_finds_no_better_answer(situation):
     snapshot, gang = situation
@@ -135,7 +136,7 @@ def test_brute_force_finds_no_better_answer(situation):
     check(snapshot, gang, answer)
 
 
-@settings(max_examples=200, deadline=None)
+@examples("placements near data")
 @given(situations())
 def test_hosts_with_data_change_nothing_but_the_choice_among_equals(situation):
     snapshot, gang = situation
@@ -160,7 +161,7 @@ def check(snapshot, gang, answer):
     assert len([rack for n, rack in enumerate(racks) if n == 0 or racks[n - 1] != rack]) == len(answer.racks)
 
 
-@settings(max_examples=150, deadline=None)
+@examples("racks with free GPUs")
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(1, 12))
 def test_the_largest_gangs_stay_possible(free, gpus):
     """In one rack: no way to use as few hosts leaves more GPUs on one host, then on two, and so on."""
@@ -299,7 +300,6 @@ def test_hostile_names_are_just_names(name):
     assert answer.grants[0].host == name
 
 
-@settings(max_examples=60, deadline=None)
 @given(situations(), st.randoms())
 def test_the_order_of_dictionaries_changes_nothing(situation, random):
     snapshot, gang = situation

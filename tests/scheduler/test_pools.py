@@ -1,7 +1,8 @@
 """Pools: Peloton's three phases, hierarchies, and pools that contradict each other."""
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
@@ -94,7 +95,7 @@ def forests(draw):
     return (*pools, *children), demand
 
 
-@settings(max_examples=200, deadline=None)
+@examples("forests of pools")
 @given(forests(), st.integers(0, 100))
 def test_entitlements_add_up(forest, capacity):
     pools, demand = forest

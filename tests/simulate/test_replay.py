@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -127,7 +128,7 @@ def test_a_job_that_could_never_run_is_named_by_its_line(more, said):
     assert caught.value.exit_code == 3
 
 
-@settings(max_examples=40, deadline=None)
+@examples("traces")
 @given(
     st.lists(
         st.tuples(st.integers(0, 50), st.integers(0, 40), st.sampled_from([1, 2, 3, 4, 6, 8, 16]), st.booleans()),
