@@ -1,6 +1,7 @@
 """Faults of hosts, network and head while a gang trains; what happened, in seconds and steps.
 
-Under real horovodrun; `GPURUN_LAUNCHER=mpirun pytest tests/lab/test_faults.py` has another launcher start the ranks.
+`ring` trains, started by the launcher `tasks`: its ranks depend on each other, and start in a tenth of a second.
+`GPURUN_LAUNCHER=mpirun pytest tests/lab/test_faults.py` has another launcher start ranks of a shell program.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 
-from cluster import LOOK_S, TRAIN, Cluster
+from cluster import LOOK_S, TINY, TRAIN, Cluster
 from waiting import until
 
 from gpurun.leases.store import LeaseStore
 from gpurun.node.agent.processes import Process, is_same, list_processes
 
-LAUNCHER = os.environ.get("GPURUN_LAUNCHER", "horovod")
+LAUNCHER = os.environ.get("GPURUN_LAUNCHER", "tasks")
+IMAGE = TINY if LAUNCHER == "tasks" else TRAIN
 RANK = "${GPURUN_RANK:-${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}}"
-STEPS = 40
-STEP_S = 0.5
-TRAINING = f"""
+ENDLESS = 100_000
+STEP_S = 0.25
+SHELL = f"""
 i=$(cat "$GPURUN_OUTPUTS/step" 2>/dev/null || echo 0)
 while [ "$i" -lt "$0" ]; do
-  i=$((i+1)); echo "step $i"
+  i=$((i+1)); echo "step $i with"
   test "{RANK}" != 0 || echo "$i" >"$GPURUN_OUTPUTS/step"
   sleep {STEP_S}
 done
@@ -55,17 +58,28 @@ class Story:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def train(cluster: Cluster, folder, *flags: str, gpus: int = 2, steps: int = STEPS) -> str:
+def record(story: Story) -> Story:
+    """Append the story to the file $GPURUN_STORIES, if that is set."""
+    if path := os.environ.get("GPURUN_STORIES"):
+        with Path(path).open("a") as stream:
+            stream.write(json.dumps(story.row()) + "\n")
+    return story
+
+
+def train(cluster: Cluster, folder: Path, *flags: str, gpus: int = 2, steps: int = ENDLESS) -> str:
     """Start a gang that trains, one rank on each host, and wait until it does; its id."""
     folder.mkdir(exist_ok=True)
+    command = ["ring", "--steps", str(steps), "--step-s", str(STEP_S)]
+    if LAUNCHER != "tasks":
+        command = ["sh", "-c", SHELL, str(steps)]
     (folder / "recipe.yaml").write_text(
-        f"launcher: {LAUNCHER}\nimage: {TRAIN}\ngpus: {gpus}\noutputs: /out\noutputs_every: 2s\nmax_restarts: 3\n"
-        f"grace: 3s\nconstraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING, str(steps)])}\n"
+        f"launcher: {LAUNCHER}\nimage: {IMAGE}\ngpus: {gpus}\noutputs: /out\noutputs_every: 1s\nmax_restarts: 3\n"
+        f"grace: 3s\nconstraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(command)}\n"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
     job = done.out.strip()
     assert done.code == 0, done.err
-    cluster.wait_for_log(job, "step 4")
+    cluster.wait_for_log(job, "step 3 with")
     return job
 
 
@@ -74,29 +88,71 @@ def events(cluster: Cluster, job: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def tell(cluster: Cluster, job: str, fault: str, since_s: float, timeout_s: float = 240) -> Story:
-    """Wait for the job's end and read its story from its own events and log."""
-    cluster.gpurun("wait", job, "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
-    found = cluster.job(job)
-    states = [(e["t"], e["state"]) for e in events(cluster, job) if e["kind"] == "state" and e["t"] >= since_s]
-    stopped = next((t for t, state in states if state == "STOPPING"), None)
-    again = next((t for t, state in states if state == "RUNNING" and stopped and t > stopped), None)
-    steps = [int(n) for n in re.findall(r"\[0\]<stdout>:step (\d+)", cluster.log(job))]
-    breaks = [after - 1 for before, after in pairwise(steps) if after != before + 1]
+def hosts_of(cluster: Cluster, job: str) -> list[str]:
+    """Return the hosts of the job's last placement, in the order of its ranks."""
+    placed = [event["hosts"] for event in events(cluster, job) if event["kind"] == "placement"]
+    return [each["host"] for each in placed[-1]]
+
+
+def steps_of(cluster: Cluster, job: str, rank: int = 0) -> list[int]:
+    """Return the steps that a rank has printed, in order."""
+    return [int(n) for n in re.findall(rf"\[{rank}\]<stdout>:step (\d+) with", cluster.log(job))]
+
+
+def wait_for_steps(cluster: Cluster, job: str, more: int = 3) -> None:
+    """Wait until rank 0 has made so many further steps."""
+    wanted = len(steps_of(cluster, job)) + more
+
+    def said() -> str:
+        return f"it makes no step:\n{cluster.log(job)[-3000:]}\n{cluster.record(job)}"
+
+    until(lambda: len(steps_of(cluster, job)) >= wanted, said, every_s=LOOK_S)
+
+
+def tell(cluster: Cluster, job: str, fault: str, since_s: float) -> Story:
+    """Wait until the job has ended, or trains again after a restart; read its story from its own events and log."""
+
+    def times() -> tuple[float | None, float | None]:
+        states = [(e["t"], e["state"]) for e in events(cluster, job) if e["kind"] == "state" and e["t"] >= since_s]
+        stopped = next((t for t, state in states if state == "STOPPING"), None)
+        return stopped, next((t for t, state in states if state == "RUNNING" and stopped and t > stopped), None)
+
+    def is_over() -> bool:
+        return cluster.record(job)["ended_s"] is not None or times()[1] is not None
+
+    until(is_over, lambda: f"{cluster.record(job)}\n{events(cluster, job)}", every_s=LOOK_S)
+    found = cluster.record(job)
+    if found["ended_s"] is None:
+        wait_for_steps(cluster, job)
+    stopped, again = times()
+    breaks = [after - 1 for before, after in pairwise(steps_of(cluster, job)) if after != before + 1]
     ended = found["state"] != "SUCCEEDED" or again is not None
-    return Story(
+    return record(Story(
         fault, found["state"], found["restarts"],
         noticed_s=round(stopped - since_s, 1) if stopped and ended else None,
         again_s=round(again - since_s, 1) if again else None,
         resumed_from=breaks[0] if breaks else None,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def assert_no_step_lost(cluster: Cluster, job: str, steps: int = STEPS) -> None:
-    """Every rank printed every step once, in order."""
-    for rank in (0, 1):
-        printed = [int(n) for n in re.findall(rf"\[{rank}\]<stdout>:step (\d+)", cluster.log(job))]
-        assert printed == list(range(1, steps + 1)), printed
+def assert_no_step_lost(cluster: Cluster, job: str, *, ranks: int = 2) -> None:
+    """Check that every rank has printed every step once, in order, and in one attempt."""
+    for rank in range(ranks):
+        printed = steps_of(cluster, job, rank)
+        assert printed == list(range(1, len(printed) + 1)), printed
+    found = cluster.record(job)
+    assert (found["restarts"], found["attempt"]) == (0, 1), found
+
+
+def stopping_reason(cluster: Cluster, job: str) -> str:
+    """Return why the job's first attempt was stopped."""
+    return next(event["reason"] for event in events(cluster, job) if event.get("state") == "STOPPING")
+
+
+def adopt(cluster: Cluster, job: str) -> None:
+    """Run a command, which starts a new supervisor, and wait for it."""
+    assert cluster.gpurun("status", job).code == 0
+    wait_until(lambda: is_adopted(cluster, job))
 
 
 def supervisor_of(job: str) -> Process:
