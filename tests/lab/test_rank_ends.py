@@ -4,297 +4,209 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from pathlib import Path
 
 import pytest
-from cluster import TRAIN
-from faulting import events, kill_supervisor, wait_until
+from at_once import at, finish, hosts_of, printed, reach, record, start, tell
+from faulting import kill_supervisor, wait_until
+from waiting import until
+
+from gpurun.lab import network
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
-GRACE_S = 3
-NAMED_S = 8.0
-"""Promised are 2 s, and measured 1.2; the machine that tests run on is busy."""
-LAUNCHERS = {"gloo": [], "mpi": ["--controller", "mpi"], "elastic": ["--min-gpus", "1"]}
+NAMED_S = 24.0
+"""Promised are 2 s on a quiet machine, and measured 1.2; this one may be twelve times as slow."""
+HOSTILE = ["a b", "c'd\"e", "line\nbreak", "", "$HOME `id` \\ * ü 💥", "--np", "-H", "; touch /tmp/x #"]
+NAME = "a'; touch /tmp/x #"
+ODD = "x 'y' \"z\""
 
-LOADER = """
-import multiprocessing, os, sys, time
-def load():
-    time.sleep(600)
-if __name__ == "__main__":
-    worker = multiprocessing.Process(target=load)
-    worker.start()
-    rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-    print("rank", rank, "has a data loader", flush=True)
-    time.sleep(2)
-    if rank == sys.argv[1]:
-        print("fails at", time.time(), flush=True)
-        os._exit(int(sys.argv[2]))
-    time.sleep(600)
+SUCCEEDS = r"""
+import json, os, subprocess, sys
+import gpurun_runtime
+rank = gpurun_runtime.gang().rank
+if sys.argv.pop(1) == "mpirun":
+    from mpi4py import MPI
+    assert MPI.COMM_WORLD.allreduce(rank + 1) == 3
+out = sys.stdout.buffer
+out.write(b"caf\xe9 \xff\xfe\n")
+for number in range(20000):
+    out.write(b"line %d\n" % number)
+print(json.dumps([sys.argv[1:], os.environ["ODD"]]), flush=True)
+if rank == 0:
+    subprocess.Popen(["sleep", "600"])
+    nohup = ["sh", "-c", "trap '' HUP; exec sleep 600"]
+    subprocess.Popen(nohup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+else:
+    subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], start_new_session=True)
 """
-RANK = "${HOROVOD_RANK:-$OMPI_COMM_WORLD_RANK}"
 
 
-def start(cluster, *command, flags=(), grace_s=GRACE_S, per_host=1, more=""):
-    folder = cluster.folder / "recipe"
-    folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: {2 * per_host}\ngrace: {grace_s}s\n"
-        f"constraints: {{gpus_per_host: {per_host}}}\n"
-        f"command: {json.dumps(command)}\n{more}"
-    )
-    done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
-    assert done.code == 0, done.err
-    return done.out.strip()
-
-
-def finish(cluster, job, timeout_s=90):
-    cluster.gpurun("wait", job, "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
-    return cluster.job(job)
-
-
-def at(cluster, job, state):
-    return next(event["t"] for event in events(cluster, job) if event.get("state") == state)
-
-
-def record(**what):
-    """Keep a figure, if somebody asked for them."""
-    if path := os.environ.get("GPURUN_STORIES"):
-        with Path(path).open("a") as stream:
-            stream.write(
-                json.dumps({key: round(value, 2) if isinstance(value, float) else value for key, value in what.items()})
-                + "\n"
-            )
-
-
-def assert_ended_in_time(cluster, job, failed_s):
-    """The first rank to fail was named soon, and the gang was gone soon after its grace."""
-    named_s, ended_s = at(cluster, job, "STOPPING") - failed_s, at(cluster, job, cluster.job(job)["state"]) - failed_s
-    record(job=job, named_s=named_s, ended_s=ended_s)
-    assert named_s <= NAMED_S
-    assert ended_s <= NAMED_S + GRACE_S + 5
-
-
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-@pytest.mark.parametrize(("rank", "code"), [(1, 37), (0, 1)])
-def test_a_rank_that_fails_beside_its_data_loader_is_named(cluster, launcher, rank, code):
-    job = start(cluster, "python3", "-c", LOADER, str(rank), str(code), flags=LAUNCHERS[launcher])
-    found = finish(cluster, job)
-    assert (found["state"], found["exit_code"]) == ("FAILED", code), found["reason"]
-    assert (found["first_failure"]["rank"], found["first_failure"]["host"]) == (rank, found["hosts"][rank])
-    (failed,) = [line for line in cluster.log(job).splitlines() if "fails at" in line]
-    assert_ended_in_time(cluster, job, float(failed.split()[-1]))
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(
-    "script",
-    [
-        "sleep 600 & exit 0",
-        "setsid sh -c 'trap \"\" TERM; sleep 600' & exit 0",
-        "nohup sleep 600 >/dev/null 2>&1 & exit 0",
-    ],
-    ids=["child", "daemon", "nohup"],
+    "launchers",
+    [pytest.param(("tasks", "gloo"), marks=pytest.mark.story), ("mpi", "mpirun", "elastic")],
+    ids=["tasks and gloo", "mpi, mpirun, elastic"],
 )
-def test_what_outlives_ranks_that_succeeded_ends_with_them(cluster, launcher, script):
-    job = start(cluster, "sh", "-c", f"sleep 1; echo done at $(date +%s.%N); {script}", flags=LAUNCHERS[launcher])
-    found = finish(cluster, job)
-    assert (found["state"], found["exit_code"]) == ("SUCCEEDED", 0), found["reason"]
-    last_s = max(float(line.split()[-1]) for line in cluster.log(job).splitlines() if "done at" in line)
-    assert at(cluster, job, "SUCCEEDED") - last_s <= GRACE_S + 10
-
-
-def test_a_program_under_a_shell_gets_its_notice_and_its_grace(cluster):
-    """The shell does not `exec` the program, and dies of the signal first."""
-    program = (
-        "import signal, sys, time\n"
-        "def save(*_):\n    time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('trains', flush=True)\ntime.sleep(600)\n"
-    )
-    job = start(cluster, "sh", "-c", 'python3 -c "$0"; exit $?', program)
-    wait_until(lambda: cluster.log(job).count("trains") == 2)
-    asked = time.time()
-    assert cluster.gpurun("cancel", job).code == 0
-    finish(cluster, job)
-    assert cluster.log(job).count("saved") == 2
-    assert at(cluster, job, "CANCELLED") - asked <= GRACE_S + 5
-
-
-def test_a_cancel_does_not_break_a_ranks_data_loader_before_the_rank(cluster):
-    """Only the rank gets the notice: PyTorch's loader, for example, fails a rank whose worker ends."""
-    program = (
-        "import multiprocessing, os, signal, sys, time\n"
-        "def load():\n    signal.signal(signal.SIGTERM, lambda *_: print('loader told', flush=True)); time.sleep(600)\n"
-        "worker = multiprocessing.get_context('fork').Process(target=load, daemon=True)\nworker.start()\n"
-        "def save(*_):\n    time.sleep(1); print('saved, loader', worker.is_alive(), flush=True); os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('trains', flush=True)\ntime.sleep(600)\n"
-    )
-    job = start(cluster, "python3", "-c", program)
-    wait_until(lambda: cluster.log(job).count("trains") == 2)
-    assert cluster.gpurun("cancel", job).code == 0
-    finish(cluster, job)
-    assert cluster.log(job).count("saved, loader True") == 2
+def test_every_word_and_byte_arrives_and_what_outlives_ranks_that_succeeded_ends_with_them(cluster, launchers):
+    """Hostile arguments arrive, each byte of the output is in the log, and children and daemons end."""
+    flags = ("--name", NAME, "-e", f"ODD={ODD}")
+    jobs = [start(cluster, each, "python3", "-c", SUCCEEDS, each, *HOSTILE, flags=flags) for each in launchers]
+    for launcher, job in zip(launchers, jobs, strict=True):
+        assert finish(cluster, job, "SUCCEEDED", 0)["name"] == NAME
+        for rank in (0, 1):
+            first, *lines, last = printed(cluster, job, rank)
+            assert first == b"caf\xe9 \xff\xfe", launcher
+            assert lines == [b"line %d" % number for number in range(20000)], launcher
+            assert json.loads(last) == [HOSTILE, ODD], launcher
 
 
 SAVES = """
-import os, signal, sys, time
-if sys.argv[1] == "with MPI":
+import os, signal, subprocess, sys, time
+import gpurun_runtime
+rank = gpurun_runtime.gang().rank
+if sys.argv[1] == "mpirun":
     from mpi4py import MPI
     MPI.COMM_WORLD.Barrier()
-rank = int(os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+loader = subprocess.Popen(["sleep", "600"])
 def told(*_):
     print("told", flush=True)
     if rank in (1, 2):
-        time.sleep(8)
+        time.sleep(float(sys.argv[2]))
         with open(os.path.join(os.environ["GPURUN_OUTPUTS"], f"saved.{rank}"), "w") as file:
             file.write("whole")
-        print("saved", flush=True)
+        print("saved", loader.poll(), flush=True)
     os._exit(rank)
 signal.signal(signal.SIGTERM, told)
 print("trains", flush=True)
 while rank != 3 or not os.path.exists("/run/gpurun/fail"):
     time.sleep(0.05)
 print("fails at", time.time(), flush=True)
-os._exit(37)
+number = getattr(signal, sys.argv[3])
+if number != signal.SIGKILL:
+    signal.signal(number, signal.SIG_DFL)
+os.kill(os.getpid(), number)
 """
-SAVES_GRACE_S = 14
+UNDER_A_SHELL = ("sh", "-c", 'python3 -c "$0" "$@"; exit $?')
+"""The shell does not `exec` the program, and dies of the notice first. The script then tells all processes under it."""
 
 
-def start_saving(cluster, launcher):
-    """Start four ranks. Told to end, rank 0 returns 0, rank 3 fails; ranks 1 and 2, one on each host, save for 8 s."""
-    name, _, library = launcher.partition(" ")
-    command = ["python3", "-c", SAVES, library]
-    job = start(
-        cluster, *command, flags=LAUNCHERS[name], grace_s=SAVES_GRACE_S, per_host=2, more="outputs: /out\n"
-    )  # fmt: skip
-    wait_until(lambda: cluster.log(job).count("trains") == 4)
-    return job
+@pytest.mark.parametrize(
+    ("launcher", "saves_s", "number", "code"),
+    [
+        pytest.param("tasks", 2, "SIGSEGV", 139, marks=pytest.mark.story),
+        ("gloo", 8, "SIGTERM", 143),
+        ("mpi", 8, "SIGKILL", 137),
+        ("mpirun", 8, "SIGSEGV", 139),
+    ],
+)
+def test_ranks_have_their_whole_grace_after_a_cancel_and_beside_a_rank_that_a_signal_ends(
+    cluster, launcher, saves_s, number, code
+):
+    """Ranks 1 and 2, one on each host, save; rank 0 ends at the notice, rank 3 before or at the notice.
 
-
-def assert_saved(cluster, job):
-    """Ranks 1 and 2, on two hosts, were told once and had their grace."""
-    lines = [line for line in cluster.log(job).splitlines() if "[1]<stdout>" in line or "[2]<stdout>" in line]
-    assert sorted(line.rpartition(":")[2] for line in lines) == ["saved", "saved", "told", "told", "trains", "trains"]
-    outputs = cluster.home / "jobs" / job / "outputs"
-    assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole", "saved.2": "whole"}
-
-
-@pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpi with MPI"])
-def test_a_cancelled_rank_has_its_whole_grace_although_others_end_at_once(cluster, launcher):
-    """horovodrun kills ranks 5 s after the end of another, mpirun 2 s after it."""
-    job = start_saving(cluster, launcher)
+    horovodrun kills ranks 5 s after the end of another, mpirun 2 s after it. Each rank has a data loader: that keeps
+    the rank's output open, and must not end before the rank: PyTorch fails a rank whose loader ends.
+    """
+    words = (SAVES, launcher, str(saves_s), number)
+    gang = {"gpus": 4, "per_host": 2, "grace": "60s", "outputs": "/out"}
+    shell = UNDER_A_SHELL if launcher == "tasks" else ("python3", "-c")
+    cancelled = start(cluster, launcher, *shell, *words, **gang)
+    failing = start(cluster, launcher, "python3", "-c", *words, **gang)
+    for job in (cancelled, failing):
+        wait_until(lambda job=job: cluster.log(job).count("trains") == 4)
+    host = hosts_of(cluster.record(failing))[1]
+    tell(cluster, failing, host, "fail")
     asked = time.time()
-    assert cluster.gpurun("cancel", job).code == 0
-    assert finish(cluster, job)["state"] == "CANCELLED"
-    took_s = at(cluster, job, "CANCELLED") - asked
-    record(launcher=launcher, cancel_took_s=took_s)
-    assert_saved(cluster, job)
-    assert took_s <= SAVES_GRACE_S + 5
-
-
-@pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpi with MPI"])
-def test_ranks_beside_one_that_failed_have_their_whole_grace(cluster, launcher):
-    job = start_saving(cluster, launcher)
-    cluster.lab.run(cluster.job(job)["hosts"][1], ["touch", f"/home/train/.gpurun/jobs/{job}/run/fail"])
-    found = finish(cluster, job)
-    assert (found["state"], found["exit_code"]) == ("FAILED", 37), found["reason"]
-    (failed, *_) = [line for line in cluster.log(job).splitlines() if "fails at" in line]
-    record(launcher=launcher, failure_took_s=at(cluster, job, "FAILED") - float(failed.split()[-1]))
-    assert_saved(cluster, job)
-    assert at(cluster, job, "FAILED") - float(failed.split()[-1]) <= NAMED_S + SAVES_GRACE_S + 5
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_bytes_that_are_no_text_pass_and_block_nobody(cluster, launcher):
-    program = (
-        "import sys; out = sys.stdout.buffer; out.write(b'caf\\xe9 \\xff\\xfe\\n'); out.flush()\n"
-        "for number in range(20000): out.write(b'line %d\\n' % number)\n"
-    )
-    job = start(cluster, "python3", "-c", program, flags=LAUNCHERS[launcher])
-    found = finish(cluster, job)
-    assert found["state"] == "SUCCEEDED", found["reason"]
-    raw = (cluster.home / "jobs" / job / "log").read_bytes()
-    assert raw.count(b">:caf\xe9 \xff\xfe\n") == 2
-    for rank in (b"0", b"1"):
-        lines = [line for line in raw.split(b"\n") if b"[" + rank + b"]<stdout>:line" in line]
-        assert [int(line.split()[-1]) for line in lines] == list(range(20000))
+    assert cluster.gpurun("cancel", "--no-wait", cancelled).code == 0
+    found = finish(cluster, failing, "FAILED", code)
+    assert (found["first_failure"]["rank"], found["first_failure"]["host"]) == (3, host), found
+    (failed,) = (float(line.split()[-1]) for line in printed(cluster, failing, 3) if b"fails at" in line)
+    finish(cluster, cancelled, "CANCELLED")
+    record(
+        launcher=launcher, named_s=at(cluster, failing, "STOPPING") - failed,
+        failure_took_s=at(cluster, failing, "FAILED") - failed,
+        cancel_took_s=at(cluster, cancelled, "CANCELLED") - asked,
+    )  # fmt: skip
+    assert at(cluster, failing, "STOPPING") - failed <= NAMED_S
+    for job in (cancelled, failing):
+        for rank in (1, 2):
+            trains, told, saved = printed(cluster, job, rank)
+            assert (trains, told, saved[:5]) == (b"trains", b"told", b"saved")
+            if launcher == "gloo" or (launcher, job) == ("tasks", failing):  # mpirun signals the whole process group
+                assert saved == b"saved None", "the loader lives"
+        outputs = cluster.home / "jobs" / job / "outputs"
+        assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole", "saved.2": "whole"}
 
 
 def test_a_line_without_end_passes(cluster):
     mib = int(os.environ.get("GPURUN_LINE_MIB", "64"))
-    job = start(cluster, "sh", "-c", f"test {RANK} = 1 || head -c {mib}M /dev/zero | tr '\\0' x; echo; echo end")
-    found = finish(cluster, job, timeout_s=300)
-    assert found["state"] == "SUCCEEDED", found["reason"]
+    script = "import os, sys; os.environ['GPURUN_RANK'] == '1' and sys.stdout.write('x' * (int(sys.argv[1]) << 20))\n"
+    job = start(cluster, "tasks", "python3", "-c", script + "print('\\nend')", str(mib))
+    finish(cluster, job, "SUCCEEDED", 0)
     raw = (cluster.home / "jobs" / job / "log").read_bytes()
-    assert raw.count(b"x" * 1000) == mib * (1 << 20) // 1000 or raw.count(b"x") >= mib << 20
+    assert raw.count(b"x") >= mib << 20
     assert raw.count(b">:end\n") == 2
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-@pytest.mark.parametrize(("signal", "code"), [("SEGV", 139), ("KILL", 137), ("TERM", 143)])
-def test_a_rank_that_a_signal_ends_is_named(cluster, launcher, signal, code):
-    script = f"sleep 2; test {RANK} != 1 || kill -s {signal} $$; sleep 600"
-    job = start(cluster, "sh", "-c", script, flags=LAUNCHERS[launcher])
-    found = finish(cluster, job)
-    assert (found["state"], found["exit_code"]) == ("FAILED", code), found["reason"]
-    assert found["first_failure"]["rank"] == 1
+LONG_GRACE_S = 120
+MOMENTS = {
+    "tasks": (("PREPARING", 0.0), ("STARTING", 0.0), ("RUNNING", 0.0), ("RUNNING", 0.5)),
+    "gloo": (("GRANTED", 0.5), ("RUNNING", 0.0), ("RUNNING", 0.7), ("RUNNING", 2.0)),
+}
+"""When each job is cancelled: so many seconds after it has come to a state. horovodrun starts its ranks late."""
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0])
-def test_a_cancel_at_any_moment_of_the_start_waits_for_nobody_who_is_not_there(cluster, delay_s):
-    job = start(cluster, "sh", "-c", "echo trains; exec sleep 600", grace_s=15)
-    cluster.wait_for(job, "RUNNING")
-    time.sleep(delay_s)
-    asked = time.time()
-    assert cluster.gpurun("cancel", job).code == 0
-    finish(cluster, job)
-    record(cancel_after_s=delay_s, took_s=at(cluster, job, "CANCELLED") - asked)
-    assert at(cluster, job, "CANCELLED") - asked <= 8, "ranks that heed SIGTERM are gone at once; the grace is 15 s"
-
-
-def test_a_cancel_waits_for_nothing_that_is_being_prepared(cluster):
-    folder = cluster.folder / "recipe"
-    for delay_s in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7):
-        shutil.rmtree(folder, ignore_errors=True)
-        job = start(cluster, "sleep", "600", grace_s=15)
+@pytest.mark.parametrize("launcher", [pytest.param("tasks", marks=pytest.mark.story), "gloo"])
+def test_a_cancel_at_any_moment_of_the_start_waits_for_nobody_who_is_not_there(cluster, launcher):
+    """Ranks that heed SIGTERM end immediately, so a job that takes its whole grace waits for ranks that never ran."""
+    asked = {}
+    for state, delay_s in MOMENTS[launcher]:
+        job = start(cluster, launcher, "sh", "-c", "echo trains; exec sleep 600", grace=f"{LONG_GRACE_S}s")
+        reach(cluster, job, state)
         time.sleep(delay_s)
-        state, asked = cluster.job(job)["state"], time.time()
-        assert cluster.gpurun("cancel", job).code == 0
-        finish(cluster, job)
-        record(submitted_s=delay_s, state=state, took_s=at(cluster, job, "CANCELLED") - asked)
-        assert at(cluster, job, "CANCELLED") - asked <= 8
+        asked[job] = time.time()
+        assert cluster.gpurun("cancel", "--no-wait", job).code == 0
+    for job, (state, delay_s) in zip(asked, MOMENTS[launcher], strict=True):
+        finish(cluster, job, "CANCELLED")
+        took_s = at(cluster, job, "CANCELLED") - asked[job]
+        record(launcher=launcher, cancel_after=state, delay_s=delay_s, took_s=took_s)
+        assert took_s < LONG_GRACE_S / 2
 
 
 def test_a_cancel_does_not_wait_for_code_that_takes_minutes_to_send(cluster):
     (cluster.folder / "code").mkdir()
     (cluster.folder / "code" / "weights").write_bytes(os.urandom(64 << 20))
     cluster.lab.shape("head", 4_000_000)
+
+    def sent():
+        return network.traffic(cluster.lab.name)["head"].from_bytes
+
     try:
-        job = start(cluster, "sleep", "600", grace_s=1, more="workdir: ../code\n")
-        cluster.wait_for(job, "PREPARING")
-        time.sleep(8)
-        assert cluster.job(job)["state"] == "PREPARING"
+        before = sent()
+        job = start(cluster, "tasks", "sleep", "600", workdir="../code")
+        reach(cluster, job, "PREPARING")
+        until(lambda: sent() - before > 2 << 20)
+        assert cluster.record(job)["state"] == "PREPARING"
         asked = time.time()
         assert cluster.gpurun("cancel", job).code == 0
-        finish(cluster, job)
-        record(code_mib=64, link_bps=4_000_000, took_s=at(cluster, job, "CANCELLED") - asked)
-        assert at(cluster, job, "CANCELLED") - asked <= 10
+        took_s = at(cluster, job, "CANCELLED") - asked
+        record(code_mib=64, link_bps=4_000_000, took_s=took_s)
+        assert took_s <= 60, "the code takes 128 s"
     finally:
         cluster.lab.shape("head", 10_000_000_000)
 
 
 TOLD = """
 import os, signal, sys, time
-rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+import gpurun_runtime
+rank = gpurun_runtime.gang().rank
 def told(*_):
     print("told at", time.time(), flush=True)
     time.sleep(0.3)
     os._exit(143)
 signal.signal(signal.SIGTERM, told)
 print("trains", flush=True)
-while rank != sys.argv[1] or not os.path.exists("/run/gpurun/fail"):
+while rank != int(sys.argv[1]) or not os.path.exists("/run/gpurun/fail"):
     time.sleep(0.05)
 print("fails at", time.time(), flush=True)
 os._exit(37)
@@ -302,30 +214,37 @@ os._exit(37)
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-@pytest.mark.parametrize("rank", [0, 3], ids=["on the launcher's host", "on the other host"])
-def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluster, launcher, rank):
-    job = start(cluster, "python3", "-c", TOLD, str(rank), flags=LAUNCHERS[launcher], per_host=2)
-    wait_until(lambda: cluster.log(job).count("trains") == 4)
-    hosts = cluster.job(job)["hosts"]
-    kill_supervisor(cluster, job)
-    run = f"/home/train/.gpurun/jobs/{job}/run"
-    cluster.lab.run(hosts[rank // 2], ["touch", f"{run}/fail"])
+def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluster, launcher):
+    """Two gangs: in one a rank beside the launcher fails, in the other a rank on the other host."""
+    jobs = {
+        rank: start(cluster, launcher, "python3", "-c", TOLD, str(rank), gpus=4, per_host=2) for rank in (0, 3)
+    }  # fmt: skip
+    for job in jobs.values():
+        wait_until(lambda job=job: cluster.log(job).count("trains") == 4)
+    hosts = {job: hosts_of(cluster.record(job)) for job in jobs.values()}
+    for job in jobs.values():
+        kill_supervisor(cluster, job)
+    for rank, job in jobs.items():
+        tell(cluster, job, hosts[job][rank // 2], "fail")
 
-    def ends():
-        listed = [cluster.lab.run(host, ["sh", "-c", f"cd {run}/ranks/1 && ls -d */end.*"]).stdout for host in hosts]
+    def ends(job):
+        run = f"cd /home/train/.gpurun/jobs/{job}/run/ranks/1 && ls -d */end.*"
+        listed = [cluster.lab.run(host, ["sh", "-c", run]).stdout for host in hosts[job]]
         return sorted(int(name.rpartition(".")[2]) for names in listed for name in names.decode().split())
 
-    def launcher_lives():
-        return f"gpurun-{job}-1".encode() in cluster.lab.run(hosts[0], ["docker", "ps"]).stdout
+    def launcher_lives(job):
+        return f"gpurun-{job}-1".encode() in cluster.lab.run(hosts[job][0], ["docker", "ps"]).stdout
 
-    wait_until(lambda: len(ends()) == 4 or (launcher == "mpi" and not launcher_lives()))
-    # mpirun kills a second after its notice: on a busy machine the script has not noted each end by then.
-    assert ends() == [37, 143, 143, 143] if launcher == "gloo" else set(ends()) - {143} == {37}
-    cluster.gpurun("status", job)
-    found = finish(cluster, job)
-    assert (found["state"], found["exit_code"], found["first_failure"]["rank"]) == ("FAILED", 37, rank), found["reason"]
-    lines = cluster.log(job).splitlines()
-    (failed_s,) = [float(line.split()[-1]) for line in lines if "fails at" in line]
-    told_s = [float(line.split()[-1]) - failed_s for line in lines if "told at" in line]
-    record(job=job, launcher=launcher, rank=rank, told_s=str([round(each, 2) for each in told_s]))
-    assert len(told_s) == 3, "each rank is told once, whoever tells it"
+    for job in jobs.values():
+        wait_until(lambda job=job: len(ends(job)) == 4 or (launcher == "mpi" and not launcher_lives(job)))
+        # mpirun kills a second after its notice: on a busy machine the script has not noted each end by then.
+        assert ends(job) == [37, 143, 143, 143] if launcher == "gloo" else set(ends(job)) - {143} == {37}
+    cluster.gpurun("wait", *jobs.values(), timeout_s=400)
+    for rank, job in jobs.items():
+        found = cluster.record(job)
+        assert (found["state"], found["exit_code"], found["first_failure"]["rank"]) == ("FAILED", 37, rank), found
+        lines = cluster.log(job).splitlines()
+        (failed_s,) = [float(line.split()[-1]) for line in lines if "fails at" in line]
+        told_s = [float(line.split()[-1]) - failed_s for line in lines if "told at" in line]
+        record(job=job, launcher=launcher, rank=rank, told_s=str([round(each, 2) for each in told_s]))
+        assert len(told_s) == 3, "each rank is told once, whoever tells it"
