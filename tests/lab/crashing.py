@@ -29,7 +29,7 @@ from gpurun.leases.waiters import waiter_lives
 from gpurun.node.agent.processes import list_processes
 from gpurun.state.cordons import Cordon, changing_cordons
 
-IMAGE = "gpurun/crashtest:2"
+IMAGE = "gpurun/crashtest:3"
 LINES = 8
 ENDLESS = "endless"
 LAUNCHER = f"""#!/bin/sh
@@ -38,7 +38,7 @@ i=0
 while case "$*" in *{ENDLESS}*) true ;; *) [ $i -lt {LINES} ] ;; esac
 do echo "[0]<stdout>:line $i"; i=$((i+1)); sleep 0.1; done
 """
-DOCKERFILE = "FROM gpurun/tiny:1\nCOPY horovodrun /bin/horovodrun\n"
+DOCKERFILE = "FROM gpurun/shell:1\nCOPY horovodrun /bin/horovodrun\n"
 FAULT = "fault: "
 DEADLINE_S = 90.0
 

@@ -21,7 +21,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.lab import Lab, engine
 
-IMAGE = "gpurun/claimtest:1"
+IMAGE = "gpurun/claimtest:2"
 LAUNCHER = """#!/bin/sh
 trap 'exit 143' TERM
 for last; do :; done

@@ -1,4 +1,8 @@
-"""A sample of the crash tests on every run; `benchmarks/bench_reliability.py` does all of them."""
+"""A sample of the crash tests; `benchmarks/bench_reliability.py` does all of them.
+
+Simulated histories kill supervisors, waiters and commands anywhere: `tests/ownership`, `tests/leases/test_machine.py`,
+`tests/power`, `tests/gangs`. These tests show the same with real hosts, engines and processes.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,19 @@ from own_labs import own_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crash")]
 
+STORIES = {
+    "submit": 8,
+    "supervisor": 18,
+    "supervisor, cancelled while it runs": 4,
+}
 SAMPLE = {
-    "submit": (1, 4, 8, 12),
-    "supervisor": (1, 5, 9, 13, 18, 25, 35),
-    "supervisor, another job waits": (45,),
+    "supervisor": (5, 35),
     "supervisor, cancelled while it starts": (12,),
-    "supervisor, cancelled while it runs": (4, 9),
-    "supervisor of an elastic gang": (12, 16, 20, 45, 60),
-    "cancel": (1, 2),
-    "cancel of a queued job": (2, 4),
-    "recover": (1, 2),
-    "status": (3,),
-    "waiter": (2, 5, 9),
+    "supervisor of an elastic gang": (45,),
+    "cancel": (1,),
+    "cancel of a queued job": (2,),
+    "recover": (1,),
+    "waiter": (5,),
 }
 
 
@@ -34,6 +39,14 @@ def crash_lab(tmp_path_factory):
 @pytest.fixture
 def cluster(crash_lab, tmp_path):
     return Cluster(crash_lab, tmp_path)
+
+
+@pytest.mark.story
+@pytest.mark.parametrize(("scenario", "point"), STORIES.items())
+def test_killed_while_a_job_starts_runs_or_stops(cluster, scenario, point):
+    crash = SCENARIOS[scenario](cluster, point)
+    check_invariants(cluster)
+    assert crash.died
 
 
 @pytest.mark.parametrize(("scenario", "point"), [(name, point) for name in SAMPLE for point in SAMPLE[name]])
