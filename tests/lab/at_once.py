@@ -73,11 +73,6 @@ def printed(cluster: Cluster, job: str, rank: int, stream: str = "stdout") -> li
     return [line.partition(mark)[2] for line in lines if mark in line]
 
 
-def said_by(cluster: Cluster, job: str) -> set[str]:
-    """The words that ranks printed, a line each, without the ranks' numbers."""
-    return {line.rpartition(">:")[2] for line in cluster.log(job).splitlines()}
-
-
 def tell(cluster: Cluster, job: str, host: str, word: str) -> None:
     """Make the file /run/gpurun/WORD, for which ranks on the host wait."""
     cluster.lab.run(host, ["touch", f"/home/train/.gpurun/jobs/{job}/run/{word}"])
