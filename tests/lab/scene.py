@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import subprocess
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from faulting import events
 
 from gpurun.lab import engine
 
-IMAGE = "gpurun/hostile:1"
-DOCKERFILE = """FROM gpurun/base:bookworm
+IMAGE = "gpurun/hostile:2"
+DOCKERFILE = """FROM gpurun/tiny:1
 RUN cp $(readlink -f /usr/bin/python3) /rootpython && chmod 6755 /rootpython
 """
 TRICKS = Path(__file__).parent / "hostile" / "tricks.py"
@@ -117,7 +116,14 @@ class Scene:
             f"command: {json.dumps(['python3', '/workspace/tricks.py', ','.join(tricks)])}\n{more}",
         )  # fmt: skip
 
-    def begin_neighbour(self) -> None:
+    def begin(self) -> None:
+        """Start a neighbour, let another job end, and remember all files."""
+        self._start_neighbour()
+        self._let_one_end()
+        self.cluster.wait_for_log(self._neighbour, "line 3")
+        self._before = self._files()
+
+    def _start_neighbour(self) -> None:
         """A job beside, of the same user on the same host, which has a secret."""
         (self.cluster.folder / "token").write_text(self.words["neighbour"])
         self._neighbour = self.start(
@@ -126,7 +132,6 @@ class Scene:
             f"secrets: {{token: {self.cluster.folder}/token}}\n"
             f"constraints: {{hosts: [{self.hosts[0]}]}}\ncommand: {json.dumps(['sh', '-c', NEIGHBOUR])}\n",
         )  # fmt: skip
-        self.cluster.wait_for_log(self._neighbour, "line 3")
 
     def end_neighbour(self) -> None:
         """Check that the neighbour has all lines and outputs, and its secret is only in its own folder."""
@@ -143,10 +148,6 @@ class Scene:
         outputs = self.cluster.home / "jobs" / self._neighbour / "outputs"
         assert sorted(path.name for path in outputs.iterdir()) == ["go", "mine"]
         assert (outputs / "mine").read_text() == self.words["neighbour"]
-
-    def remember(self) -> None:
-        """All files that are not the hostile job's; call it before that is submitted."""
-        self._before = self._files()
 
     def assert_unharmed(self) -> None:
         """Check that no other file was changed or added, and no secret was copied. Wait for the neighbour's end."""
@@ -207,7 +208,7 @@ class Scene:
         """Jobs on the head that had ended before."""
         return getattr(self, "_ended", [])
 
-    def let_one_end(self) -> None:
+    def _let_one_end(self) -> None:
         """A job with outputs that is over: its folder on the head stays as it is."""
         job = self.start(
             "before",
@@ -216,8 +217,3 @@ class Scene:
         )  # fmt: skip
         self.end_of(job, "SUCCEEDED")
         self._ended = [job]
-
-
-def wait_for_all(cluster: Cluster, job: str, text: str) -> None:
-    cluster.wait_for_log(job, text)
-    time.sleep(0.5)

@@ -13,7 +13,7 @@ from scene import Scene, build_image
 
 from gpurun.node.folder.below import remove_path
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("train"), pytest.mark.timeout(400)]
 
 IN_OUTPUTS = (
     "swap_files", "swap_folders", "links", "hard_links", "special", "names", "depth", "modes", "grows", "sparse",
@@ -31,9 +31,7 @@ def image(tmp_path_factory):
 @pytest.fixture
 def scene(cluster, image):
     made = Scene(cluster, [host.name for host in cluster.lab.hosts[:2]])
-    made.let_one_end()
-    made.begin_neighbour()
-    made.remember()
+    made.begin()
     yield made
     for outputs in cluster.home.glob("jobs/*/outputs"):
         remove_path(str(outputs))  # pytest cannot: it is too deep
@@ -42,11 +40,22 @@ def scene(cluster, image):
 
 
 def test_outputs_full_of_tricks_come_home_or_are_named_and_go_to_the_next_attempt(scene):
-    """The first attempt's container is killed: the second one gets the outputs on another host."""
-    job = scene.play("outputs", *IN_OUTPUTS, gpus=1, hosts=scene.hosts, more="max_restarts: 1\n")
-    scene.cluster.wait_for_log(job, "all tricks are played")
+    """The first attempts' containers are killed: the second ones get the outputs on another host.
+
+    One program fills its outputs with tricks, another one closes their folder to everybody.
+    """
+    job = scene.play("outputs", *IN_OUTPUTS, gpus=1, hosts=scene.hosts, STAY_S=300, more="max_restarts: 1\n")
+    closed = scene.play(
+        "closed", "modes", "closes_outputs", gpus=1, hosts=scene.hosts, STAY_S=300, more="max_restarts: 1\n"
+    )
+    for each in (job, closed):
+        scene.cluster.wait_for_log(each, "all tricks are played")
     time.sleep(3)
-    scene.kill(job)
+    for each in (job, closed):
+        scene.kill(each)
+    record = scene.end_of(closed, "SUCCEEDED", "FAILED")
+    assert (record["state"], record["restarts"], record["outputs_left"]) == ("SUCCEEDED", 1, None), record
+    assert (scene.cluster.home / "jobs" / closed / "outputs" / "suid").read_text() == "closed"
     record = scene.end_of(job, "SUCCEEDED", "FAILED")
     assert (record["state"], record["restarts"]) == ("SUCCEEDED", 1), record["reason"]
     left = " ".join(record["outputs_left"]["first"])
@@ -62,22 +71,13 @@ def test_outputs_full_of_tricks_come_home_or_are_named_and_go_to_the_next_attemp
     scene.assert_unharmed()
 
 
-def test_outputs_whose_folder_keeps_everybody_out_come_home_and_go_to_the_next_attempt(scene):
-    job = scene.play("closed", "modes", "closes_outputs", gpus=1, hosts=scene.hosts, more="max_restarts: 1\n")
-    scene.cluster.wait_for_log(job, "all tricks are played")
-    scene.kill(job)
-    record = scene.end_of(job, "SUCCEEDED", "FAILED")
-    assert (record["state"], record["restarts"], record["outputs_left"]) == ("SUCCEEDED", 1, None), record
-    assert (scene.cluster.home / "jobs" / job / "outputs" / "suid").read_text() == "closed"
-    scene.assert_unharmed()
-
-
+@pytest.mark.story
 def test_what_a_program_forges_pretends_and_prints_harms_its_own_job_alone(scene):
     """Its rank 0 plays tricks beside the neighbour, whose fence comes first; its rank 1 runs on another host."""
     job = scene.play("reports", *IN_RUN, *ELSEWHERE, hosts=scene.hosts, STAY_S=300)
     scene.cluster.wait_for_log(job, "all tricks are played")
     time.sleep(3)
-    assert scene.cluster.job(job)["state"] == "RUNNING", "forged ends of other hosts' ranks end nothing"
+    assert scene.cluster.record(job)["state"] == "RUNNING", "forged ends of other hosts' ranks end nothing"
     scene.assert_unharmed()
     shown = [
         scene.cluster.gpurun(*argv)
@@ -96,8 +96,12 @@ def test_what_a_program_forges_pretends_and_prints_harms_its_own_job_alone(scene
         scene.assert_nowhere(word, scene.cluster.home)
 
 
-@pytest.mark.parametrize("trick", ["own_folder", "closes_run", "kills_script"])
-def test_a_program_that_takes_its_own_reports_away_ends_and_its_host_is_free(scene, trick):
-    job = scene.play(trick, trick, STAY_S=2, more="time_limit: 20s\n")
-    scene.end_of(job)
+def test_programs_that_take_their_own_reports_away_end_and_their_hosts_are_free(scene):
+    first, second = scene.hosts
+    places = {"own_folder": first, "closes_run": second, "kills_script": second}
+    jobs = [
+        scene.play(trick, trick, hosts=[host], STAY_S=2, more="time_limit: 20s\n") for trick, host in places.items()
+    ]
+    for job in jobs:
+        scene.end_of(job)
     scene.assert_unharmed()
