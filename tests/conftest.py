@@ -5,9 +5,11 @@ from __future__ import annotations
 import compileall
 import os
 import signal
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import forked
 import pytest
 from how_many import HOW_MANY
 from hypothesis import HealthCheck, settings
@@ -40,6 +42,10 @@ def pytest_configure(config):
             signal.signal(number, usual)
 
 
+def pytest_unconfigure():
+    forked.close()
+
+
 @pytest.fixture(autouse=True)
 def usual_umask():
     """Who enters a shared state directory changes the umask: other users could not read the next test's files."""
@@ -66,6 +72,18 @@ def caches_of_the_tests(request, tmp_path_factory, monkeypatch):
     if request.node.get_closest_marker("lab") is None:
         for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
             monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp() / name.lower()))
+
+
+@pytest.fixture(autouse=True)
+def quick_starts(request, monkeypatch):
+    """`python -m gpurun…` is a fork of a process that has imported it; not on the lab, nor where starts are judged."""
+    if request.node.get_closest_marker("lab") is None and "real_starts" not in request.fixturenames:
+        monkeypatch.setattr(subprocess, "Popen", forked.Popen)
+
+
+@pytest.fixture
+def real_starts():
+    """The test is about how a process starts, or what it costs: it gets real ones."""
 
 
 @pytest.fixture(name="gpurun")

@@ -241,7 +241,7 @@ def test_heavy_imports_stay_out_of_quick_commands(inventory):
     assert done.stderr.strip() == "[]"
 
 
-def test_help_is_quick():
+def test_help_is_quick(real_starts):
     """It imports little more than Typer: the promised 0.3 s cannot be judged on a machine whose speed nobody knows."""
 
     def cpu_s(*python: str) -> float:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import PopenOfCode
+
 import gpurun
 from gpurun.node.agent.processes import list_processes
 
@@ -97,7 +99,7 @@ class User:
             groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
             entered = self.accounts.entered(self.uid, self.uid, groups)
             words, become = [*entered, "env", f"--chdir={self.home}", *words], {}
-        return subprocess.Popen(
+        return PopenOfCode(
             words, umask=umask, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, **become,
         )  # fmt: skip
