@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,17 @@ class Popen(_RealPopen):  # type: ignore[type-arg]
         startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int,
         errread: int, errwrite: int, restore_signals: Any, gid: Any, gids: Any, uid: Any, umask: int, *session: Any,
     ) -> None:  # fmt: skip
+        start = partial(
+            super()._execute_child,  # type: ignore[misc]
+            args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, p2cread,
+            p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask, *session,
+        )  # fmt: skip
         is_new_session, group = session if len(session) == 2 else (*session, -1)  # without a group before Python 3.11
         environ = dict(os.environ) if env is None else {os.fsdecode(key): os.fsdecode(env[key]) for key in env}
         words = _words(args)
         plain = not (preexec_fn or shell or executable) and group == -1 and close_fds and restore_signals
         if not plain or not _can_fork(words, environ, self.takes_code):
-            super()._execute_child(  # type: ignore[misc]
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, p2cread,
-                p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask, *session,
-            )  # fmt: skip
+            start()
             return
         standard = [found if found != -1 else number for number, found in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
@@ -64,7 +67,11 @@ class Popen(_RealPopen):  # type: ignore[type-arg]
             "uid": uid, "gid": gid, "gids": gids, "umask": umask if umask >= 0 else _umask(),
             "session": bool(is_new_session), "descriptors": [0, 1, 2, *pass_fds],
         }  # fmt: skip
-        self._told = _server(words[0], environ.get("PYTHONPATH")).ask(request, [*standard, *pass_fds])
+        try:
+            self._told = _server(words[0], environ.get("PYTHONPATH")).ask(request, [*standard, *pass_fds])
+        except OSError:  # another user's server, or one that has ended
+            start()
+            return
         self.pid = int.from_bytes(self._told.recv(4), "big")
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
@@ -126,14 +133,37 @@ def _umask() -> int:
     return int(line.split()[1], 8)
 
 
-class _Server:
-    """A process that forks for this one alone."""
+class _Client:
+    """One who may ask a server: a fork asks the one that made it. It is no longer there when all tests have ended."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
+        asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            asked.connect(self.path)
+        except OSError:
+            asked.close()
+            raise
+        with tempfile.TemporaryFile() as file:  # a request may be larger than a packet
+            pickle.dump(request, file)
+            file.flush()
+            socket.send_fds(asked, [b"."], [file.fileno(), *descriptors])
+        return asked
+
+    def close(self) -> None:
+        pass
+
+
+class _Server(_Client):
+    """A process that forks for this one and its forks, as long as this one runs."""
 
     def __init__(self, python: str, path: str | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gpurun-forks-")
-        self._path = str(Path(self._folder.name) / "socket")
+        super().__init__(str(Path(self._folder.name) / "socket"))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(self._path)
+            listening.bind(self.path)
             listening.listen(100)
             self._life, theirs = socket.socketpair()
             kept = [listening.fileno(), theirs.fileno()]
@@ -145,15 +175,6 @@ class _Server:
             )  # fmt: skip
             theirs.close()
 
-    def ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
-        asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked.connect(self._path)
-        with tempfile.TemporaryFile() as file:  # a request may be larger than a packet
-            pickle.dump(request, file)
-            file.flush()
-            socket.send_fds(asked, [b"."], [file.fileno(), *descriptors])
-        return asked
-
     def close(self) -> None:
         self._life.close()
         self._process.kill()
@@ -161,10 +182,10 @@ class _Server:
         self._folder.cleanup()
 
 
-_servers: dict[tuple[int, str, str | None], _Server] = {}
+_servers: dict[tuple[int, str, str | None], _Client] = {}
 
 
-def _server(python: str, path: str | None) -> _Server:
+def _server(python: str, path: str | None) -> _Client:
     """Return this process's server with that Python and PYTHONPATH, and start it at the first call."""
     key = os.getpid(), python, path
     if key not in _servers:
@@ -184,6 +205,7 @@ def close() -> None:
 def serve(listening: socket.socket, life: socket.socket) -> None:
     """Fork until the process that started this one has ended. In a fork: run its program."""
     waking, woken = os.pipe()
+    listening_at = listening.getsockname()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
@@ -207,6 +229,8 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
                 for connection in (listening, life, asking, *told.values()):
                     connection.detach()  # `become` closes the descriptor
                 become(request, descriptors[1:])
+                _servers[os.getpid(), sys.executable, os.environ.get("PYTHONPATH")] = _Client(listening_at)
+                subprocess.Popen = Popen  # type: ignore[misc]
                 return run(request["argv"])
             told[child] = asking
             asking.send(child.to_bytes(4, "big"))
