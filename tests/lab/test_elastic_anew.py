@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
+import json
 import os
 import re
 import signal
-import time
 
 import pytest
-from cluster import TORCH, TRAIN
-from faulting import wait_until
+from cluster import TINY, TORCH
+from faulting import events, hosts_of, stopping_reason, wait_until
 
 from gpurun.node.agent.processes import list_processes
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("elastic")]
 
 PROGRAM = """
 import os, signal, sys, time
@@ -43,6 +42,7 @@ for step in range(first + 1, last + 1):
         dist.barrier()
         sys.exit(143)
 """
+RING = ("ring", "--steps", "100000", "--step-s", "0.25")
 
 
 @pytest.fixture
@@ -50,36 +50,31 @@ def cluster(mended):
     return mended
 
 
-def submit(cluster, hosts, steps, *flags):
+def submit(cluster, hosts, *flags, image=TINY, command=RING):
     """Four ranks on two hosts, or two on one."""
+    launcher = ["--launcher", "tasks"] if image == TINY else []
     args = cluster.submit_args(
-        "--min-gpus", "2", "--outputs", "/out", "--host", ",".join(hosts), *flags,
-        "--gpus-per-host", "2", gpus=4, image=TORCH,
+        "--min-gpus", "2", "--outputs", "/out", "--host", ",".join(hosts), *launcher, *flags,
+        "--gpus-per-host", "2", gpus=4, image=image,
     )  # fmt: skip
-    done = cluster.gpurun(*args, "--", "torchrun", "--no-python", "python3", "-u", "-c", PROGRAM, str(steps))
+    done = cluster.gpurun(*args, "--", *command)
     assert done.code == 0, done.err
     return done.out.strip()
 
 
 def steps(cluster, job):
     """(step, size) as rank 0 has told them."""
-    return [(int(a), int(b)) for a, b in re.findall(r"step (\d+) with (\d+)", cluster.log(job))]
+    return [(int(a), int(b)) for a, b in re.findall(r"\[0\]<stdout>:step (\d+) with (\d+)", cluster.log(job))]
 
 
 def sizes(cluster, job):
     """The sizes that the gang has had, one after the other."""
-    found = []
-    for _, size in steps(cluster, job):
-        if not found or found[-1] != size:
-            found.append(size)
-    return found
+    return [size for size, _ in itertools.groupby(size for _, size in steps(cluster, job))]
 
 
-def wait_for_sizes(cluster, job, wanted):
-    """Wait until the gang has had these sizes; how many seconds it took."""
-    began = time.monotonic()
-    wait_until(lambda: sizes(cluster, job)[: len(wanted)] == wanted)
-    return round(time.monotonic() - began, 1)
+def wait_for_steps(cluster, job, count):
+    """Wait until the gang has made so many steps."""
+    wait_until(lambda: len(steps(cluster, job)) >= count)
 
 
 def done_again(cluster, job):
@@ -88,46 +83,58 @@ def done_again(cluster, job):
     return [before + 1 - after for (before, old), (after, new) in pairs if old != new]
 
 
+def two_hosts(cluster):
+    return [host.name for host in cluster.lab.hosts][1:3]
+
+
 def test_it_loses_a_host_trains_on_with_fewer_and_grows_back(cluster):
-    hosts = [host.name for host in cluster.lab.hosts][1:3]
-    job = submit(cluster, hosts, 800)
-    wait_until(lambda: len(steps(cluster, job)) >= 25)
-    victim = cluster.job(job)["hosts"][1]
+    hosts = two_hosts(cluster)
+    job = submit(cluster, hosts)
+    wait_for_steps(cluster, job, 25)
+    victim = hosts_of(cluster, job)[1]
     cluster.lab.crash(victim)
-    shrunk_s = wait_for_sizes(cluster, job, [4, 2])
-    assert cluster.job(job)["hosts"] == [host for host in hosts if host != victim]
+    wait_until(lambda: sizes(cluster, job) == [4, 2])
+    assert hosts_of(cluster, job) == [host for host in hosts if host != victim]
     for process in list_processes():  # also that of the first attempt, which waits for the lost host's proof
         if f"gpurun.supervisor {job} " in process.command:
             os.kill(process.pid, signal.SIGKILL)
     cluster.lab.boot(victim)
     assert cluster.status()  # commands adopt
-    grown_s = wait_for_sizes(cluster, job, [4, 2, 4])
-    cluster.wait_for(job, "SUCCEEDED")
-    assert steps(cluster, job)[-1] == (800, 4)
+    wait_until(lambda: sizes(cluster, job) == [4, 2, 4])
     shrinking, growing = done_again(cluster, job)
-    assert 0 <= shrinking <= 20, "what was done since the last checkpoint that was copied is done again"
+    assert shrinking >= 0, "a step is missing"
     assert growing == 0, "it saved before it left"
-    logging.getLogger(__name__).info("smaller: %s s, %s steps; larger: %s s", shrunk_s, shrinking, grown_s)
+    assert cluster.record(job)["restarts"] == 0
 
 
-def test_a_drained_host_leaves_and_the_gang_trains_elsewhere_or_smaller(cluster):
-    hosts = [host.name for host in cluster.lab.hosts][1:3]
-    job = submit(cluster, hosts, 120)
-    wait_until(lambda: len(steps(cluster, job)) >= 10)
-    drained = cluster.job(job)["hosts"][0]
+def test_a_drained_host_leaves_and_the_gang_trains_with_fewer(cluster):
+    job = submit(cluster, two_hosts(cluster))
+    wait_for_steps(cluster, job, 10)
+    drained = hosts_of(cluster, job)[0]
     assert cluster.gpurun("inventory", "drain", drained, "-i", str(cluster.inventory)).code == 0
     try:
         wait_until(lambda: sizes(cluster, job) == [4, 2])
-        assert drained not in cluster.job(job)["hosts"]
-        cluster.wait_for(job, "SUCCEEDED")
+        assert drained not in hosts_of(cluster, job)
     finally:
         cluster.gpurun("inventory", "uncordon", drained, "-i", str(cluster.inventory))
-    assert steps(cluster, job)[-1] == (120, 2) and done_again(cluster, job) == [0]
+    assert done_again(cluster, job) == [0]
 
 
-def test_a_program_that_fails_everywhere_is_not_started_for_ever(cluster):
-    hosts = [host.name for host in cluster.lab.hosts][1:3]
-    args = cluster.submit_args("--launcher", "tasks", "--min-gpus", "2", "--host", ",".join(hosts), gpus=2, image=TRAIN)
-    done = cluster.gpurun(*args, "--follow", "--", "sh", "-c", "exit 3")
-    (record,) = cluster.status()["jobs"]
-    assert (done.code, record["state"], record["exit_code"], record["restarts"]) == (1, "FAILED", 3, 0)
+def test_torch_ranks_that_fail_with_their_neighbour_are_not_blamed_and_all_save_when_told(cluster):
+    """A container is killed, and Docker reports it 8 s later: by then the other ranks and torchrun have failed."""
+    program = ("torchrun", "--no-python", "python3", "-u", "-c", PROGRAM, "100000")
+    job = submit(cluster, two_hosts(cluster), "--grace", "14s", image=TORCH, command=program)
+    wait_for_steps(cluster, job, 15)
+    victim = hosts_of(cluster, job)[1]
+    main = json.loads(cluster.lab.run(victim, ["cat", f"/home/train/.gpurun/jobs/{job}/main.json"]).stdout)["pid"]
+    late = f"kill -STOP $(pidof dockerd); kill -KILL {main}; sleep 8; kill -CONT $(pidof dockerd)"
+    cluster.lab.run(victim, ["sh", "-c", late])
+    wait_until(lambda: (cluster.record(job)["state"], cluster.record(job)["attempt"]) == ("RUNNING", 2))
+    assert stopping_reason(cluster, job).startswith(f"{victim}: the job's container ended"), events(cluster, job)
+    wait_for_steps(cluster, job, len(steps(cluster, job)) + 3)
+    told = [step for step, _ in steps(cluster, job)]
+    (resumed,) = [after for before, after in itertools.pairwise(told) if after != before + 1] or [told[-1]]
+    assert resumed > 10, "it began again from the beginning"
+    assert cluster.gpurun("cancel", job).code == 0
+    saved = (cluster.home / "jobs" / job / "outputs" / "step").read_text()
+    assert int(saved) == steps(cluster, job)[-1][0], "the ranks were killed before they had saved"
