@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from users import OwnPlaces, open_python
+from waiting import LIMIT_S
 
 import gpurun
 
@@ -81,7 +82,7 @@ class OwnHead:
         (folder / "gpurun").write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {open_python()} -m gpurun "$@"\n')
         (folder / "gpurun").chmod(0o755)
 
-    def run(self, user: str, script: str, *, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+    def run(self, user: str, script: str, *, timeout_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """Run a script as a user, with the groups that the user has at this moment."""
         home = str(self.folder / "root") if user == "root" else f"/home/{user}"
         return subprocess.run(

@@ -6,13 +6,13 @@ import json
 import os
 
 import pytest
-from cluster import TRAIN
+from cluster import TINY
 from imaging import Head
 from wheels import make_wheel
 
 from gpurun.lab import engine
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
 
 
 def test_ranks_import_what_the_image_lacks(cluster, tmp_path):
@@ -20,7 +20,7 @@ def test_ranks_import_what_the_image_lacks(cluster, tmp_path):
     make_wheel(tmp_path / "wheels", name, "1.0")
     (tmp_path / "r.txt").write_text(f"{name}==1.0\n")
     (tmp_path / "recipe.yaml").write_text("python: {requirements: r.txt, index: ./wheels}\n")
-    args = cluster.submit_args(gpus=2)
+    args = cluster.submit_args("--launcher", "tasks", gpus=2, image=TINY)
     args[1:1] = [str(tmp_path / "recipe.yaml")]
     head = Head(engine.ensure())
     program = f"import {name}; print('found', {name}.VERSION)"
@@ -32,7 +32,7 @@ def test_ranks_import_what_the_image_lacks(cluster, tmp_path):
         assert cluster.log(job["id"]).count("found 1.0") == 2
         inputs = json.loads(cluster.gpurun("show", job["id"], "--json").out)["inputs"]
         head.made.append(inputs["image"])
-        assert inputs["python.packages"] == [f"{name}==1.0"] and inputs["python.base"] == TRAIN
+        assert inputs["python.packages"] == [f"{name}==1.0"] and inputs["python.base"] == TINY
         again = cluster.gpurun("ship", inputs["image"], ",".join(job["hosts"]), "-i", str(cluster.inventory), "--json")
         assert json.loads(again.out)["bytes_missing"] == 0
         planned = cluster.gpurun(*args, "--dry-run", "--json", "--", "true")

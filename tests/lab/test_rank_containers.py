@@ -1,4 +1,4 @@
-"""Ranks in real containers of an image with busybox alone, seen from the host by an agent without root's rights."""
+"""Ranks in real containers of an image with no more than a shell, seen from the host by an agent without root's rights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from cluster import TINY
+from cluster import SHELL
 
 from gpurun.inventory.load import load
 from gpurun.lab import engine
@@ -30,7 +30,7 @@ WAIT = "trap 'echo told; exit 7' TERM; echo up; while :; do sleep 0.1; done"
 def host(lab):
     """A job's container, held by its main process, with an agent beside it."""
     environ = {**os.environ, "DOCKER_HOST": engine.ensure()}
-    saved = subprocess.run(["docker", "save", TINY], env=environ, check=True, stdout=subprocess.PIPE).stdout
+    saved = subprocess.run(["docker", "save", SHELL], env=environ, check=True, stdout=subprocess.PIPE).stdout
     lab.run(HOST, ["docker", "load"], stdin=saved)
     inventory = load(lab.inventory)
     with Fleet.open([target_of(inventory.by_name[HOST], inventory)]) as fleet:
@@ -61,7 +61,7 @@ def host(lab):
             "/gpurun/bin/hold",
         ]
         files = {"launch/bin/rank": [rank_script([], GLOO, grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
-        made = agent.call("gang.create", job=JOB, attempt=1, files=files, run=[*run, TINY], sshd=None)
+        made = agent.call("gang.create", job=JOB, attempt=1, files=files, run=[*run, SHELL], sshd=None)
         container = made.value["container"]
         agent.call("gang.start", container=container)
 
@@ -155,7 +155,7 @@ def test_a_fence_removes_what_docker_creates_for_a_client_that_has_died(host):
         host.agent.call("gang.prepare", job=JOB, attempt=6, interface="", first=True, outputs=False)
         note = f'{{"attempt": 6, "name": "gpurun-{JOB}-6"}}'.encode()
         host.agent.call("files.write", path=f"{host.folder}/creating.json", payload=note)
-        made = host.agent.call("proc.run", argv=["python3", "-c", ABANDON, JOB, TINY]).value
+        made = host.agent.call("proc.run", argv=["python3", "-c", ABANDON, JOB, SHELL]).value
         assert made["code"] == 0
         rest = host.agent.call("gang.fence", job=JOB, attempt=6, timeout_s=60.0).value
         assert not any(rest.values())

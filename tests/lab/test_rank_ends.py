@@ -8,7 +8,7 @@ import time
 
 import pytest
 from at_once import at, finish, hosts_of, printed, reach, record, start, tell
-from faulting import kill_supervisor, wait_until
+from faulting import RANK, kill_supervisor, wait_until
 from waiting import until
 
 from gpurun.lab import network
@@ -94,9 +94,9 @@ UNDER_A_SHELL = ("sh", "-c", 'python3 -c "$0" "$@"; exit $?')
     ("launcher", "saves_s", "number", "code"),
     [
         pytest.param("tasks", 2, "SIGSEGV", 139, marks=pytest.mark.story),
-        ("gloo", 8, "SIGTERM", 143),
-        ("mpi", 8, "SIGKILL", 137),
-        ("mpirun", 8, "SIGSEGV", 139),
+        ("gloo", 8, "SIGKILL", 137),
+        ("mpi", 8, "SIGSEGV", 139),
+        ("mpirun", 8, "SIGKILL", 137),
     ],
 )
 def test_ranks_have_their_whole_grace_after_a_cancel_and_beside_a_rank_that_a_signal_ends(
@@ -136,6 +136,15 @@ def test_ranks_have_their_whole_grace_after_a_cancel_and_beside_a_rank_that_a_si
                 assert saved == b"saved None", "the loader lives"
         outputs = cluster.home / "jobs" / job / "outputs"
         assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole", "saved.2": "whole"}
+
+
+def test_a_rank_that_sends_sigterm_to_itself_is_named(cluster):
+    """gpurun waits 5 s for another cause, and the launcher ends the other rank meanwhile, also by SIGTERM."""
+    script = f"echo up; test {RANK} != 1 || {{ sleep 1; kill -s TERM $$; }}; sleep 600"
+    jobs = [start(cluster, launcher, "sh", "-c", script) for launcher in ("gloo", "mpi")]
+    for job in jobs:
+        found = finish(cluster, job, "FAILED", 143)
+        assert (found["first_failure"]["rank"], found["first_failure"]["host"]) == (1, hosts_of(found)[1])
 
 
 def test_a_line_without_end_passes(cluster):

@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train
 
 UID = 1500
 MAX_BYTES = 1_400_000_000
-LAUNCH = ("horovodrun", "-np", "4", "-H", "localhost:4", "--disable-cache")
-GLOO = (*LAUNCH, "--gloo")
+GLOO = ("horovodrun", "-np", "2", "-H", "localhost:2", "--disable-cache", "--gloo")
 SIGNAL_RANKS = (
     "for f in /proc/[0-9]*/environ; do p=${f#/proc/}; p=${p%/environ}; "
     "tr '\\0' '\\n' 2>/dev/null <$f | grep -q ^HOROVOD_RANK= && kill -TERM $p; done; true"
@@ -97,56 +96,51 @@ def test_tensorflow_starts_from_byte_code_that_is_in_the_image(engine, tmp_path,
     assert run(engine, tmp_path, recipes / "noop", "python3", "-c", script) == (0, "True []\n")
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
-def test_reductions_are_exact(engine, tmp_path, recipes, controller):
-    code, output = run(engine, tmp_path, recipes / "allreduce-check", *LAUNCH, f"--{controller}", "python3", "check.py")
-    assert code == 0, output
-    by_mpi = "25 by MPI" if controller == "mpi" else r"none by MPI \(not started by mpirun\)"
-    lines = re.findall(rf"rank (\d) of 4, local \1 of 4 on \S+: 31 reductions by Horovod, {by_mpi}: all exact", output)
-    assert sorted(lines) == ["0", "1", "2", "3"], output
-
-
 def test_a_wrong_sum_on_one_rank_fails_the_check_everywhere(engine, tmp_path, recipes):
     folder = tmp_path / "recipe"
     folder.mkdir()
-    broken = "return rank % 3 + 1 + (os.environ.get('HOROVOD_RANK') == '2')"  # as if rank 2 sent something else
+    broken = "return rank % 3 + 1 + (os.environ.get('HOROVOD_RANK') == '1')"  # as if rank 1 sent something else
     text = (recipes / "allreduce-check" / "check.py").read_text()
     assert "return rank % 3 + 1\n" in text
     (folder / "check.py").write_text(text.replace("return rank % 3 + 1\n", broken + "\n"))
     code, output = run(engine, tmp_path, folder, *GLOO, "python3", "check.py")
     assert code != 0
-    assert re.search(r"\[0\]<stderr>:Horovod: int32\[1\]\[0\] is \d+, not 7", output), output
+    assert re.search(r"\[0\]<stderr>:Horovod: int32\[1\]\[0\] is \d+, not 3", output), output
 
 
-@pytest.mark.slow
+FEWER = """
+import gzip, pathlib, struct
+for file in pathlib.Path("/usr/share/datasets/fashion-mnist").glob("*.gz"):
+    data = gzip.decompress(file.read_bytes())
+    count, header = 10000 if "train" in file.name else 1000, 4 + 4 * data[3]
+    each = (len(data) - header) // struct.unpack(">i", data[4:8])[0]
+    fewer = data[:4] + struct.pack(">i", count) + data[8:header] + data[header : header + count * each]
+    pathlib.Path("/checkpoints", file.name).write_bytes(gzip.compress(fewer, 1))
+"""
+
+
 @pytest.mark.timeout(600)
-def test_training_stops_with_a_checkpoint_and_goes_on_from_it(engine, tmp_path, recipes):
+def test_training_stops_with_a_checkpoint_and_continues_from_it_with_fewer_ranks(engine, tmp_path, recipes):
+    """On a sixth of the images. A network that is less accurate than was asked fails."""
     recipe = recipes / "fashion-mnist"
-    train = ("python3", "train.py", "--epochs", "2", "--accuracy", "0.8")
-    with Container(engine, tmp_path, recipe, *GLOO, *train) as container:
+    assert run(engine, tmp_path, recipe, "python3", "-c", FEWER) == (0, "")
+    train = ("python3", "train.py", "--data", "/checkpoints", "--epochs", "2", "--accuracy")
+    with Container(engine, tmp_path, recipe, *GLOO, *train, "0.6") as container:
         wait_for_line(container, "[0]<stdout>:epoch 1/2")
-        time.sleep(1)
         engine.ask("exec", container.name, "sh", "-c", SIGNAL_RANKS)
-        code, output = container.finish(60)
+        code, output = container.finish(120)
     assert code != 0
     seen = set(re.findall(r"told to stop after (\d+) images of epoch 2", output))
     assert len(seen) == 1, output  # every rank at the same step
     assert "Exit code: 143" in output, output
-    fewer = ("horovodrun", "-np", "2", "-H", "localhost:2", "--disable-cache", "--gloo")
-    code, output = run(engine, tmp_path, recipe, *fewer, *train)
+    code, output = run(engine, tmp_path, recipe, *train, "0.6")
     assert code == 0, output
     assert f"resuming from /checkpoints/ckpt-2: epoch 2, {seen.pop()} images into it" in output
     assert "epoch 1/2" not in output
-    assert re.search(r"test accuracy 0\.[89]", output)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_training_that_is_not_accurate_enough_fails(engine, tmp_path, recipes):
-    train = ("python3", "train.py", "--epochs", "0", "--accuracy", "0.5")
-    code, output = run(engine, tmp_path, recipes / "fashion-mnist", *GLOO, *train)
+    assert re.search(r"test accuracy 0\.[6-9]", output)
+    code, output = run(engine, tmp_path, recipe, *train, "0.99")
     assert code == 1
-    assert "that is less than 0.5" in output
+    assert "that is less than 0.99" in output
 
 
 def wait_for_line(container, text, timeout_s=200):
