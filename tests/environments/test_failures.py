@@ -63,7 +63,7 @@ def test_what_only_pips_own_log_says_counts_too():
 
 
 def test_no_message_shows_a_secret_or_is_endless():
-    error = failure_of(1, "see https://me:s3cret@x " + "y" * 1_000_000 + "\n" * 5 + "s3cret", "base", ("s3cret",))
+    error = failure_of(1, "see https://me:s3cret@x " + "y" * 100_000 + "\n" * 5 + "s3cret", "base", ("s3cret",))
     assert "s3cret" not in str(error) and len(str(error)) < 4 * MOST_CHARS
     assert hidden("abcd abc", ("abc", "abcd", "")) == "*** abc"
     assert tail("[notice] A new release of pip\n") == ""

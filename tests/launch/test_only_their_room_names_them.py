@@ -23,6 +23,8 @@ NOT_THE_LAUNCHER = {
 
 def named(source: str) -> set[str]:
     """The launchers whose names are values in a text of Python."""
+    if not any(name in source for name in NAMES):
+        return set()
     return {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)} & {*NAMES}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forked import PopenOfCode
 from waiting import LIMIT_S, until
 
 from gpurun.errors import StateError
@@ -54,7 +55,7 @@ def processes():
 
 def hold(home: Path, processes) -> subprocess.Popen:
     """A process that takes the lock and keeps it until it is told to `let_go`."""
-    process = subprocess.Popen(
+    process = PopenOfCode(
         [sys.executable, "-c", HOLD.format(home=str(home))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -92,7 +93,7 @@ def test_sixteen_contenders_none_starves(tmp_path, processes):
     """Each asks again at once, harder than any command does; two are never inside, and each gets it again."""
     names = [f"{number:x}" for number in range(16)]
     processes += [
-        subprocess.Popen(
+        PopenOfCode(
             [sys.executable, "-c", CONTEND, str(tmp_path), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True,
         )

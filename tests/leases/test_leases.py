@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from how_many import examples
+from forked import PopenOfCode
+from how_many import count, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,11 +251,11 @@ for line in sys.stdin:
 
 def test_two_passes_that_race_for_the_last_gpus(tmp_path):
     racers = [
-        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        PopenOfCode([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     try:
-        for round_number in range(80):
+        for round_number in range(count("races of two passes")):
             home = tmp_path / str(round_number)
             home.mkdir()
             (home / "inventory.yaml").write_text(INVENTORY)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from engine_stand_in import EngineStandIn
+from how_many import count
 from waiting import LIMIT_S, until
 
 from gpurun.node.agent import frames
@@ -240,12 +241,13 @@ def test_an_earlier_attempt_never_takes_the_folder_back(host):
 
 def test_a_later_attempt_that_comes_while_the_fence_is_at_work_loses_nothing(host):
     """The two meet at every moment: the folder is whole and the later attempt's, or the fence never saw it."""
-    for round_ in range(60):
+    rounds = count("attempts that meet a fence")
+    for round_ in range(rounds):
         prepare(1)
         for number in range(20):
             (host.folder / "run" / f"{number}").touch()
         fencing = Fencing()
-        time.sleep(round_ * 0.0005)
+        time.sleep(0.03 * round_ / rounds)
         prepare(2)
         assert not any(fencing.end().values())
         assert job_lock.owner(JOB) == 2

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from how_many import count
 from terminal import typed
 from test_ways import at_rest, children, lives, resident_kib, sessions
 from waiting import LIMIT_S, until
@@ -22,7 +23,7 @@ from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostUnreachable
 from gpurun.remote import Fleet, masters, opening, session, system_ssh, trust
 from gpurun.remote.ssh_config import resolve
 
-RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", "20"))
+RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", count("reconnects over ssh")))
 EVERYTHING_ODD = (
     "RemoteCommand sleep 1000",
     "RequestTTY force",
@@ -203,11 +204,11 @@ def test_ssh_is_tried_where_paramiko_s_keys_are_refused_and_remembered(net, star
     server, tried = net.sshd(), []
     target = net.host("gpu1", server, "PKCS11Provider /no/such/library.so")
     monkeypatch.setattr(session, "identities", lambda route: tried.append(route) or iter(()))
-    for count in (1, 2):
+    for attempt in (1, 2):
         with Fleet.open([target]) as fleet:
             assert not fleet.failures
             assert works(fleet.agents["gpu1"])
-        assert (len(tried), len(started)) == (1, count)
+        assert (len(tried), len(started)) == (1, attempt)
 
 
 def test_ssh_is_not_tried_where_the_host_offers_nothing_more(net, started):

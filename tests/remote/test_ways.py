@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from how_many import count
 from waiting import LIMIT_S, until
 
 from gpurun.errors import HostUnreachable
@@ -31,7 +32,7 @@ threading.Thread(target=up, daemon=True).start()
 while data := s.recv(65536):
     os.write(1, data)
 """
-RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", "50"))
+RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", count("reconnects over paramiko")))
 AT_ONCE = 8
 
 

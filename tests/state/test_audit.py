@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 
 import pytest
+from forked import PopenOfCode
 from waiting import LIMIT_S
 
 from gpurun.errors import StateError
@@ -124,7 +124,7 @@ for number in range(int(sys.argv[4])):
 
 def test_no_line_of_several_processes_is_lost_or_torn_when_a_new_file_begins(tmp_path):
     def write(who, limit, count):
-        return subprocess.Popen([sys.executable, "-c", NOTES, *map(str, (tmp_path, who, limit, count))])
+        return PopenOfCode([sys.executable, "-c", NOTES, *map(str, (tmp_path, who, limit, count))])
 
     assert write(0, 1000000, 1).wait(LIMIT_S) == 0
     each = (tmp_path / "audit.jsonl").stat().st_size

@@ -12,10 +12,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 
@@ -34,6 +30,10 @@ def new_job(home, **changes):
 
 def write(folder, first, last):
     """A curve as a training script writes it: loss = 1 / step."""
+    from tensorboard.compat.proto.event_pb2 import Event  # 0.3 s, which processes without these tests save
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     writer = EventFileWriter(str(folder))
     for step in range(first, last):
         value = Summary.Value(tag="loss", simple_value=1 / step)
