@@ -10,13 +10,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from cluster import TORCH, TRAIN
+from cluster import TINY, TORCH
 from nbclient import NotebookClient
 
 import gpurun
 
 pytestmark = [
-    pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers"),
+    pytest.mark.lab, pytest.mark.xdist_group("launchers"),
     pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="a function needs the Python of the images, 3.11"),
 ]  # fmt: skip
 
@@ -31,6 +31,7 @@ def here(cluster, monkeypatch):
     return cluster
 
 
+@pytest.mark.train
 def test_each_rank_calls_the_function_and_returns_to_this_process(here):
     def reduced(scale):
         import torch
@@ -59,9 +60,9 @@ def test_what_one_rank_raises_is_raised_here_and_a_cancel_ends_the_others(here):
             raise ValueError("only here")
         time.sleep(600)
 
-    job = gpurun.submit(one_fails, gpus=2, gpus_per_host=1, launcher="tasks", image=TRAIN)
+    job = gpurun.submit(one_fails, gpus=2, gpus_per_host=1, launcher="tasks", image=TINY)
     with pytest.raises(gpurun.RemoteError, match="rank 1: ValueError: only here") as caught:
-        job.result(120)
+        job.result(300)
     assert "in one_fails" in caught.value.trace
 
     def forever():
@@ -69,13 +70,14 @@ def test_what_one_rank_raises_is_raised_here_and_a_cancel_ends_the_others(here):
 
         time.sleep(600)
 
-    job = gpurun.submit(forever, gpus=1, image=TRAIN)
+    job = gpurun.submit(forever, gpus=1, image=TINY)
     here.wait_for(job.id, "RUNNING")
     assert job.running() and job.cancel()
     with pytest.raises(CancelledError):
         job.result(60)
 
 
+@pytest.mark.train
 def test_the_notebook_runs_from_top_to_bottom(here):
     client = NotebookClient(nbformat.read(NOTEBOOK, as_version=4), timeout=300, kernel_name="python3")
     cells = [cell for cell in client.execute(env=dict(os.environ)).cells if cell.cell_type == "code"]
@@ -86,6 +88,6 @@ def test_the_notebook_runs_from_top_to_bottom(here):
 
 
 def test_a_job_outlives_the_process_that_submitted_it(here):
-    program = f"import gpurun; print(gpurun.submit(lambda: 6 * 7, gpus=1, image={TRAIN!r}).id)"
+    program = f"import gpurun; print(gpurun.submit(lambda: 6 * 7, gpus=1, image={TINY!r}).id)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert gpurun.job(done.stdout.strip()).result(120) == 42
+    assert gpurun.job(done.stdout.strip()).result(300) == 42

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster import TINY, TRAIN, Cluster, Done
+from cluster import LOOK_S, TINY, Cluster, Done
 from other_engines import REMAPPED, ROOTLESS, other_engine
+from waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("real-hosts")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("real-hosts")]
 
 LEAVES = "id -u; echo from $GPURUN_RANK > /checkpoints/$GPURUN_RANK; sleep 300 & echo rank $GPURUN_RANK; exit {code}"
 
@@ -27,16 +28,21 @@ def arranged(cluster: Cluster, hosts: int = 1, **settings: str) -> Cluster:
     return cluster
 
 
-def run(cluster: Cluster, *flags: str, image: str, command: str) -> Done:
+def run(cluster: Cluster, *flags: str, command: str) -> Done:
     """A recipe that keeps outputs, to its end."""
-    recipe = cluster.folder / "recipe.yaml"
-    recipe.write_text(json.dumps({"image": image, "outputs": "/checkpoints", "command": ["sh", "-c", command]}))
-    return cluster.gpurun("submit", str(recipe), "-i", str(cluster.inventory), "-n", "2", "--follow", *flags)
+    args = ["--launcher", "tasks", "-n", "2", *flags]
+    return cluster.gpurun("submit", str(recipe(cluster, command)), "-i", str(cluster.inventory), "--follow", *args)
+
+
+def recipe(cluster: Cluster, command: str) -> Path:
+    path = cluster.folder / "recipe.yaml"
+    path.write_text(json.dumps({"image": TINY, "outputs": "/checkpoints", "command": ["sh", "-c", command]}))
+    return path
 
 
 def leaves(cluster: Cluster, code: int = 0) -> str:
     """Run ranks that leave outputs and children; what gpurun said of it."""
-    done = run(cluster, "--launcher", "tasks", image=TINY, command=LEAVES.format(code=code))
+    done = run(cluster, command=LEAVES.format(code=code))
     assert done.code == (1 if code else 0), done.err
     return done.out + done.err
 
@@ -46,75 +52,62 @@ def host(cluster):
     return cluster.lab.hosts[0].name
 
 
-def only_job(cluster: Cluster) -> tuple[dict, Path]:
-    (record,) = cluster.status()["jobs"]
-    return record, cluster.home / "jobs" / record["id"]
-
-
-@pytest.mark.parametrize("code", [0, 7])
 @pytest.mark.parametrize(
     ("script", "socket", "uid"),
     [(REMAPPED, "/run/other.sock", 1500), (ROOTLESS, "/run/user/1500/docker.sock", 0)],
     ids=["userns-remap", "rootless"],
 )
-def test_an_engine_of_another_kind_runs_a_gang_brings_its_outputs_home_and_is_fenced(
-    cluster, host, script, socket, uid, code
+def test_an_engine_of_another_kind_runs_gangs_brings_their_outputs_home_and_is_fenced(
+    cluster, host, script, socket, uid
 ):
     with other_engine(cluster.lab, host, script, socket) as docker_host:
         arranged(cluster, docker_host=docker_host)
-        said = leaves(cluster, code)
-        assert re.findall(r"rank [01] \| (\d+)$", said, re.MULTILINE) == [str(uid)] * 2
-        record, folder = only_job(cluster)
-        if code:
-            assert (record["exit_code"], record["first_failure"]["host"]) == (code, host)
-        else:
-            assert {path.name: path.read_text() for path in (folder / "outputs").iterdir()} == {
-                "0": "from 0\n", "1": "from 1\n",
-            }  # fmt: skip
+        for code in (7, 0):
+            said = leaves(cluster, code)
+            assert re.findall(r"rank [01] \| (\d+)$", said, re.MULTILINE) == [str(uid)] * 2
+        jobs = {job["state"]: job for job in cluster.status()["jobs"]}
+        assert (jobs["FAILED"]["exit_code"], jobs["FAILED"]["first_failure"]["host"]) == (7, host)
+        outputs = cluster.home / "jobs" / jobs["SUCCEEDED"]["id"] / "outputs"
+        assert {path.name: path.read_text() for path in outputs.iterdir()} == {
+            "0": "from 0\n", "1": "from 1\n",
+        }  # fmt: skip
         assert cluster.lab.run(host, ["docker", "--host", docker_host, "ps", "--all", "--quiet"]).stdout == b""
         assert cluster.lab.run(host, ["find", "/home/train/.gpurun/jobs", "-mindepth", "1"]).stdout == b""
 
 
-def test_a_rootless_engine_has_its_own_network_so_a_gang_of_two_hosts_is_told_and_nobody_waits(cluster, host):
+def test_a_rootless_engine_has_its_own_network_so_a_gang_of_two_hosts_is_told_and_never_starts(cluster, host):
     with other_engine(cluster.lab, host, ROOTLESS, "/run/user/1500/docker.sock"):
         arranged(cluster, hosts=2)
         text = cluster.inventory.read_text()
         first = re.sub(rf"({host}: \{{)", r'\g<1>docker_host: "unix:///run/user/1500/docker.sock", ', text)
         cluster.inventory.write_text(first)
-        done = cluster.submit("--launcher", "tasks", image=TINY, command=["true"])
-        assert done.code != 0
-        assert f"{host}: docker-network: Docker at /run/user/1500/docker.sock has a network of its own" in done.err
+        job = cluster.gpurun(*cluster.submit_args("--launcher", "tasks", image=TINY), "--", "true").out.strip()
+        said = f"{host}: docker-network: Docker at /run/user/1500/docker.sock has a network of its own"
+        told = cluster.home / "jobs" / job / "events.jsonl"
+        until(lambda: told.exists() and said in told.read_text(), every_s=LOOK_S)
+        cluster.gpurun("cancel", job)
+        assert "STARTING" not in told.read_text()
 
 
-def test_a_gang_s_files_lie_in_the_folder_that_the_inventory_names_and_not_in_the_home(cluster, host):
+def test_a_gang_s_files_lie_in_the_folder_of_its_grant_whatever_the_inventory_says_later(cluster):
     for each in cluster.lab.hosts[:2]:
         cluster.lab.run(each.name, ["install", "-d", "-m", "1777", "/local"])
     arranged(cluster, hosts=2, folder="/local")
-    look = "find /gpurun /run/gpurun /workspace >/dev/null 2>&1; cp /proc/self/mountinfo /checkpoints/$HOROVOD_RANK"
-    done = run(cluster, "--gpus-per-host", "1", image=TRAIN, command=look)
-    assert done.code == 0, done.err
-    _, folder = only_job(cluster)
+    look = "cp /proc/self/mountinfo /checkpoints/$GPURUN_RANK; echo begun; sleep 300"
+    args = ["--launcher", "tasks", "-n", "2", "--gpus-per-host", "1"]
+    job = cluster.gpurun("submit", str(recipe(cluster, look)), "-i", str(cluster.inventory), *args).out.strip()
+    cluster.wait_for_log(job, "begun", times=2)
+    cluster.inventory.write_text(cluster.inventory.read_text().replace("/local", "/elsewhere"))
+    assert cluster.gpurun("cancel", job).code == 0
+    cluster.wait_for(job, "CANCELLED")
     for rank in ("0", "1"):
-        assert "/local/gpurun-1500/outputs" in (folder / "outputs" / rank).read_text()
+        assert "/local/gpurun-1500/outputs" in (cluster.home / "jobs" / job / "outputs" / rank).read_text()
     for each in cluster.lab.hosts[:2]:
         left = cluster.lab.run(
             each.name, ["sh", "-c", "ls /local/gpurun-1500/jobs /local/gpurun-1500/outputs; ls ~train/.gpurun/jobs"]
         )
         assert "j-" not in str(left.stdout)
         cluster.lab.run(each.name, ["rm", "-rf", "/local"])
-
-
-def test_the_folder_of_a_running_gang_is_the_one_of_its_grant_whatever_the_inventory_says_later(cluster, host):
-    cluster.lab.run(host, ["install", "-d", "-m", "1777", "/local"])
-    arranged(cluster, folder="/local")
-    args = cluster.submit_args("--launcher", "tasks", gpus=1, image=TINY)
-    job = cluster.gpurun(*args, "--", "sh", "-c", "sleep 300").out.strip()
-    cluster.wait_for(job, "RUNNING")
-    cluster.inventory.write_text(cluster.inventory.read_text().replace("/local", "/elsewhere"))
-    assert cluster.gpurun("cancel", job).code == 0
-    assert cluster.wait_for(job, "CANCELLED")
-    assert b"j-" not in cluster.lab.run(host, ["ls", "/local/gpurun-1500/jobs"]).stdout
-    cluster.lab.run(host, ["rm", "-rf", "/local"])
 
 
 def test_a_python_that_the_inventory_names_runs_the_agent(cluster, host):

@@ -16,7 +16,7 @@ from terminal import typed
 from test_real_hosts import arranged
 from waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("real-hosts")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("real-hosts")]
 
 SECOND_FACTOR = """
 set -e
@@ -91,9 +91,7 @@ def test_a_whole_job_runs_over_the_system_s_ssh_and_its_supervisor_comes_back_wh
         os.kill(pid, signal.SIGKILL)
     again = until(lambda: found if len(found := ssh_of(carrier)) == 2 and not set(found) & set(first) else [])
     for host in cluster.lab.hosts[:2]:
-        cluster.lab.run(
-            host.name, ["sh", "-c", "docker ps -q --filter label=gpurun.job | xargs -I{} docker exec {} touch /tmp/go"]
-        )
+        cluster.lab.run(host.name, ["sh", "-c", GO])
     assert cluster.wait_for(job, "SUCCEEDED", "FAILED")["state"] == "SUCCEEDED"
     assert len(re.findall(r"^.*ended$", cluster.log(job), re.MULTILINE)) == 2
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in again))
@@ -135,24 +133,23 @@ def test_a_job_whose_shared_connection_ends_says_how_to_open_it_anew_and_goes_on
     assert f"gpurun inventory connect {host}" in refused.out + refused.err, refused.out + refused.err
     assert typed(command, {"assword": "424 242"}, asking.environ)[0] == 0
     until(lambda: ssh_of(carrier))
-    asking.lab.run(
-        host, ["sh", "-c", "docker ps -q --filter label=gpurun.job | xargs -I{} docker exec {} touch /tmp/go"]
-    )
+    asking.lab.run(host, ["sh", "-c", GO])
     assert asking.wait_for(job, "SUCCEEDED", "FAILED")["state"] == "SUCCEEDED"
     assert "ended" in asking.log(job)
 
 
-@pytest.mark.parametrize("ssh", ["paramiko", "system"])
-def test_a_changed_host_key_is_refused_on_both_transports(cluster, own_folder, ssh):
+@pytest.mark.story
+def test_a_changed_host_key_is_refused_on_both_transports(cluster, own_folder):
     known = (cluster.lab.folder / "known_hosts").read_text().splitlines()
     first, second = known[0].split(), known[1].split()
     (cluster.folder / "known_hosts").write_text(" ".join([first[0], *second[1:]]) + "\n")
     config = cluster.lab.ssh_config.read_text()
     config = config.replace(str(cluster.lab.folder / "known_hosts"), str(cluster.folder / "known_hosts"))
     (cluster.folder / "ssh_config").write_text(config.replace("StrictHostKeyChecking yes", "StrictHostKeyChecking no"))
-    arranged(cluster, ssh=ssh)
-    text = cluster.inventory.read_text().replace(str(cluster.lab.ssh_config), str(cluster.folder / "ssh_config"))
-    cluster.inventory.write_text(text)
-    done = cluster.gpurun("doctor", "-i", str(cluster.inventory))
-    assert "its key has changed: it shows ssh-ed25519 SHA256:" in done.out, done.out + done.err
-    assert f"{cluster.folder / 'known_hosts'}:1 says" in done.out
+    for ssh in ("paramiko", "system"):
+        arranged(cluster, ssh=ssh)
+        text = cluster.inventory.read_text().replace(str(cluster.lab.ssh_config), str(cluster.folder / "ssh_config"))
+        cluster.inventory.write_text(text)
+        done = cluster.gpurun("doctor", "-i", str(cluster.inventory))
+        assert "its key has changed: it shows ssh-ed25519 SHA256:" in done.out, done.out + done.err
+        assert f"{cluster.folder / 'known_hosts'}:1 says" in done.out

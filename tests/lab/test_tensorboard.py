@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from http.client import HTTPConnection
 from subprocess import PIPE, Popen
 from urllib.parse import urlsplit
 
 import pytest
-from cluster import TRAIN
+from boards import write
+from cluster import TINY
 from faulting import wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
 
 RECIPE = f"""
 name: curve
-image: {TRAIN}
+image: {TINY}
 launcher: tasks
 gpus: 1
-command: [python3]
+command: [python3, /workspace/train.py]
+workdir: .
 outputs: /out
-outputs_every: 2s
+outputs_every: 1s
 """
 PROGRAM = """
-import os, time
-import tensorflow as tf
-writer = tf.summary.create_file_writer(os.environ["GPURUN_OUTPUTS"] + "/logs")
-for step in range(1, 100):
-    with writer.as_default():
-        tf.summary.scalar("loss", 1 / step, step=step)
-    writer.flush()
-    time.sleep(0.5)
+import os, pathlib, time
+(source,) = pathlib.Path("/workspace").glob("curve/*tfevents*")
+records, logs = source.read_bytes(), pathlib.Path(os.environ["GPURUN_OUTPUTS"], "logs")
+logs.mkdir()
+with open(logs / source.name, "wb", buffering=0) as file:
+    while records:
+        size = 8 + 4 + int.from_bytes(records[:8], "little") + 4
+        file.write(records[:size])
+        records = records[size:]
+        time.sleep(0.2)
+time.sleep(600)
 """
+"""Writes a curve that is there already event by event, as a training script does: the image has no TensorFlow."""
 
 
 def test_the_curve_of_a_job_grows_in_tensorboard_while_it_trains(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    done = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory), "--", "python3", "-c", PROGRAM)
+    folder = tmp_path / "recipe"
+    write(folder / "curve", 1, 1000)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "train.py").write_text(PROGRAM)
+    done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory))
     assert done.code == 0, done.err
     job = done.out.strip()
     board = Popen([sys.executable, "-m", "gpurun", "tensorboard", job], env=cluster.environ, stdout=PIPE, text=True)
@@ -58,11 +66,10 @@ def test_the_curve_of_a_job_grows_in_tensorboard_while_it_trains(cluster, tmp_pa
             return [step for _, step, _ in json.loads(body)] if answer.status == 200 else []
 
         wait_until(lambda: len(curve()) >= 5)
-        first, began = curve(), time.monotonic()
+        first = curve()
         wait_until(lambda: len(curve()) >= len(first) + 5)
         assert curve()[: len(first)] == first == list(range(1, len(first) + 1))
-        assert time.monotonic() - began < 30, "2 s until it is copied, 5 s each until gpurun and TensorBoard look"
-        assert json.loads(cluster.gpurun("status", job, "--json").out)["jobs"][0]["state"] == "RUNNING"
+        assert cluster.record(job)["state"] == "RUNNING"
     finally:
         board.terminate()
         assert board.wait(30) == 0
