@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "supervisor"))
 

@@ -109,13 +109,23 @@ class PopenOfCode(Popen):
     takes_code = True
 
 
+def are_used() -> bool:
+    """Whether a quick test runs: on the lab and in benchmarks, processes are real."""
+    return subprocess.Popen is Popen
+
+
 def _words(args: Any) -> list[str]:
     return [os.fsdecode(args)] if isinstance(args, (str, bytes, os.PathLike)) else [os.fsdecode(word) for word in args]
 
 
 def _can_fork(words: Sequence[str], environ: Mapping[str, str], takes_code: bool) -> bool:
     own = words[0] == sys.executable and environ.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
-    if len(words) < 3 or not (own or takes_code) or words[1] not in (("-m", "-c") if takes_code else ("-m",)):
+    if (
+        len(words) < 3
+        or "python" not in Path(words[0]).name
+        or not (own or takes_code)
+        or words[1] not in (("-m", "-c") if takes_code else ("-m",))
+    ):
         return False
     if words[1] == "-m" and words[2] not in MODULES:
         return False

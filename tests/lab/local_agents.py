@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import shlex
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import forked
 from waiting import LIMIT_S
 
 from gpurun.node.agent import frames
@@ -86,11 +88,15 @@ class Hosts:
         self.home(name).mkdir(exist_ok=True)
         code, nonce = bootstrap.agent_zip(), secrets.token_hex(8)
         command = bootstrap.command(len(code), nonce, 600.0, Target("local", python=sys.executable))
-        process = subprocess.Popen(
-            ["sh", "-c", command],
+        words = [sys.executable, "-c", shlex.split(command)[-1]] if forked.are_used() else ["sh", "-c", command]
+        usual = {
+            name: value for name, value in os.environ.items() if name.startswith(("PATH", *forked.OF_THE_INTERPRETER))
+        }
+        process = forked.PopenOfCode(
+            words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home(name)), **env},
+            env={**usual, "HOME": str(self.home(name)), **env},
         )
         self.processes[name] = process
         channel = PipeChannel(process)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forked import PopenOfCode
+import forked
 
 import gpurun
 from gpurun.node.agent.processes import list_processes
@@ -99,7 +99,8 @@ class User:
             groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
             entered = self.accounts.entered(self.uid, self.uid, groups)
             words, become = [*entered, "env", f"--chdir={self.home}", *words], {}
-        return PopenOfCode(
+        start = forked.PopenOfCode if forked.are_used() else subprocess.Popen
+        return start(
             words, umask=umask, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, **become,
         )  # fmt: skip

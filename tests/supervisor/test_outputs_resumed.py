@@ -27,6 +27,7 @@ from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_copy import HeadCopy
 
 SIZE = 20_000_000
+BYTES = random.Random(1).randbytes(SIZE)
 
 
 class Wire:
@@ -69,7 +70,7 @@ def world(tmp_path):
 @pytest.fixture
 def job(tmp_path, world):
     made = outputs_job(tmp_path, world, "h1")
-    (made.host() / "model").write_bytes(random.Random(1).randbytes(SIZE))
+    (made.host() / "model").write_bytes(BYTES)
     return made
 
 
@@ -136,7 +137,7 @@ def test_the_head_s_process_is_killed(job, wire, tmp_path):
     """SIGKILL: nothing of it can tidy up."""
     script = f"""
 import os, signal, sys
-sys.path[:0] = {[str(Path(__file__).parents[1] / room) for room in ("lab", "supervisor")]!r}
+sys.path[:0] = {[str(Path(__file__).parents[1] / room) for room in ("", "lab", "supervisor")]!r}
 from pathlib import Path
 from local_agents import Hosts
 from outputs_world import outputs_job
