@@ -7,19 +7,20 @@ import os
 import re
 import shutil
 import time
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cluster import ONE_THREAD, TINY
-from faulting import adopt, events, hosts_of, kill_supervisor, wait_until
+from faulting import adopt, events, hosts_of, kill_supervisor, stopping_reason, wait_until
 
 from gpurun.leases.store import LeaseStore
+from gpurun.state.cordons import read_cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("elastic")]
 
 RECIPE = Path(__file__).parents[2] / "recipes/elastic"
+CHECKPOINT_EVERY = 20  # steps, in its program
 
 
 @pytest.fixture
@@ -62,38 +63,38 @@ def leases(cluster):
     return {lease.name: lease for lease in LeaseStore(cluster.home).read_all().leases}
 
 
-@contextmanager
-def slow(cluster, host):
-    """A live host whose sshd accepts connections and does not answer."""
-    assert cluster.lab.run(host, ["sh", "-c", 'kill -STOP "$(cat /run/sshd.pid)"']).code == 0
-    try:
-        yield
-    finally:
-        cluster.lab.run(host, ["sh", "-c", 'kill -CONT "$(cat /run/sshd.pid)"'])
-
-
 @pytest.mark.story
 def test_a_job_that_loses_a_host_continues_and_grows_back(cluster):
     job = train(cluster, gpus=3)
-    wait_for_ranks(cluster, job, 3)
+    cluster.wait_for_log(job, f"step {CHECKPOINT_EVERY + 1} with 3 ranks")
     killed = hosts_of(cluster, job)[1]
     cluster.lab.run(killed, ["docker", "kill", f"gpurun-{job}-1"])
     wait_until(lambda: any(event.get("state") == "left the gang" for event in events(cluster, job)))
-    wait_for_ranks(cluster, job, 2)
-    wait_for_ranks(cluster, job, 3)
-    found = cluster.record(job)
-    assert (found["state"], found["restarts"], found["attempt"]) == ("RUNNING", 0, 1)
-    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+    before = len(trained(cluster, job))
+
+    def has_grown():
+        since = [ranks for _, ranks in trained(cluster, job)[before:]]
+        return since[-3:] == [3] * 3 and (2 in since or cluster.record(job)["restarts"])
+
+    wait_until(has_grown)
+    steps, found = [step for step, _ in trained(cluster, job)], cluster.record(job)
+    if found["restarts"]:  # Horovod failed on all survivors, as it sometimes does: gpurun blames the loss
+        assert f"{killed}: the job's container ended (exit code 137); then " in stopping_reason(cluster, job)
+        assert steps[before] > CHECKPOINT_EVERY, "it began again from the beginning"
+    else:
+        assert found["attempt"] == 1
+        assert_no_step_lost(steps)
+    assert (found["state"], found["restarts"]) in (("RUNNING", 0), ("RUNNING", 1))
     assert cluster.gpurun("cancel", job).code == 0
 
 
 # Of a measurement: GPURUN_KILL_AFTER=N.
 @pytest.mark.alone
-def test_hosts_leave_and_come_back_beside_supervisors_that_die(cluster):
-    """A supervisor dies before it notices a host's silence, another one while a host's agent needs 10 s to start."""
+def test_hosts_leave_and_come_back_beside_a_supervisor_that_dies(cluster):
+    """The supervisor dies before it notices the host's silence."""
     job = train(cluster)
     wait_for_ranks(cluster, job, 4)
-    _, slow_one, crashed, _ = hosts_of(cluster, job)
+    crashed = hosts_of(cluster, job)[2]
     cluster.lab.crash(crashed)
     after_s = int(os.environ.get("GPURUN_KILL_AFTER", "1"))
     time.sleep(after_s)
@@ -109,7 +110,8 @@ def test_hosts_leave_and_come_back_beside_supervisors_that_die(cluster):
     # 14 to 17 s at load 12: a supervisor begins in 1 to 7 s, is sure after 10 s, and the ranks go on 2 s later. The
     # promise is 20 s. The other 5 s are for a machine that is busier: commands and training stand in line there.
     assert took_s <= 25
-    assert {row["host"]: row["state"] for row in cluster.status()["hosts"]}[crashed] == "lost"
+    wait_until(lambda: crashed in read_cordons(cluster.home))
+    assert read_cordons(cluster.home)[crashed].state == "lost"
     lease = leases(cluster)[job]
     assert crashed in [grant.host for grant in lease.grants], "its GPU is free without a proof"
     assert crashed not in [grant.host for grant in lease.members]
@@ -118,12 +120,6 @@ def test_hosts_leave_and_come_back_beside_supervisors_that_die(cluster):
     assert wait_for_ranks(cluster, job, 4) <= 90
     assert leases(cluster)[job].apart == ()
 
-    with slow(cluster, slow_one):
-        kill_supervisor(cluster, job)
-        adopt(cluster, job)
-        time.sleep(10)
-    wait_for_ranks(cluster, job, 4)
-    time.sleep(5)
     left = [event["host"] for event in events(cluster, job) if event.get("state") == "left the gang"]
     assert left == [crashed]
     assert sorted(grant.host for grant in leases(cluster)[job].members) == sorted(
@@ -178,6 +174,27 @@ def test_it_starts_with_what_there_is_grows_and_releases_a_drained_host(cluster,
     assert (found["state"], found["attempt"], found["restarts"]) == ("RUNNING", 1, 0)
     assert_no_step_lost([step for step, _ in trained(cluster, job)])
     assert cluster.gpurun("cancel", job).code == 0
+
+
+WAITS = 'test "$GPURUN_ATTEMPT" = 1 || exit 0; echo up; while :; do sleep 1; done'
+
+
+def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
+    """As when Horovod aborts each survivor (``terminate called … gloo::IoException``), which it does now and then."""
+    job = cluster.gpurun(
+        *cluster.submit_args("--min-gpus", "2", "--max-restarts", "1", gpus=3), "--", "sh", "-c", WAITS
+    ).out.strip()
+    wait_until(lambda: cluster.log(job).count("<stdout>:up") == 3)
+    hosts = hosts_of(cluster, job)
+    cluster.lab.run(hosts[2], ["docker", "kill", f"gpurun-{job}-1"])
+    wait_until(lambda: any(event.get("state") == "left the gang" for event in events(cluster, job)))
+    for host in hosts[:2]:
+        cluster.lab.run(host, ["pkill", "-ABRT", "-f", "^sh -c test .*while"])
+    wait_until(lambda: cluster.record(job)["ended_s"])
+    found = cluster.record(job)
+    assert (found["state"], found["restarts"]) == ("SUCCEEDED", 1)
+    why = f"{hosts[2]}: the job's container ended (exit code 137); then a rank on "
+    assert stopping_reason(cluster, job).startswith(why)
 
 
 def test_a_program_that_fails_everywhere_is_not_started_again(cluster):

@@ -76,6 +76,28 @@ def test_training_continues_without_its_supervisor_a_cable_or_the_head(cluster, 
     assert_no_step_lost(cluster, job)
 
 
+@pytest.mark.story
+def test_a_host_that_is_slow_or_cut_off_while_a_supervisor_takes_over_is_not_lost(cluster, tmp_path):
+    """Its sshd accepts connections and does not answer for 10 s; later no packet reaches it for 5 s."""
+    job = train(cluster, tmp_path / "recipe")
+    host = hosts_of(cluster, job)[1]
+    cluster.lab.run(host, ["sh", "-c", 'kill -STOP "$(cat /run/sshd.pid)"'])
+    try:
+        kill_supervisor(cluster, job)
+        adopt(cluster, job)
+        time.sleep(10)
+    finally:
+        cluster.lab.run(host, ["sh", "-c", 'kill -CONT "$(cat /run/sshd.pid)"'])
+    wait_for_steps(cluster, job)
+    cluster.lab.cut(host)
+    kill_supervisor(cluster, job)
+    adopt(cluster, job)
+    time.sleep(5)
+    cluster.lab.heal(host)
+    wait_for_steps(cluster, job)
+    assert_no_step_lost(cluster, job)
+
+
 def test_the_head_is_cut_off_for_longer_than_a_lost_host(cluster, tmp_path):
     """One of two gangs has no supervisor meanwhile. The other supervisor hears nobody, so it takes no host for lost."""
     jobs = [train(cluster, tmp_path / f"recipe{number}") for number in range(2)]
