@@ -15,6 +15,7 @@ from howto import OwnHead, blocks_of, has_account_here
 from own_labs import own_lab
 from test_users import FORGET_JOBS, OpenEngine
 from users import NEEDS_OPEN_PYTHON, open_folder, open_python
+from waiting import until
 
 from gpurun.lab import engine
 from gpurun.state.path import StatePath
@@ -45,7 +46,7 @@ def lab(tmp_path):
             lab.run(host.name, ["sh", "-c", FORGET_JOBS])
         (tmp_path / "horovodrun").write_text(LAUNCHER)
         (tmp_path / "horovodrun").chmod(0o755)
-        (tmp_path / "Dockerfile").write_text("FROM gpurun/tiny:1\nCOPY horovodrun /bin/horovodrun\n")
+        (tmp_path / "Dockerfile").write_text("FROM gpurun/shell:1\nCOPY horovodrun /bin/horovodrun\n")
         environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
         build = ["docker", "build", "-q", "-t", "train:1", str(tmp_path)]
         subprocess.run(build, env=environ, check=True, stdout=subprocess.DEVNULL)
@@ -98,10 +99,11 @@ def jobs(head) -> dict[str, dict]:
 
 def submit_long(head, user: str) -> str:
     job = head.do(user, f"gpurun {LONG}").split()[0]
-    deadline = time.monotonic() + 40
-    while jobs(head)[job]["state"] != "RUNNING":
-        assert time.monotonic() < deadline, (jobs(head)[job], head.run(user, f"gpurun status {job}").stdout)
-        time.sleep(0.2)
+    until(
+        lambda: jobs(head)[job]["state"] == "RUNNING",
+        lambda: (jobs(head)[job], head.run(user, f"gpurun status {job}").stdout),
+        every_s=0.2,
+    )
     return job
 
 
@@ -163,7 +165,4 @@ def audited(head) -> list[dict]:
 def wait_for_processes_of(head, user: str) -> None:
     """A waiter may look once more before it ends; `userdel` refuses users with processes."""
     uid = int(head.do("root", f"id -u {user}"))
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").stat().st_uid == uid for pid in head.pids()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not any(Path(f"/proc/{pid}").stat().st_uid == uid for pid in head.pids()), every_s=0.2)
