@@ -28,7 +28,7 @@ COMMANDS = [("wait",), ("cancel",), ("logs", "--follow")]
 def home(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path))
-    monkeypatch.setattr(caretaker, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(caretaker, "FIRST_PAUSE_S", 0.05)
     return tmp_path
 
 
@@ -79,7 +79,7 @@ def test_a_queued_job_whose_waiter_died_is_picked_up(job, resumed, words):
 def test_a_job_that_is_looked_after_is_left_alone(home, job, resumed, queued):
     locks = [take_waiter_lock(home)] if queued else run_pass(home, now_s=1.0).granted
     resumed.clear()
-    threading.Timer(1.5, end, [job]).start()
+    threading.Timer(0.6, end, [job]).start()
     assert run("wait", job.id) == 0
     assert resumed[1:] == [], "only the command's own first look"
     assert locks
