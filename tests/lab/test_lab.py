@@ -13,6 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 from census import census
+from waiting import until
 
 from gpurun.errors import BadInput
 from gpurun.lab import Lab, LabSpec, host
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.lab
 HOSTS = ["gpu-r1-01", "gpu-r1-02", "gpu-r2-01", "gpu-r2-02"]
 
 
-def ssh(lab, host, *command, timeout_s=60, connect_s=20):
+def ssh(lab, host, *command, timeout_s=400, connect_s=60):
     return subprocess.run(
         ["ssh", "-F", str(lab.ssh_config), "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", host, *command],
         capture_output=True,
@@ -46,10 +47,10 @@ def start_up(name, *options):
     )
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_host_is_reached_by_ssh_as_an_ordinary_user_who_may_use_docker(lab, host):
-    done = ssh(lab, host, "hostname; id -un; id -Gn; docker info --format '{{.Name}} {{.DockerRootDir}}'")
-    assert done.stdout.splitlines() == [host, "train", "train docker", f"{host} /var/lib/docker"], done.stderr
+def test_a_host_is_reached_by_ssh_as_an_ordinary_user_who_may_use_docker(lab):
+    for name in HOSTS:
+        done = ssh(lab, name, "hostname; id -un; id -Gn; docker info --format '{{.Name}} {{.DockerRootDir}}'")
+        assert done.stdout.splitlines() == [name, "train", "train docker", f"{name} /var/lib/docker"], done.stderr
 
 
 def test_hosts_know_each_other_and_nobody_else(lab):
@@ -93,10 +94,10 @@ def test_only_keys_open_a_host_and_only_its_own_host_key_is_believed(lab, tmp_pa
     assert changed.returncode == 255 and "IDENTIFICATION HAS CHANGED" in changed.stderr
 
 
-@pytest.mark.parametrize("argument", ["a b", "c'd", 'e"f', "--", "-n", "new\nline", "ü😀", "$HOME;`id`", ""])
-def test_arguments_of_run_arrive_byte_for_byte(lab, argument):
-    done = cli("run", "gpu-r1-01", "--name", lab.name, "--", "printf", "[%s]", "x", argument)
-    assert done.stdout == f"[x][{argument}]" and done.returncode == 0
+def test_arguments_of_run_arrive_byte_for_byte(lab):
+    arguments = ["x", "a b", "c'd", 'e"f', "--", "-n", "new\nline", "ü😀", "$HOME;`id`", ""]
+    done = cli("run", "gpu-r1-01", "--name", lab.name, "--", "printf", "[%s]", *arguments)
+    assert done.stdout == "".join(f"[{argument}]" for argument in arguments) and done.returncode == 0
 
 
 def test_run_exits_as_the_command_does(lab):
@@ -106,42 +107,36 @@ def test_run_exits_as_the_command_does(lab):
     assert missing.returncode == 2 and "gpu-r1-01" in missing.stderr
 
 
-def test_crash_is_silent_and_keeps_the_disk(lab):
+@pytest.mark.story
+def test_a_crash_is_silent_and_keeps_the_disk_and_a_cut_host_continues(lab):
+    """One host loses its power, another one its cable. Then the head loses its cable."""
     ssh(lab, "gpu-r2-02", "echo kept > ~/file; sync")
-    client = subprocess.Popen(["ssh", "-F", str(lab.ssh_config), "gpu-r2-02", "sleep 100"])
-    time.sleep(1)
+    client = subprocess.Popen(["ssh", "-F", str(lab.ssh_config), "gpu-r2-02", "sleep 600"])
+    until(lambda: b"sleep 600" in lab.run("gpu-r2-02", ["ps", "ax"]).stdout)
     try:
         lab.crash("gpu-r2-02")
-        assert lab.status().hosts[3].state == "off"
-        with pytest.raises(subprocess.TimeoutExpired):
-            client.wait(2)  # no packet tells the client that the host has gone
-        assert "timed out" in ssh(lab, "gpu-r2-02", "true", connect_s=3).stderr
+        lab.cut("gpu-r1-02")
+        assert [each.state for each in lab.status().hosts] == ["up", "cut", "up", "off"]
+        for host in ("gpu-r2-02", "gpu-r1-02"):
+            assert "timed out" in ssh(lab, host, "true", connect_s=2).stderr
+        assert client.poll() is None, "no packet tells the client that the host has gone"
         with pytest.raises(NoSuchLab):
             lab.run("gpu-r2-02", ["true"])
+        assert b"NO-CARRIER" in lab.run("gpu-r1-02", ["ip", "link", "show", "eth0"]).stdout
     finally:
         client.kill()
         client.wait()
     lab.boot("gpu-r2-02")
     lab.boot("gpu-r2-02")
-    assert ssh(lab, "gpu-r2-02", "cat ~/file").stdout == "kept\n"
-
-
-def test_a_cut_host_runs_on_and_is_back_when_healed(lab):
-    lab.cut("gpu-r1-02")
-    assert {each.name: each.state for each in lab.status().hosts}["gpu-r1-02"] == "cut"
-    assert "timed out" in ssh(lab, "gpu-r1-02", "true", connect_s=3).stderr
-    assert b"NO-CARRIER" in lab.run("gpu-r1-02", ["ip", "link", "show", "eth0"]).stdout
     lab.heal("gpu-r1-02")
+    assert ssh(lab, "gpu-r2-02", "cat ~/file").stdout == "kept\n"
     assert ssh(lab, "gpu-r1-02", "true").returncode == 0
-
-
-def test_the_head_can_be_cut_off_from_hosts_that_still_reach_each_other(lab):
     lab.cut("head")
     try:
         assert lab.status().head_state == "cut"
-        assert "timed out" in ssh(lab, "gpu-r1-01", "true", connect_s=3).stderr
-        reach = ["bash", "-c", "read -t 3 banner < /dev/tcp/gpu-r2-01/22 && echo $banner"]
-        assert b"SSH-2.0" in lab.run("gpu-r1-01", reach).stdout
+        assert "timed out" in ssh(lab, "gpu-r1-01", "true", connect_s=2).stderr
+        reach = ["bash", "-c", "read -t 60 banner < /dev/tcp/gpu-r2-01/22 && echo $banner"]
+        assert b"SSH-2.0" in lab.run("gpu-r1-01", reach).stdout, "hosts still reach each other"
     finally:
         lab.heal("head")
     assert ssh(lab, "gpu-r1-01", "true").returncode == 0
@@ -150,10 +145,10 @@ def test_the_head_can_be_cut_off_from_hosts_that_still_reach_each_other(lab):
 def test_a_killed_dockerd_comes_back_and_its_host_lives_on(lab):
     before = lab.init_of("gpu-r1-01")
     lab.run("gpu-r1-01", ["sh", "-c", "kill -9 $(cat /run/docker.pid)"])
-    deadline = time.monotonic() + 20
-    while lab.status().hosts[0].state != "up" or ssh(lab, "gpu-r1-01", "docker", "ps").returncode:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(
+        lambda: lab.status().hosts[0].state == "up" and not ssh(lab, "gpu-r1-01", "docker", "ps").returncode,
+        every_s=0.2,
+    )
     assert lab.init_of("gpu-r1-01") == before
 
 
@@ -288,36 +283,14 @@ def test_a_start_that_is_not_on_record_yet_ends_with_its_host(tmp_path):
     )
     try:
         host.kill(record, "no-such-namespace")
-        assert (mine.wait(5), others.poll()) == (-signal.SIGKILL, None)
+        assert (mine.wait(60), others.poll()) == (-signal.SIGKILL, None)
     finally:
         for each in (mine, others):
             each.kill()
             each.wait()
 
 
-@pytest.mark.parametrize("delay_s", [0.25, 0.45, 0.65, 0.85, 1.1])
-def test_up_killed_half_way_leaves_nothing_after_down(named_lab, delay_s):
-    lab = named_lab("killed")
-    folder = lab.folder
-    up = start_up(lab.name, "--hosts", "1")
-    time.sleep(delay_s)
-    up.kill()
-    up.wait()
-    lab.down()
-    assert census(lab.name, folder) == set()
-
-
-def test_up_after_a_killed_up_works(named_lab):
-    lab = named_lab("again")
-    up = start_up(lab.name, "--hosts", "1")
-    time.sleep(0.8)
-    up.kill()
-    up.wait()
-    lab.up(LabSpec(lab.name, hosts=1))
-    assert ssh(lab, "gpu-r2-01", "docker", "ps").returncode == 0
-
-
-@pytest.mark.parametrize("delay_s", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("delay_s", [0.5, 0.9])
 def test_up_that_is_interrupted_leaves_a_whole_lab_or_nothing(named_lab, delay_s):
     lab = named_lab("interrupted")
     folder = lab.folder
