@@ -17,7 +17,7 @@ from faulting import adopt, events, hosts_of, kill_supervisor, stopping_reason, 
 from gpurun.leases.store import LeaseStore
 from gpurun.state.cordons import read_cordons
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
 
 RECIPE = Path(__file__).parents[2] / "recipes/elastic"
 CHECKPOINT_EVERY = 20  # steps, in its program

@@ -29,7 +29,7 @@ from faulting import (
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("faults")]
 
 STARTS_RANKS = LAUNCHER not in ("horovod", "mpirun")
 """gpurun starts the ranks: no process of the launcher, on the first host, starts them all."""

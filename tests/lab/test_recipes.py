@@ -9,7 +9,7 @@ import pytest
 from cluster import ONE_THREAD
 from faulting import hosts_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("recipes")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("recipes")]
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
