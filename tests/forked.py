@@ -21,8 +21,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ def close() -> None:
 
 
 def serve(listening: socket.socket, life: socket.socket) -> None:
-    """Fork until the process that started this one has ended. In a fork: run its program."""
+    """Fork until the process that started this one has ended. In a fork: run its program, and end."""
     waking, woken = os.pipe()
     listening_at = listening.getsockname()
     os.set_blocking(woken, False)
@@ -241,13 +242,13 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
                 become(request, descriptors[1:])
                 _servers[os.getpid(), sys.executable, os.environ.get("PYTHONPATH")] = _Client(listening_at)
                 subprocess.Popen = Popen  # type: ignore[misc]
-                return run(request["argv"])
+                leave(request["argv"])
             told[child] = asking
             asking.send(child.to_bytes(4, "big"))
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
         elif life in ready:
-            return None
+            return
 
 
 def _tell(told: dict[int, socket.socket]) -> None:
@@ -323,15 +324,43 @@ def run(argv: Sequence[str]) -> None:
     runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
 
 
+def leave(argv: Sequence[str]) -> None:
+    """Run the program, and end as Python ends, but for its last step: to free all memory costs more than the rest."""
+    code: Any = 0
+    try:
+        run(argv)
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except Exception:  # noqa: BLE001 (as Python prints what nobody catches)
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python knows what to say and which code to end with
+    os._exit(code & 0xFF)
+
+
 def import_everything() -> None:
-    """Import what commands, waiters and supervisors import as they run."""
+    """Import and make what commands, waiters and supervisors import and make as they run."""
     import gc
 
-    from gpurun.cli.main import COMMANDS
+    from gpurun.cli.main import COMMANDS, main
 
     for place in COMMANDS.values():
         importlib.import_module(place.where.partition(":")[0])
     importlib.import_module("gpurun.supervisor.__main__")
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        os.environ["GPURUN_HOME"] = os.devnull
+        for words in (["version"], ["status", "--inventory", os.devnull]):
+            with suppress(SystemExit):
+                main(words)
     gc.collect()
     gc.freeze()
 
