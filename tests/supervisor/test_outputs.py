@@ -9,6 +9,7 @@ from power_hosts import PowerLinks, World
 from gpurun.jobs.folder import JobFolder
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.state.path import StatePath
+from gpurun.supervisor import outputs_changes
 from gpurun.supervisor.outputs import collect_outputs, send_outputs
 from gpurun.supervisor.outputs_copy import HeadCopy
 
@@ -47,6 +48,22 @@ def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     assert collect_outputs(job) == set()
     assert steps == [("tree", "outputs.arriving"), ("names", "3"), ("removed", "3")]
     assert job.world.things("h1") == []
+
+
+def test_the_list_of_changes_is_on_the_disk_before_it_has_its_name(tmp_path, own_copy):
+    """A power cut after the new name would otherwise leave a list that is empty or torn."""
+    steps = []
+
+    def rename(*names, **folders):
+        steps.append("named")
+        os.rename(*names, **folders)  # noqa: PTH104
+
+    own_copy(outputs_changes, "os", fsync=lambda _: steps.append("synced"), rename=rename)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    outputs_changes.write(folder, [{"rm": "old"}])
+    assert steps == ["synced", "named"]
+    assert outputs_changes.read(folder) == [{"rm": "old"}]
+    os.close(folder)
 
 
 @pytest.fixture
