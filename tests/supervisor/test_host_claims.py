@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from gpurun.errors import HostUnreachable
+from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.node.gpu.claim_rules import Claimant, Refused
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.host_claims import refusals_in, refused_end
+from gpurun.supervisor.host_claims import claim, refusals_in, refused_end
 from gpurun.supervisor.job import raise_first
 
+ALICE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 3, "b" * 16, "bob", 1002, "head-2")
 
 
@@ -25,6 +29,33 @@ def refusal(*refused, kind="claimed"):
 
 def held(holder=BOB, cards=((0, "GPU-a"), (1, "GPU-b")), why="its container 0123 is running"):
     return Refused(cards[0], holder, cards, why)
+
+
+def test_the_head_asks_each_host_for_the_gangs_gpus_and_notes_who_holds_them():
+    asked, events = {}, []
+
+    def call(host, op, *, claimant, cards, **_):
+        asked[host] = (op, claimant["job"], [index for index, _ in cards])
+        if host == "gpu-2":
+            raise refusal(held())
+
+    def each(ask, hosts):
+        failed = {}
+        for host in hosts:
+            try:
+                ask(SimpleNamespace(host=host, call=lambda op, host=host, **facts: call(host, op, **facts)))
+            except RemoteOpFailed as error:
+                failed[host] = error
+        return SimpleNamespace(failed=failed)
+
+    job = SimpleNamespace(
+        lease=SimpleNamespace(grants=(Grant("gpu-1", (0, 1)), Grant("gpu-2", (2,)))), claimant=ALICE, hardware={},
+        links=SimpleNamespace(each=each),
+        events=SimpleNamespace(emit=lambda kind, **facts: events.append((facts["host"], facts["state"]))),
+    )  # fmt: skip
+    assert list(claim(job, ("gpu-1", "gpu-2"))) == ["gpu-2"]
+    assert asked == {"gpu-1": ("claims.take", ALICE.job, [0, 1]), "gpu-2": ("claims.take", ALICE.job, [2])}
+    assert events == [("gpu-2", "refused")]
 
 
 def test_a_refused_gang_goes_back_to_the_queue_and_no_host_is_to_blame():
