@@ -22,16 +22,20 @@ pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train
 FAT = f"gpurun/fat-{os.getpid()}:1"
 
 
-@pytest.mark.parametrize("controller", [pytest.param("gloo", marks=pytest.mark.story), "mpi"])
-def test_allreduce_is_exact(cluster, controller):
-    check = ("submit", "recipes/allreduce-check", "--controller", controller)
-    done = cluster.gpurun(*check, "-i", str(cluster.inventory), "--follow", timeout_s=LIMIT_S)
+@pytest.mark.parametrize(
+    ("controller", "per_host"), [pytest.param("gloo", 1, marks=pytest.mark.story), ("mpi", 2)], ids=["gloo", "mpi"]
+)
+def test_allreduce_is_exact(cluster, controller, per_host):
+    """On two hosts."""
+    flags = ("--controller", controller, "-n", str(2 * per_host), "--gpus-per-host", str(per_host))
+    done = cluster.gpurun(
+        "submit", "recipes/allreduce-check", *flags, "-i", str(cluster.inventory), "--follow", timeout_s=LIMIT_S
+    )
     assert done.code == 0, done.err + done.out
     by_mpi = "25 by MPI" if controller == "mpi" else r"none by MPI \(not started by mpirun\)"
-    found = re.findall(
-        rf"rank (\d) of 4, local \d of 2 on \S+: 31 reductions by Horovod, {by_mpi}: all exact", done.out
-    )
-    assert sorted(found) == list("0123"), done.out
+    where = rf"rank (\d) of {2 * per_host}, local \d of {per_host} on \S+"
+    found = re.findall(rf"{where}: 31 reductions by Horovod, {by_mpi}: all exact", done.out)
+    assert sorted(found) == [str(rank) for rank in range(2 * per_host)], done.out
 
 
 FAILS = """
