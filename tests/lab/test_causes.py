@@ -243,4 +243,4 @@ def test_the_proof_costs_the_end_of_a_job_next_to_nothing(cluster):
         times = {e["state"]: e["t"] for e in events(cluster, job) if e["kind"] == "state"}
         return times["SUCCEEDED"] - times["STOPPING"]
 
-    assert min(end_s() for _ in range(3)) < 0.6
+    assert min(end_s() for _ in range(5)) < 0.6
