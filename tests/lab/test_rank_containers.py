@@ -1,4 +1,4 @@
-"""Ranks in real containers of an image with no more than a shell, seen from the host by an agent without root's rights."""
+"""Ranks in real containers of an image with only a shell, seen from the host by an agent without root's rights."""
 
 from __future__ import annotations
 
