@@ -11,7 +11,7 @@ from cluster import Cluster
 from crashing import SCENARIOS, build_image, check_invariants
 from own_labs import own_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crash")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crashes")]
 
 STORIES = {
     "submit": 8,

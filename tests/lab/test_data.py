@@ -10,7 +10,7 @@ from cluster import TINY
 
 from gpurun.lab import network
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("data")]
 
 SIZE = 8 << 20
 READ = "cat /data/set/hello; cksum < /data/set/noise; touch /data/set/new 2>&1; ls /data"

@@ -10,7 +10,7 @@ import pytest
 from cluster import TINY
 from faulting import events, hosts_of, kill_supervisor, steps_of, train, wait_for_steps, wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("recipes")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("drain")]
 
 GRACE_S = 3
 

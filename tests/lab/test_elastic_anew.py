@@ -14,7 +14,7 @@ from faulting import events, hosts_of, stopping_reason, wait_until
 
 from gpurun.node.agent.processes import list_processes
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic_anew")]
 
 PROGRAM = """
 import os, signal, sys, time

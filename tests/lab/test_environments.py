@@ -12,7 +12,7 @@ from wheels import make_wheel
 
 from gpurun.lab import engine
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("environments")]
 
 
 def test_ranks_import_what_the_image_lacks(cluster, tmp_path):

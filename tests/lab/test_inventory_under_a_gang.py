@@ -9,7 +9,7 @@ import yaml
 from cluster import Cluster
 from faulting import adopt, assert_no_step_lost, hosts_of, kill_supervisor, train, wait_for_steps
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("inventory_under_a_gang")]
 
 
 @pytest.fixture

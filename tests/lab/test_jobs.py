@@ -17,7 +17,7 @@ from waiting import LIMIT_S, until
 from gpurun.lab import engine
 from gpurun.node.agent.processes import list_processes
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("jobs")]
 
 FAT = f"gpurun/fat-{os.getpid()}:1"
 

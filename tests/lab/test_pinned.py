@@ -12,7 +12,7 @@ from cluster import SHELL
 
 from gpurun.lab import engine
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("pinned")]
 
 IMAGES = {name: f"gpurun/pinned-{os.getpid()}:{name}" for name in ("rebuilt", "removed")}
 SAY = ("sh", "-c", "echo word=$WORD")

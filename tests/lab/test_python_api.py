@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 import gpurun
 
 pytestmark = [
-    pytest.mark.lab, pytest.mark.xdist_group("launchers"),
+    pytest.mark.lab, pytest.mark.xdist_group("python_api"),
     pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="a function needs the Python of the images, 3.11"),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from gpurun.launch.rank import RANK_SCRIPT, rank_script
 from gpurun.remote import Fleet
 from gpurun.supervisor.links import target_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("rank_containers")]
 
 HOST = "gpu-r1-01"
 JOB = "j-0000c0de"

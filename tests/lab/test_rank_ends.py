@@ -13,7 +13,7 @@ from waiting import until
 
 from gpurun.lab import network
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("rank_ends")]
 
 NAMED_S = 24.0
 """Promised are 2 s on a quiet machine, and measured 1.2; this one may be twelve times as slow."""

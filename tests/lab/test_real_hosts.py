@@ -11,7 +11,7 @@ from cluster import LOOK_S, TINY, Cluster, Done
 from other_engines import REMAPPED, ROOTLESS, other_engine
 from waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("real-hosts")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("real_hosts")]
 
 LEAVES = "id -u; echo from $GPURUN_RANK > /checkpoints/$GPURUN_RANK; sleep 300 & echo rank $GPURUN_RANK; exit {code}"
 

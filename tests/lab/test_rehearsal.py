@@ -6,7 +6,7 @@ import pytest
 from at_once import finish, hosts_of, start, tell
 from faulting import events, kill_supervisor
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("rehearsal")]
 
 SAY = "echo rank $GPURUN_RANK of $GPURUN_SIZE; touch $GPURUN_OUTPUTS/by-$GPURUN_SIZE-$GPURUN_RANK; "
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from at_once import finish, printed, start
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("rerun")]
 
 SCRIPT = """
 import hashlib, os, random

@@ -11,7 +11,7 @@ from at_once import finish, hosts_of, tell
 from cluster import SHELL, TINY, Cluster
 from faulting import kill_rank
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("roles")]
 
 SERVES = """
 import json, os, socket, sys, time

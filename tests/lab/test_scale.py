@@ -8,7 +8,7 @@ import pytest
 from cluster import TINY, interrupt
 from faulting import wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("scale")]
 
 PROGRAM = """
 import time

@@ -23,7 +23,7 @@ from gpurun.state.shared import append_only
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.xdist_group("users"),
+    pytest.mark.xdist_group("several_users"),
     pytest.mark.skipif(open_python() is None, reason=NEEDS_OPEN_PYTHON),
 ]
 

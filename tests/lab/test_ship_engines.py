@@ -21,7 +21,7 @@ from gpurun.inventory.model import Inventory
 from gpurun.lab import engine
 from gpurun.node.image import thin
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship_engines"), pytest.mark.timeout(1500)]
 
 NOWHERE = Inventory(hosts=(), racks=(), fabrics={})
 

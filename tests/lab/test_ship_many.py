@@ -13,7 +13,7 @@ from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
 from gpurun.supervisor.links import target_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship_many"), pytest.mark.timeout(1200)]
 
 OVERHEAD = 1.02
 TALK_BYTES = 1_500_000  # sixteen SSH sessions, sixteen agents

@@ -16,7 +16,7 @@ from terminal import typed
 from test_real_hosts import arranged
 from waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("real-hosts")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("ssh_transports")]
 
 SECOND_FACTOR = """
 set -e

@@ -18,7 +18,7 @@ from waiting import until
 from gpurun.lab.errors import NoSuchLab
 from gpurun.sweeps.store import SweepStore
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("sweep")]
 
 PROGRAM = """
 import os, signal, sys, time

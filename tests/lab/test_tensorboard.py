@@ -13,7 +13,7 @@ from boards import write
 from cluster import TINY
 from faulting import wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("tensorboard")]
 
 RECIPE = f"""
 name: curve

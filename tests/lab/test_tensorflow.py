@@ -10,7 +10,7 @@ from at_once import finish, hosts_of
 from cluster import ONE_THREAD
 from faulting import kill_rank
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("launchers")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("tensorflow")]
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("recipes")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("tutorial")]
 
 TOP = Path(__file__).parents[2]
 TYPED = re.compile(r"^\$ (.*)$", re.MULTILINE)
