@@ -40,7 +40,7 @@ STORY = [
     {"outputs.list": "below_a_link"},
 ]  # fmt: skip
 LIES = [
-    {"claims.take": "rubbish"}, {"gang.create": "closes"}, {"docker.wait": "rubbish"}, {"docker.logs": "closes"},
+    {"gang.prepare": "rubbish"}, {"gang.start": "closes"}, {"docker.wait": "closes"}, {"docker.logs": "rubbish"},
     {"gang.prepare": "same_name"}, {"gang.create": "fails"}, {"images.ask": "huge"}, {"ranks.follow": "rubbish"},
     {"ranks.follow": "others"}, {"ranks.follow": "floods"}, {"ranks.follow": "hangs"}, {"ranks.follow": "endless"},
     {"outputs.list": "outside"}, {"outputs.read": "other_bytes"}, {"health.watch": "stream_of_rubbish"},

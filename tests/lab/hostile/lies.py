@@ -17,8 +17,8 @@ known = {}
 
 
 def lies_for(params):
-    found = re.search(r"j-[0-9a-f]{8}", repr(params))
-    job = found.group() if found else known.get("last")
+    found = re.search(r"'job': '(j-[0-9a-f]{8})'", repr(params))  # not an id in a list of other jobs
+    job = found.group(1) if found else known.get("last")
     known["last"] = job
     if job is None or os.path.exists(FOLDER + "off"):
         return {}
