@@ -13,7 +13,7 @@ from scene import Scene, build_image
 
 from gpurun.node.folder.below import remove_path
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("train"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("hostile_container"), pytest.mark.timeout(400)]
 
 IN_OUTPUTS = (
     "swap_files", "swap_folders", "links", "hard_links", "special", "names", "depth", "modes", "grows", "sparse",
