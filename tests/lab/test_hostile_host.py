@@ -19,7 +19,7 @@ from scene import IMAGE, Scene, build_image
 from gpurun.lab.lab import Lab
 from gpurun.node.agent.processes import list_processes
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("train"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("hostile_host"), pytest.mark.timeout(400)]
 
 AGENT = Path(__file__).parent / "hostile" / "lies.py"
 WRAPPER = """#!/bin/sh
