@@ -82,6 +82,6 @@ class Timing:
 
 
 def pytest_configure(config):
-    wanted = os.environ.get("GPURUN_TIMES")
+    wanted = os.environ.pop("GPURUN_TIMES", None)  # tests that run pytest have no file of their own
     is_worker = hasattr(config, "workerinput")
     config.pluginmanager.register(Timing(Path(wanted) if wanted and not is_worker else None), "gpurun-timing")
