@@ -107,10 +107,10 @@ def test_a_test_about_starting_has_real_processes(real_starts):
 
 def test_it_ends_with_its_tests():
     """The process that forks ends when the one that asks it has ended, however that was."""
-    code = "import forked, os, sys; p = forked._server(sys.executable, None)._process; print(p.pid); os._exit(0)"
+    code = "import forked, os, sys; print(forked._server(sys.executable, None)._process.pid, flush=True); os._exit(0)"
     path = {"PYTHONPATH": str(Path(forked.__file__).parent)}
     process = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True, text=True)
-    place = Path("/proc", process.stdout.strip(), "stat")
+    place = Path("/proc", str(int(process.stdout)), "stat")
 
     def has_ended():
         try:
