@@ -20,6 +20,7 @@ from gpurun.errors import BadInput
 
 INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "no-index", "constraint")
 WAY_KEYS = ("trusted-host", "proxy", "cert", "client-cert", "timeout", "retries")
+OF_THE_MACHINE = Path("/etc/pip.conf")
 _RENAMED = {"default-timeout": "timeout"}
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]*@")
@@ -135,7 +136,7 @@ def _places(environ: Mapping[str, str]) -> Iterator[Path]:
         return
     for folder in reversed((environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
         yield Path(folder) / "pip/pip.conf"
-    yield Path("/etc/pip.conf")
+    yield OF_THE_MACHINE
     home = Path(environ.get("HOME") or Path.home())
     if not (named and Path(named).exists()):
         yield home / ".pip/pip.conf"

@@ -6,6 +6,7 @@ import configparser
 
 import pytest
 
+from gpurun.environments import pip_settings
 from gpurun.environments.pip_settings import PipSettings, secrets_of, users_settings, with_folder, with_index
 from gpurun.errors import BadInput
 
@@ -31,8 +32,10 @@ def test_a_damaged_file_says_nothing(write, text):
     assert users_settings({}, [write({"pip.conf": text})]).values == {}
 
 
-def test_pips_own_places_are_read_in_its_order(write, tmp_path):
+def test_pips_own_places_are_read_in_its_order(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(pip_settings, "OF_THE_MACHINE", tmp_path / "etc/pip.conf")  # this machine may have one
     write({
+        "etc/pip.conf": "[global]\nretries = 3\n",
         "xdg/pip/pip.conf": "[global]\nretries = 1\ntimeout = 1\n", "user/pip/pip.conf": "[global]\ntimeout = 2\n",
         "named.conf": "[global]\nproxy = http://p:1\n",
     })  # fmt: skip
@@ -40,7 +43,7 @@ def test_pips_own_places_are_read_in_its_order(write, tmp_path):
         "XDG_CONFIG_DIRS": str(tmp_path / "xdg"), "XDG_CONFIG_HOME": str(tmp_path / "user"), "HOME": str(tmp_path)
     }  # fmt: skip
     found = users_settings(environ).values
-    assert (found["retries"], found["timeout"]) == (("1",), ("2",))
+    assert (found["retries"], found["timeout"]) == (("3",), ("2",))
     found = users_settings({**environ, "PIP_CONFIG_FILE": str(tmp_path / "named.conf")}).values
     assert (found["timeout"], found["proxy"]) == (("1",), ("http://p:1",))
     assert users_settings({**environ, "PIP_CONFIG_FILE": "/dev/null"}).values == {}
