@@ -73,7 +73,7 @@ check: setup
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# Do the quick tests notice 60 small changes of the code? It takes an hour. See .ci/mutants.py.
+# Do the quick tests notice 60 small changes of the code? See .ci/mutants.py.
 mutants: SEED := 1
 mutants: setup
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check coverage

@@ -1,6 +1,6 @@
-"""Plugin: write what each test costs into a file, in each phase and in CPU time. `.ci/slowest` reads such files.
+"""Plugin: write what each test costs into a file, in each phase and in CPU time. `.ci/slowest.py` reads such files.
 
-GPURUN_TIMES=build/times/unit.csv pytest …
+    GPURUN_TIMES=build/times/unit.csv pytest …
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import csv
 import os
 import resource
 from collections import defaultdict
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import pytest
 
-PHASES = ("setup", "call", "teardown")
 LABS = ("cluster", "mended", "lab", "train_lab", "session_lab")
 """Fixtures with a lab that tests share."""
 MOST_NAME = 200
@@ -38,7 +37,6 @@ class Cost:
     teardown_s: float = 0.0
     cpu_s: float = 0.0
     shares: str = ""
-    passed: bool = field(default=True)
 
 
 def _cpu_s() -> float:
@@ -68,7 +66,6 @@ class Timing:
             return
         cost = self.costs[report.nodeid]
         cost.test, cost.shares = report.nodeid[:MOST_NAME], report.shares
-        cost.passed = cost.passed and not report.failed
         cost.cpu_s = round(cost.cpu_s + report.cpu_s, 2)
         setattr(cost, f"{report.when}_s", round(report.duration, 2))
 
