@@ -1,6 +1,6 @@
 """Plugin: write what each test costs into a file, in each phase and in CPU time. `.ci/slowest.py` reads such files.
 
-    GPURUN_TIMES=build/times/unit.csv pytest …
+GPURUN_TIMES=build/times/unit.csv pytest …
 """
 
 from __future__ import annotations
