@@ -3,7 +3,7 @@
 Root, or another administrator, owns the directory and creates everything on its first level once; a member of the group
 can add, rename and remove nothing there. So all locks that members share are on this level. Each folder below is of one
 of two kinds. In a *sticky* folder everybody can create files, and only their owner (or root) may rename or remove them:
-jobs, leases, the marks of live jobs, waiters' logs, requests. In an *open* folder everybody may replace everything:
+jobs, leases, the marks of live jobs, waiters' logs, requests, what users know of machines. In an *open* folder everybody may replace everything:
 cordons and histories. The group can read all files; except for the locks, only their owner writes them.
 """
 
@@ -26,7 +26,7 @@ HOME_MODE = 0o2750
 STICKY, OPEN, LOCK = 0o3770, 0o2770, 0o660
 FOLDERS: Mapping[str, int] = {
     "jobs": STICKY, "live": STICKY, "leases": STICKY, "waiters": STICKY, "requests": STICKY, "discarded": STICKY,
-    "sweeps": STICKY, "scaling": STICKY, "history": STICKY,
+    "sweeps": STICKY, "scaling": STICKY, "history": STICKY, "machines": STICKY,
     "cordons": OPEN, "inventory": OPEN, "bench": OPEN,
 }  # fmt: skip
 FILES: Mapping[str, int] = {

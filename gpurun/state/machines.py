@@ -1,0 +1,168 @@
+"""What a user knows of the machines of hosts: when they last answered a check, and which of them are out.
+
+A host is *out* when a check that depends on no job finds it broken. It returns when the same check passes. The
+knowledge belongs to a user, ``machines/UID.json``: the missing SSH key of one user must not take a host from others.
+Passes read only the file of their own user; displays may read every file.
+
+A machine is identified by the address that SSH connects to (`gpurun.inventory.model.Host.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpurun.errors import StateError, StateUnavailable
+from gpurun.state import durable, lock
+from gpurun.state.own_lock import open_own_lock
+from gpurun.state.path import StatePath
+
+FOLDER = "machines"
+MOST_MACHINES = 20_000
+MOST_LETTERS = 1000
+PATIENCE_S = 10.0
+"""A write takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class Out:
+    """Why a host is out.
+
+    Attributes:
+        check: the name of the check that failed, as `gpurun doctor` names it.
+        reason: what the check found, for people.
+        since_s: when a check first found the host broken, seconds since the epoch.
+        remedy: what to do; "" = unknown.
+    """
+
+    check: str
+    reason: str
+    since_s: float
+    remedy: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people: ``out: no route to host``."""
+        return f"out: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known of one machine.
+
+    Attributes:
+        name: the inventory's name of the host.
+        seen_s: when it was last looked at, or answered a supervisor; seconds since the epoch.
+        id: what the machine calls itself; "" = it has not said so yet.
+        out: why it is out; None = the last check passed.
+        inventory: the canonical path of the inventory that names the host so.
+    """
+
+    name: str
+    seen_s: float
+    id: str = ""
+    out: Out | None = None
+    inventory: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    machines: dict[str, Machine] = field(default_factory=dict)
+    version: int = 1
+
+
+def machines_folder(home: Path) -> StatePath:
+    """Return the folder of these files."""
+    return StatePath(home) / FOLDER
+
+
+def read_machines(home: Path, uid: int) -> Mapping[str, Machine]:
+    """Return `Host.machine` → what that user knows of it.
+
+    A missing file, a damaged one, and one that another user can have written count as nothing known. The next look
+    replaces a damaged file.
+    """
+    for path in _files(home, uid, ".json"):
+        try:
+            found, signer = durable.read_signed(path, _File)
+        except (FileNotFoundError, StateError):
+            continue
+        if signer == uid:
+            return found.machines
+    return {}
+
+
+def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
+    """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
+
+    A look without an id keeps the id that the machine gave before.
+
+    Raises:
+        StateError: the file cannot be written.
+    """
+    if not looks:
+        return
+    with own_lock(home, "lock"):
+        before = dict(read_machines(home, os.getuid()))
+        after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
+        newest = sorted(after, key=lambda machine: after[machine].seen_s)[-MOST_MACHINES:]
+        path = _own_file(home, ".json")
+        durable.write_record(path, _File({machine: after[machine] for machine in newest}))
+
+
+def _joined(before: Machine | None, look: Machine) -> Machine:
+    out = look.out
+    if out is not None:
+        since_s = out.since_s if before is None or before.out is None else min(before.out.since_s, out.since_s)
+        out = Out(out.check, out.reason[:MOST_LETTERS], since_s, out.remedy[:MOST_LETTERS])
+    return replace(look, id=look.id or (before.id if before is not None else ""), out=out)
+
+
+@contextmanager
+def own_lock(home: Path, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Hold a lock of this user's that no other user can hold.
+
+    Args:
+        name: which one.
+        patience_s: give up after this long.
+
+    Raises:
+        StateUnavailable: another process of this user holds it.
+        StateError: its file cannot be opened.
+    """
+    durable.make_folder(machines_folder(home))
+    path = _own_file(home, f".{name}")
+    descriptor = open_own_lock(path)
+    try:
+        if not lock.take_within(descriptor, patience_s):
+            raise StateUnavailable(f"is held by {lock.holders_in_words(descriptor)}", where=str(path))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _own_file(home: Path, suffix: str) -> StatePath:
+    """Return this user's file with that suffix. If another user made a file of its name first, use a random name."""
+    uid, folder = os.getuid(), machines_folder(home)
+    first = folder / f"{uid}{suffix}"
+    for path in (first, *_files(home, uid, suffix)):
+        try:
+            if path.stat().st_uid == uid:
+                return path
+        except FileNotFoundError:
+            return path
+    return folder / f"{uid}.{secrets.token_hex(8)}{suffix}"
+
+
+def _files(home: Path, uid: int, suffix: str) -> list[StatePath]:
+    """Return the files of that user, by name, regardless of their owner."""
+    try:
+        names = machines_folder(home).names()
+    except (FileNotFoundError, StateError):
+        return []
+    wanted = sorted(name for name in names if name.startswith(f"{uid}.") and name.endswith(suffix))
+    return [machines_folder(home) / name for name in wanted]
