@@ -3,8 +3,9 @@
 Root, or another administrator, owns the directory and creates everything on its first level once; a member of the group
 can add, rename and remove nothing there. So all locks that members share are on this level. Each folder below is of one
 of two kinds. In a *sticky* folder everybody can create files, and only their owner (or root) may rename or remove them:
-jobs, leases, the marks of live jobs, waiters' logs, requests, what users know of machines. In an *open* folder everybody may replace everything:
-cordons and histories. The group can read all files; except for the locks, only their owner writes them.
+jobs, leases, the marks of live jobs, waiters' logs, requests, what users know of machines. In an *open* folder
+everybody may replace everything: cordons and histories. The group can read all files; except for the locks, only their
+owner writes them.
 """
 
 from __future__ import annotations
