@@ -118,7 +118,7 @@ def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
     """Return each host's fabric interface rate, Gbit/s. Omits virtual interfaces: they report a meaningless rate."""
     from gpurun.doctor.survey import probe
     from gpurun.remote.fleet import Fleet
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
 
     with Fleet.open([target_of(inventory.by_name[name], inventory) for name in hosts]) as fleet:
         hardware = probe(fleet, inventory, hosts).hardware

@@ -88,9 +88,9 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.doctor.survey import survey
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
+    from gpurun.remote.target import target_of
     from gpurun.state.home import home
     from gpurun.state.identity import known_id
-    from gpurun.supervisor.links import target_of
 
     state = home(os.environ)
     carried = _carried(state)

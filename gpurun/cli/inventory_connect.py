@@ -33,7 +33,7 @@ def connect(
     """
     from gpurun.remote.masters import close_own
     from gpurun.remote.ssh_config import resolve
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
 
     found = cluster(inventory)
     targets = [target_of(host, found.inventory) for host in found.choose(hosts)]

@@ -31,8 +31,8 @@ def trust(
     """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused."""
     from gpurun.inventory.hostset import fold
     from gpurun.remote.ssh_config import resolve_all
+    from gpurun.remote.target import target_of
     from gpurun.remote.trust import accept, offers
-    from gpurun.supervisor.links import target_of
 
     found = cluster(inventory)
     chosen = found.choose(hosts)

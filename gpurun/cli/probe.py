@@ -64,7 +64,7 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
     """Probe the hosts' hardware and software."""
     from gpurun.doctor.survey import probe as ask
     from gpurun.remote.fleet import Fleet
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
 
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:

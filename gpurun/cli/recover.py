@@ -80,9 +80,9 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
     from gpurun.head.found_claims import FoundClaim
     from gpurun.head.spawn import adopt_found
     from gpurun.remote.fleet import Fleet
+    from gpurun.remote.target import target_of
     from gpurun.state.identity import known_id
     from gpurun.supervisor.host_claims import holder_of
-    from gpurun.supervisor.links import target_of
 
     found = cluster(inventory).inventory
     with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:

@@ -111,7 +111,7 @@ def images(
 def fleet_of(found: Cluster, names: Sequence[str]) -> Fleet:
     """Start agents on these hosts."""
     from gpurun.remote.fleet import Fleet
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
 
     return Fleet.open([target_of(found.inventory.by_name[name], found.inventory) for name in names])
 

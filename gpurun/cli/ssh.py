@@ -23,7 +23,7 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     from gpurun.remote import ssh_argv
     from gpurun.remote.masters import live
     from gpurun.remote.ssh_config import resolve
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
 
     found = cluster(inventory)
     names = found.choose(host)

@@ -28,7 +28,7 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
 
     from gpurun.cli.tables import console
     from gpurun.remote.fleet import Fleet
-    from gpurun.supervisor.links import target_of
+    from gpurun.remote.target import target_of
     from gpurun.top.sampling import Sampling
 
     now = leased()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gpurun.inventory.model import Host, Inventory
+
 TransportName = Literal["paramiko", "system"]
 """The SSH implementation: the library inside gpurun, or the ``ssh`` program of this machine."""
 
@@ -44,6 +46,14 @@ class Target:
         if self.address is not None:
             words += ["-o", "HostName=" + self.address.replace("%", "%%")]
         return (*words, "--", self.name)
+
+
+def target_of(host: Host, inventory: Inventory) -> Target:
+    """Return how to reach an inventory's host."""
+    return Target(
+        name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config,
+        python=host.python, docker_host=host.docker_host, folder=host.folder, ssh=host.ssh,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

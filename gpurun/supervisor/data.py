@@ -14,9 +14,9 @@ from gpurun.images.events import ShipEvent
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import DataSource
 from gpurun.remote import Agent, Fleet
+from gpurun.remote.target import target_of
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
-from gpurun.supervisor.links import target_of
 
 
 class StagingCancelled(GpurunError):

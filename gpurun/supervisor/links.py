@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from gpurun import faults
 from gpurun.errors import HostFailure, HostUnreachable
-from gpurun.inventory.model import Host, Inventory
+from gpurun.inventory.model import Inventory
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet, Results
-from gpurun.remote.target import Contact, Target
+from gpurun.remote.target import Contact, target_of
 
 T = TypeVar("T")
 CONNECT_S = 1.5
@@ -22,14 +22,6 @@ CONNECT_S = 1.5
 TCP asks again after 1 s, then after 3 s. A new attempt every 2.5 s asks a host every 1 to 1.5 s: it can be out of reach
 for 8 s and is heard before it counts as lost.
 """
-
-
-def target_of(host: Host, inventory: Inventory) -> Target:
-    """Return how to reach an inventory's host."""
-    return Target(
-        name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config,
-        python=host.python, docker_host=host.docker_host, folder=host.folder, ssh=host.ssh,
-    )  # fmt: skip
 
 
 class FirstAnswers:

@@ -11,7 +11,7 @@ from gpurun.errors import GpurunError
 from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster
 from gpurun.remote.fleet import Fleet
-from gpurun.supervisor.links import target_of
+from gpurun.remote.target import target_of
 from gpurun.supervisor.loglines import last_lines
 from gpurun.top.rows import Moment, leased_hosts
 from gpurun.top.sampling import Sampling

@@ -26,8 +26,8 @@ from gpurun.leases.store import LeaseStore
 from gpurun.node.gpu.claim_rules import Claimant, container_labels, volume_labels, volume_name
 from gpurun.remote import Fleet
 from gpurun.remote.agent import RemoteOpFailed
+from gpurun.remote.target import target_of
 from gpurun.state.identity import state_id
-from gpurun.supervisor.links import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("claims")]
 

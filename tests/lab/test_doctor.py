@@ -17,7 +17,7 @@ from gpurun.doctor.watch import Watch
 from gpurun.inventory.load import load
 from gpurun.lab.gpus import state
 from gpurun.remote.fleet import Fleet
-from gpurun.supervisor.links import target_of
+from gpurun.remote.target import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("doctor")]
 

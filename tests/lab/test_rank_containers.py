@@ -16,7 +16,7 @@ from gpurun.launch.jobssh import HOLD
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import RANK_SCRIPT, rank_script
 from gpurun.remote import Fleet
-from gpurun.supervisor.links import target_of
+from gpurun.remote.target import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("rank_containers")]
 

@@ -12,7 +12,7 @@ from waiting import LIMIT_S, until
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
 from gpurun.inventory.load import load
 from gpurun.remote import Fleet, Target
-from gpurun.supervisor.links import target_of
+from gpurun.remote.target import target_of
 
 pytestmark = [pytest.mark.lab]
 

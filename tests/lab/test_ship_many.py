@@ -11,7 +11,7 @@ from gpurun.images.ship import ship
 from gpurun.inventory.load import load
 from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
-from gpurun.supervisor.links import target_of
+from gpurun.remote.target import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship_many"), pytest.mark.timeout(1200)]
 
