@@ -69,6 +69,40 @@ class Machine:
     inventory: str = ""
 
 
+WAYS = ("ssh",)
+"""Checks of the way to a machine. What they find holds for one address, the other checks' findings for the machine."""
+
+
+def outs_of(machines: Mapping[str, Machine]) -> dict[str, Out]:
+    """Return `Host.machine` → why that machine is out.
+
+    If inventories reach one machine by several addresses, the newest look at the machine holds for all of them. An id
+    that several hosts of one inventory give says nothing: they were installed from one image.
+    """
+    outs = {address: known.out for address, known in machines.items() if known.out is not None}
+    if not outs:
+        return {}
+    by_id: dict[str, dict[str, Machine]] = {}
+    for address, known in machines.items():
+        if known.id:
+            by_id.setdefault(known.id, {})[address] = known
+    for same in by_id.values():
+        if 1 < len(same) == len({known.inventory for known in same.values()}):
+            _join(same, outs)
+    return outs
+
+
+def _join(same: Mapping[str, Machine], outs: dict[str, Out]) -> None:
+    """Let the newest look at a machine hold for all its addresses that can be reached."""
+    reached = {address: known for address, known in same.items() if known.out is None or known.out.check not in WAYS}
+    newest = max(reached.values(), key=lambda known: known.seen_s, default=None)
+    for address in reached if newest is not None else ():
+        if newest is not None and newest.out is not None:
+            outs[address] = newest.out
+        else:
+            outs.pop(address, None)
+
+
 @dataclass(frozen=True)
 class _File:
     machines: dict[str, Machine] = field(default_factory=dict)
