@@ -197,6 +197,7 @@ class Hardware:
     """One host at one moment.
 
     Attributes:
+        machine_id: what the machine calls itself, whatever its host is called; empty = it does not say.
         clock_s: the host's clock when the probe ran, seconds since 1970.
         clock_offset_s: host's clock minus the head's; None = not measured (stand-alone run).
         clock_error_s: half the round trip that the offset was measured in.
@@ -213,6 +214,7 @@ class Hardware:
 
     host: str
     hostname: str = ""
+    machine_id: str = ""
     kernel: str = ""
     python: str = ""
     clock_s: float | None = None

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
 
 from gpurun.node.agent import place
 from gpurun.node.gpu import nvml_facts
-from gpurun.node.probe import apart, docker_facts, network, sysfs_facts
+from gpurun.node.probe import apart, docker_facts, machine, network, sysfs_facts
 
 NVML_TIMEOUT_S = 10.0
 FIRST_TRY_S = 4.0
@@ -32,10 +32,11 @@ class Roots:
     ``GPURUN_SYSFS`` and ``GPURUN_DEV`` point at such a tree.
     """
 
-    def __init__(self, sysfs: str = "", dev: str = "", proc: str = "/proc") -> None:
+    def __init__(self, sysfs: str = "", dev: str = "", proc: str = "/proc", etc: str = "/etc") -> None:
         self.sysfs = sysfs or os.environ.get("GPURUN_SYSFS") or "/sys"
         self.dev = dev or os.environ.get("GPURUN_DEV") or "/dev"
         self.proc = proc
+        self.etc = etc
 
 
 def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = None) -> Dict[str, Any]:
@@ -83,6 +84,7 @@ def _system(roots: Roots) -> Dict[str, Any]:
     kernel = platform.release()
     return {
         "hostname": name,
+        "machine_id": machine.machine_id(roots.sysfs, roots.etc),
         "kernel": kernel,
         "python": platform.python_version(),
         "clock_s": time.time(),
