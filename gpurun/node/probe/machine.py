@@ -31,7 +31,7 @@ def lowest_mac(sysfs: str) -> Optional[str]:
     Leaves out virtual interfaces, virtual functions of a card, and USB devices: the one of a management controller has
     the same address in many machines.
     """
-    found = []  # type: List[str]
+    found: List[str] = []
     for name in sysfs_facts.names(sysfs, "class/net"):
         folder = os.path.join(sysfs, "class/net", name)
         device = os.path.join(folder, "device")
