@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from gpurun.errors import StateError, StateUnavailable
@@ -128,6 +129,24 @@ def read_machines(home: Path, uid: int) -> Mapping[str, Machine]:
         if signer == uid:
             return found.machines
     return {}
+
+
+def outs_stamp(home: Path) -> frozenset[str]:
+    """Return the machines that this user knows to be out. Quick enough to call repeatedly.
+
+    Raises:
+        StateError: the file cannot be examined.
+    """
+    try:
+        found = _own_file(home, ".json").stat()
+    except FileNotFoundError:
+        return frozenset()
+    return _outs_at(home, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=1)
+def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
+    return frozenset(address for address, known in read_machines(home, os.getuid()).items() if known.out is not None)
 
 
 def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:

@@ -1,0 +1,186 @@
+"""Decide when to look at hosts again, and start the process that looks.
+
+While a user has a job in the queue, the user's waiter looks again at hosts that are out, and at hosts of which nothing
+was heard for a while. `gpurun recover`, started by a timer, does the same. The process `gpurun.head.looking` makes the
+looks; a waiter must stay small, and must not wait for a host.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.inventory.load import load
+from gpurun.inventory.locate import find
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.state.machines import Machine, read_machines
+
+AGAIN_S = 15.0
+"""A host that is out is looked at again after this long. With a look that takes its whole time-out, that is 30 s."""
+UNHEARD_S = 300.0
+"""A host of which nothing was heard for this long is looked at."""
+EARLY_S = 5.0
+"""Looks that are due within this time are made together with those that are due now."""
+FIRST_LOOK_S = 3.0
+"""A waiter that lives for less than this starts no look."""
+
+
+def due_in_s(known: Machine | None, now_s: float, *, is_heard: bool = False) -> float:
+    """Return the seconds until a look at a host is due; 0 or less: now. Pure.
+
+    A look in the future tells nothing, because the clock was set back: a look is due now.
+
+    Args:
+        known: what is known of its machine.
+        is_heard: a running gang of this user uses the host.
+    """
+    age_s = now_s - known.seen_s if known is not None else UNHEARD_S
+    if known is not None and known.out is not None:
+        return AGAIN_S - age_s if age_s >= 0 else 0.0
+    if is_heard:
+        return UNHEARD_S
+    return UNHEARD_S - age_s if age_s >= 0 else 0.0
+
+
+def due_hosts(
+    inventory: Inventory, machines: Mapping[str, Machine], heard: Collection[str], now_s: float
+) -> tuple[str, ...]:
+    """Return the hosts that are to be looked at, those that are out first. Pure.
+
+    Args:
+        heard: hosts on which running gangs of this user are.
+    """
+    due = [
+        host
+        for host in inventory.hosts
+        if due_in_s(machines.get(host.machine), now_s, is_heard=host.name in heard) <= EARLY_S
+    ]
+    is_out = {host.name for host in due if (known := machines.get(host.machine)) is not None and known.out is not None}
+    return tuple(sorted((host.name for host in due), key=lambda name: name not in is_out))
+
+
+def next_due_in_s(
+    inventories: Iterable[Inventory], machines: Mapping[str, Machine], heard: Collection[str], now_s: float
+) -> float:
+    """Return the seconds until the first look at a host of these inventories is due, at most `UNHEARD_S`. Pure."""
+    return min(
+        (
+            due_in_s(machines.get(host.machine), now_s, is_heard=host.name in heard)
+            for inventory in inventories
+            for host in inventory.hosts
+        ),
+        default=UNHEARD_S,
+    )
+
+
+def queued_in(records: Iterable[JobRecord], uid: int) -> tuple[str, ...]:
+    """Return the canonical paths of the inventories that a user's queued jobs name."""
+    paths = {record.inventory for record in records if record.owner_uid == uid and record.state is State.QUEUED}
+    return tuple(sorted({os.path.realpath(path) for path in paths}))
+
+
+def heard_in(records: Iterable[JobRecord], uid: int, path: str) -> frozenset[str]:
+    """Return the hosts of an inventory on which running gangs of a user are."""
+    return frozenset(
+        grant.host
+        for record in records
+        if record.owner_uid == uid and record.state is State.RUNNING and os.path.realpath(record.inventory) == path
+        for grant in record.granted
+    )
+
+
+def known_inventories(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the inventories whose hosts a timer looks at: those of this user's jobs, of the last looks, and the
+    default.
+    """
+    uid = os.getuid()
+    paths = {record.inventory for record in JobStore(home).live_records() if record.owner_uid == uid}
+    paths |= {known.inventory for known in read_machines(home, uid).values() if known.inventory}
+    with suppress(BadInput):
+        paths.add(str(find(None, environ)))
+    return tuple(sorted({os.path.realpath(path) for path in paths}))
+
+
+def due_by_inventory(home: Path, paths: Iterable[str], now_s: float) -> list[tuple[Inventory, tuple[str, ...]]]:
+    """Return the inventories with hosts that are to be looked at, and those hosts. Skips inventories with errors."""
+    records, machines = list(JobStore(home).live_records()), read_machines(home, os.getuid())
+    found = []
+    for path in paths:
+        with suppress(BadInput):
+            inventory = load(Path(path))
+            hosts = due_hosts(inventory, machines, heard_in(records, os.getuid(), inventory.source), now_s)
+            if hosts:
+                found.append((inventory, hosts))
+    return found
+
+
+def start_looks(
+    home: Path, environ: Mapping[str, str], paths: Iterable[str], *, log: int | None = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start the process that looks at the hosts of these inventories that are due.
+
+    Args:
+        log: a descriptor for what it prints; None = that of this process.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpurun.head.looking", *paths],
+        env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True, cwd="/",
+    )  # fmt: skip
+
+
+class WaiterLooks:
+    """The looks of one waiter: when the next one is due, and the process that makes it.
+
+    Args:
+        home: the state directory.
+        environ: for the process.
+        clock: gives seconds that never go back.
+    """
+
+    def __init__(self, home: Path, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._environ, self._clock = home, environ, clock
+        self._paths: tuple[str, ...] = ()
+        self._earliest_s = clock() + FIRST_LOOK_S
+        self._due_s = self._earliest_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def plan(self, inventories: Mapping[str, Inventory]) -> None:
+        """Decide when the next look is due.
+
+        Args:
+            inventories: the loaded inventories of a pass, by canonical path.
+        """
+        uid, records = os.getuid(), list(JobStore(self._home).live_records())
+        self._paths = queued_in(records, uid)
+        wanted = [inventories[path] for path in self._paths if path in inventories]
+        machines, now_s = read_machines(self._home, uid), time.time()
+        heard = {each.source: heard_in(records, uid, each.source) for each in wanted}
+        in_s = min((next_due_in_s([each], machines, heard[each.source], now_s) for each in wanted), default=UNHEARD_S)
+        self._due_s = max(self._earliest_s, self._clock() + in_s)
+
+    def start_if_due(self) -> None:
+        """Start the process if a look is due and none runs; collect one that has ended.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._process = None
+        if self._paths and self._clock() >= self._due_s:
+            self._earliest_s = self._clock() + AGAIN_S
+            self._due_s = self._earliest_s
+            self._process = start_looks(self._home, self._environ, self._paths, log=None)
