@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurun.errors import BadInput
-from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
-from gpurun.inventory.model import Inventory
-from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.state.machines import Machine, read_machines
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.record import JobRecord
 
 AGAIN_S = 15.0
 """A host that is out is looked at again after this long. With a look that takes its whole time-out, that is 30 s."""
@@ -112,6 +114,8 @@ def known_inventories(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]
 
 def due_by_inventory(home: Path, paths: Iterable[str], now_s: float) -> list[tuple[Inventory, tuple[str, ...]]]:
     """Return the inventories with hosts that are to be looked at, and those hosts. Skips inventories with errors."""
+    from gpurun.inventory.load import load  # noqa: PLC0415 (a waiter never needs it)
+
     records, machines = list(JobStore(home).live_records()), read_machines(home, os.getuid())
     found = []
     for path in paths:
@@ -121,6 +125,17 @@ def due_by_inventory(home: Path, paths: Iterable[str], now_s: float) -> list[tup
             if hosts:
                 found.append((inventory, hosts))
     return found
+
+
+def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
+    """Start looks at the hosts that this user's timer looks at, if some are due.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    paths = known_inventories(home, environ)
+    if due_by_inventory(home, paths, time.time()):
+        start_looks(home, environ, paths)
 
 
 def start_looks(

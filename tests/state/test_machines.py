@@ -1,0 +1,136 @@
+"""What a user knows of machines: kept over processes, and by whatever lies in the place of the file."""
+
+import json
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+
+from gpurun.errors import StateUnavailable
+from gpurun.state import machines as store
+from gpurun.state.machines import Machine, Out, note_looks, outs_of, own_lock, read_machines
+
+UID = os.getuid()
+BROKEN = Out("ssh", "no route to host", 100.0, "check that it is up")
+
+
+def file(home):
+    return home / "machines" / f"{UID}.json"
+
+
+def test_what_is_noted_is_read_again(tmp_path):
+    assert read_machines(tmp_path, UID) == {}
+    look = Machine("h1", 100.0, "a" * 32, BROKEN, "/i.yaml")
+    note_looks(tmp_path, {"10.0.0.1:22": look})
+    assert read_machines(tmp_path, UID) == {"10.0.0.1:22": look}
+    assert read_machines(tmp_path, UID + 1) == {}, "another user knows nothing"
+
+
+def test_a_host_that_stays_out_is_out_since_the_first_look(tmp_path):
+    note_looks(tmp_path, {"m": Machine("h1", 100.0, "a" * 32, BROKEN)})
+    note_looks(tmp_path, {"m": Machine("h1", 130.0, "", replace(BROKEN, since_s=130.0, reason="refused"))})
+    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 130.0, "a" * 32, replace(BROKEN, reason="refused"))
+    note_looks(tmp_path, {"m": Machine("h1", 160.0)})
+    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 160.0, "a" * 32), "green: it is back, and keeps its id"
+    note_looks(tmp_path, {"m": Machine("h1", 190.0, "", replace(BROKEN, since_s=190.0))})
+    assert read_machines(tmp_path, UID)["m"].out.since_s == 190.0
+
+
+def test_a_clock_that_was_set_back_lengthens_no_time_out_of_use(tmp_path):
+    note_looks(tmp_path, {"m": Machine("h1", 1e9, out=replace(BROKEN, since_s=1e9))})
+    note_looks(tmp_path, {"m": Machine("h1", 100.0, out=BROKEN)})
+    assert read_machines(tmp_path, UID)["m"].out.since_s == 100.0
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b'{"machines": 1}', b'{"machines": {"m": {"name": 1, "seen_s": 1}}}', b"\xff\xfe",
+    b'{"machines": {"m": {"name": "h", "seen_s": 1, "out": "no"}}}', b"[" * 100_000,
+])  # fmt: skip
+def test_a_damaged_file_tells_nothing_and_the_next_look_replaces_it(tmp_path, content):
+    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+    file(tmp_path).write_bytes(content)
+    assert read_machines(tmp_path, UID) == {}
+    note_looks(tmp_path, {"n": Machine("h2", 100.0)})
+    assert set(read_machines(tmp_path, UID)) == {"n"}
+
+
+@pytest.mark.parametrize("thing", ["folder", "pipe", "link", "hard link", "writable by all"])
+def test_what_lies_in_the_place_of_the_file_is_not_believed_and_harms_nobody(tmp_path, thing):
+    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+    place, other = file(tmp_path), tmp_path / "other"
+    other.write_bytes(place.read_bytes())
+    if thing != "writable by all":
+        place.unlink()
+    make = {
+        "folder": place.mkdir,
+        "pipe": lambda: os.mkfifo(place),
+        "link": lambda: place.symlink_to(other),
+        "hard link": lambda: place.hardlink_to(other),
+        "writable by all": lambda: place.chmod(0o666),
+    }
+    make[thing]()
+    assert read_machines(tmp_path, UID) == {}
+    assert json.loads(other.read_bytes())["machines"]
+
+
+@pytest.mark.skipif(UID != 0, reason="only root can give files to others")
+@pytest.mark.parametrize("suffix", [".json", ".lock"])
+def test_another_user_who_made_the_file_first_keeps_nobody_from_noting(tmp_path, suffix):
+    (tmp_path / "machines").mkdir()
+    squatted = tmp_path / "machines" / f"{UID}{suffix}"
+    squatted.write_text(json.dumps({"machines": {"m": {"name": "h1", "seen_s": 1.0}}}))
+    os.chown(squatted, 12345, -1)
+    assert read_machines(tmp_path, UID) == {}
+    for second in (1.0, 2.0):
+        note_looks(tmp_path, {"n": Machine("h2", second)})
+    assert read_machines(tmp_path, UID) == {"n": Machine("h2", 2.0)}
+    assert squatted.stat().st_uid == 12345
+
+
+def test_long_words_of_a_host_are_cut(tmp_path):
+    note_looks(tmp_path, {"m": Machine("h1", 100.0, out=Out("health", "x" * 10**6, 100.0, "y" * 10**6))})
+    assert file(tmp_path).stat().st_size < 4 * store.MOST_LETTERS
+
+
+def test_the_oldest_looks_are_forgotten_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "MOST_MACHINES", 3)
+    note_looks(tmp_path, {f"m{n}": Machine(f"h{n}", float(n)) for n in range(5)})
+    assert set(read_machines(tmp_path, UID)) == {"m2", "m3", "m4"}
+
+
+def test_looks_of_many_writers_are_all_kept(tmp_path):
+    def write(number):
+        for n in range(5):
+            note_looks(tmp_path, {f"m{number}.{n}": Machine("h", 1.0)})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_machines(tmp_path, UID)) == 20
+
+
+def test_a_lock_of_this_user_is_held_by_one_process_at_a_time(tmp_path):
+    again = own_lock(tmp_path, "looking", patience_s=0.0)
+    with own_lock(tmp_path, "looking"), own_lock(tmp_path, "lock"), pytest.raises(StateUnavailable), again:
+        pass
+    with own_lock(tmp_path, "looking", patience_s=0.0):
+        assert (tmp_path / "machines" / f"{UID}.looking").stat().st_mode & 0o077 == 0
+
+
+ONE = "a" * 32
+SICK = Out("folder", "read-only", 5.0)
+
+
+@pytest.mark.parametrize(("machines", "outs"), [
+    ({"a": Machine("h1", 1.0, ONE, SICK, "/i"), "b": Machine("n1", 2.0, ONE, None, "/j")}, {}),
+    ({"a": Machine("h1", 2.0, ONE, SICK, "/i"), "b": Machine("n1", 1.0, ONE, None, "/j")}, {"a": SICK, "b": SICK}),
+    ({"a": Machine("h1", 2.0, ONE, BROKEN, "/i"), "b": Machine("n1", 1.0, ONE, None, "/j")}, {"a": BROKEN}),
+    ({"a": Machine("h1", 1.0, ONE, BROKEN, "/i"), "b": Machine("n1", 2.0, ONE, None, "/j")}, {"a": BROKEN}),
+    ({"a": Machine("h1", 2.0, ONE, SICK, "/i"), "b": Machine("h2", 1.0, ONE, None, "/i")}, {"a": SICK}),
+    ({"a": Machine("h1", 2.0, "", SICK, "/i"), "b": Machine("n1", 1.0, "", None, "/j")}, {"a": SICK}),
+], ids=["mended", "broken", "cut off", "still cut off", "clones", "unknown"])  # fmt: skip
+def test_one_machine_behind_two_addresses_is_out_by_the_newest_look_at_it(machines, outs):
+    assert outs_of(machines) == outs
