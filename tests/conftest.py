@@ -67,6 +67,12 @@ def no_process_outlives_the_tests(tmp_path_factory):
 
 
 @pytest.fixture
+def nothing_resumes(monkeypatch):
+    """Commands in this process start neither passes nor supervisors, which would write the test's records, too."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+
+
+@pytest.fixture
 def own_copy(monkeypatch):
     """Replace functions of a module such as `time` in one other module alone: threads elsewhere keep the real ones."""
 

@@ -80,9 +80,10 @@ class Popen(_RealPopen):  # type: ignore[type-arg]
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._told is None:
             return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
-        if wait_flags & os.WNOHANG and not select.select([self._told], [], [], 0)[0]:
+        try:
+            data = self._told.recv(4, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
             return 0, 0
-        data = self._told.recv(4)
         return self.pid, int.from_bytes(data, "big") if data else signal.SIGKILL
 
     def _internal_poll(self, *args: Any, **named: Any) -> int | None:

@@ -204,6 +204,7 @@ def asked(home, monkeypatch):
         return Submission(tuple(JobStore(home).create_many(given, inventory=home.parent / "inventory.yaml", now_s=0.0)))
 
     monkeypatch.setattr(asking, "submit_jobs", submit_jobs)
+    monkeypatch.setattr(asking, "resume", lambda *_: ())  # starts no supervisor, which would write records, too
     return specs
 
 

@@ -34,7 +34,7 @@ pools: {vision: {reservation: 4}}
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(tmp_path, monkeypatch, nothing_resumes):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
@@ -221,7 +221,6 @@ def be_somebody_else(folder, monkeypatch):
 @pytest.mark.parametrize("what", [damage_spec, break_inventory, leave_a_cancel, be_somebody_else])
 def test_a_job_that_no_pass_looks_at_says_why(store, gpurun, monkeypatch, what):
     """It was said to be neither queued nor running, or nothing was said."""
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
     folder = made(store)
     why = what(folder, monkeypatch)
     said = gpurun("why", folder.id)[1]
@@ -236,7 +235,6 @@ def test_a_job_that_no_pass_looks_at_says_why(store, gpurun, monkeypatch, what):
 
 
 def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
     folder = made(store)
     ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
     lock.close()
@@ -267,7 +265,6 @@ def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
 )  # fmt: skip
 def test_how_long_a_job_has_run_is_true_in_every_state(store, gpurun, monkeypatch, changes, ran, hosts):
     """A job that was cancelled in the queue ran "not yet", on hosts "none yet"."""
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
     folder = made(store)
     folder.write(folder.record().but(**changes))
     rows = dict(line.strip().split("  ", 1) for line in gpurun("status", folder.id)[1].splitlines())
@@ -293,7 +290,6 @@ def test_ctrl_c_says_whether_the_job_continues(store, monkeypatch, capsys, cance
 
 
 def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpurun, monkeypatch):
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # starts no job, which would fail meanwhile
     jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
     assert gpurun("cancel")[0] == 2
     assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2
@@ -306,7 +302,6 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
 
 def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(store, gpurun, monkeypatch):
     """As root's `cancel --all`, when no supervisor can be started as one of the users."""
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)
     jobs = [made(store, at_s=time.time() - second) for second in (3, 2, 1)]
 
     def refuse(folder):

@@ -36,10 +36,11 @@ class PipeChannel:
 
     def recv(self, size: int) -> bytes:
         assert self.process.stdout
-        fd = self.process.stdout.fileno()
-        if not select.select([fd], [], [], self._timeout)[0]:
+        ready = select.poll()  # unlike `select`, it takes any descriptor
+        ready.register(self.process.stdout, select.POLLIN)
+        if not ready.poll(None if self._timeout is None else 1000 * self._timeout):
             raise TimeoutError
-        return os.read(fd, size)
+        return os.read(self.process.stdout.fileno(), size)
 
     def settimeout(self, timeout: float | None) -> None:
         self._timeout = timeout

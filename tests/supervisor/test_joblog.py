@@ -94,6 +94,8 @@ def test_a_new_supervisor_catches_up_without_gap_or_duplicate(tmp_path_factory, 
     for stamp, text in all_messages:
         if stamp >= nanos:
             second.take("stdout", message(stamp, text))
+    first.close()
+    second.close()
     assert texts(path) == [text.strip() for _, text in all_messages]
 
 
