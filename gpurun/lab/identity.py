@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from ipaddress import IPv4Address
 
 _FIRST_PERSON = 1000  # UID_MIN in login.defs(5)
@@ -51,6 +52,11 @@ def hosts(own_name: str, addresses: Mapping[str, IPv4Address], *, resolve_names:
     """
     known = [f"{address} {name}" for name, address in addresses.items()]
     return _lines("127.0.0.1 localhost", *(known if resolve_names else [f"127.0.1.1 {own_name}"]))
+
+
+def machine_id(lab: str, host: str) -> str:
+    """Return ``/etc/machine-id``: 32 hex digits that are the host's own."""
+    return _lines(sha256(f"{lab}/{host}".encode()).hexdigest()[:32])
 
 
 def sshd_config(sftp_server: str, *, has_penalties: bool) -> str:

@@ -51,6 +51,7 @@ def boot(
         **_accounts(),
         "/etc/hosts": identity.hosts(host.name, addresses, resolve_names=spec.resolve_names),
         "/etc/hostname": f"{host.name}\n",
+        "/etc/machine-id": identity.machine_id(spec.name, host.name),
         "/etc/resolv.conf": "# no name server in a lab\n",
         "/etc/environment": identity.environment({"GPURUN_SYSFS": str(hardware.INSIDE / hardware.SYSFS)}),
         "/etc/ssh/sshd_config": identity.sshd_config(_sftp_server(), has_penalties=_openssh_version() >= (9, 8)),

@@ -37,7 +37,9 @@ def write_sysfs(root: Path, host: LabHost) -> None:
     uverbs = device / "infiniband_verbs" / UVERBS
     _write(uverbs, {"ibdev": HCA, "dev": _MLX5_CHARACTER_DEVICE, "abi_version": "1"})
     _link(uverbs / "device", device)
-    (device / "net" / _INTERFACE).mkdir(parents=True)
+    _write(device / "net" / _INTERFACE, {"address": _mac(host), "addr_assign_type": "0"})
+    _link(device / "net" / _INTERFACE / "device", device)
+    _link(root / "class/net" / _INTERFACE, device / "net" / _INTERFACE)
     _link(root / "class/infiniband" / HCA, infiniband)
     _link(root / "class/infiniband_verbs" / UVERBS, uverbs)
     _link(root / "bus/pci/devices" / _HCA_PCI, device)
@@ -95,6 +97,10 @@ def _pci_device(device: Path, *, vendor: str, kind: str, numa: int) -> None:
 def _interface_id(host: LabHost) -> bytes:
     """Return the EUI-64 of a Mellanox MAC address that ends in the host's number."""
     return bytes((0x0E, 0x42, 0xA1, 0xFF, 0xFE)) + host.number.to_bytes(3, "big")
+
+
+def _mac(host: LabHost) -> str:
+    return "0c:42:a1:" + ":".join(f"{byte:02x}" for byte in host.number.to_bytes(3, "big"))
 
 
 def _guid(host: LabHost) -> str:
