@@ -38,7 +38,7 @@ def doctor(
     from gpurun.doctor.findings import unhealthy
 
     bad = unhealthy(findings)
-    cordoned = _cordon(findings) if cordon else ()
+    cordoned = _cordon(findings, found) if cordon else ()
     elapsed_s = round(time.monotonic() - started, 3)
     if as_json:
         print_json(
@@ -166,21 +166,21 @@ def print_findings(findings: Sequence[Finding]) -> None:
             out.print(Text(f"    → {printable(finding.remedy)}", style="dim"))
 
 
-def _cordon(findings: Sequence[Finding]) -> list[str]:
+def _cordon(findings: Sequence[Finding], inventory: Inventory) -> list[str]:
     """Cordon every host with an error, unless it has a cordon. Returns the newly cordoned hosts."""
-    from pathlib import Path
-
     from gpurun.doctor.findings import Severity
-    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.leases.cluster import Cluster
+    from gpurun.state.cordons import Cordon, changing_cordons, cordons_on, put_cordon
     from gpurun.state.home import home
     from gpurun.state.people import myself
 
     changed = []
-    with changing_cordons(Path(home(os.environ))) as cordons:
+    found = Cluster(inventory, home(os.environ))
+    with changing_cordons(found.home) as cordons:
         for finding in findings:
             for host in finding.hosts if finding.severity is Severity.ERROR else ():
-                if host not in cordons:
-                    reason = f"doctor: {finding.check}"
-                    cordons[host] = Cordon("cordoned", myself(), time.time(), reason, finding.evidence)
+                if not cordons_on(cordons, [found.known[host]]):
+                    cordon = Cordon("cordoned", myself(), time.time(), f"doctor: {finding.check}", finding.evidence)
+                    put_cordon(cordons, found.known[host], cordon)
                     changed.append(host)
     return sorted(changed)

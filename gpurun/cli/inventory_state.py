@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from gpurun.leases.cluster import Cluster
+
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; others will read it.")]
 
 
@@ -57,10 +59,10 @@ def drain(
     names = [host.name for host in found.choose(hosts)]
     if not names:
         raise BadInput(f"{hosts!r} names no host")
-    changed = _cordon(found.home, names, "draining", reason, until_s)
+    changed = _cordon(found, names, "draining", reason, until_s)
     if not as_json:
         _report(names, changed, "draining", as_json=False)
-    _say_lost(found.home, names)
+    _say_lost(found, names)
     _start_what_fits(found.home)
     show = wait_until_empty if wait else report_drain
     show(found, names, changed, as_json=as_json)
@@ -68,12 +70,12 @@ def drain(
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """Remove cordons and end drains: hosts get new gangs again."""
-    from gpurun.state.cordons import changing_cordons
+    from gpurun.state.cordons import changing_cordons, lift_cordons
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
     with changing_cordons(found.home) as cordons:
-        lifted = [name for name in names if cordons.pop(name, None) is not None]
+        lifted = [name for name in names if lift_cordons(cordons, found.known[name])]
     _report(names, lifted, "ok", as_json)
     if lifted:
         _start_what_fits(found.home)
@@ -84,11 +86,11 @@ def _put(
 ) -> None:
     found = cluster(inventory)
     names = [host.name for host in found.choose(selection)]
-    _report(names, _cordon(found.home, names, state, reason), state, as_json)
+    _report(names, _cordon(found, names, state, reason), state, as_json)
 
 
 def _cordon(
-    home: Path,
+    found: Cluster,
     names: Sequence[str],
     state: Literal["cordoned", "draining"],
     reason: str,
@@ -96,28 +98,23 @@ def _cordon(
 ) -> list[str]:
     """Cordon hosts. Returns those for which this changes something."""
     from gpurun.errors import BadInput
-    from gpurun.state.cordons import Cordon, again, changing_cordons
+    from gpurun.state.cordons import Cordon, changing_cordons, put_cordon
     from gpurun.state.people import myself
 
     if not reason.isprintable():
         raise BadInput("a reason is one line of printable text")
-    changed = []
-    with changing_cordons(home) as cordons:
-        for name in names:
-            old, new = cordons.get(name), Cordon(state, myself(), time.time(), reason, until_s=until_s)
-            cordons[name] = new if old is None else again(old, new)
-            if cordons[name] != old:
-                changed.append(name)
-    return changed
+    cordon = Cordon(state, myself(), time.time(), reason, until_s=until_s)
+    with changing_cordons(found.home) as cordons:
+        return [name for name in names if put_cordon(cordons, found.known[name], cordon)]
 
 
-def _say_lost(home: Path, names: Sequence[str]) -> None:
+def _say_lost(found: Cluster, names: Sequence[str]) -> None:
     """Report the hosts that are lost: a drain does not change them."""
     from gpurun.inventory.hostset import fold
-    from gpurun.state.cordons import read_cordons
+    from gpurun.state.cordons import cordons_on, read_cordons
 
-    cordons = read_cordons(home)
-    if lost := [name for name in names if cordons[name].state == "lost"]:
+    cordons = cordons_on(read_cordons(found.home), [found.known[name] for name in names])
+    if lost := [name for name, cordon in cordons.items() if cordon.state == "lost"]:
         say(f"{fold(lost)}: lost; gets no gangs until its GPUs have been fenced")
 
 

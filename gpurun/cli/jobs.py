@@ -15,7 +15,6 @@ from gpurun.cli.printing import duration, job_json, print_json, printable, print
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
-    from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
@@ -79,7 +78,7 @@ def status(
     if watch:
         from gpurun.cli.watch import watch as watch_gpus
 
-        watch_gpus(found.inventory, lambda: _leased(found.inventory, store))
+        watch_gpus(found.inventory, lambda: _leased(found, store))
         return
     from gpurun.views.reading import read
 
@@ -115,12 +114,12 @@ def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cl
         return Cluster(Inventory(hosts=(), racks=(), fabrics={}), store.home)
 
 
-def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
-    """Return host → GPU → job for the hosts of this inventory."""
+def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
+    """Return host → GPU → job for the hosts of the inventory."""
     from gpurun.leases.look import look
 
     occupancy = look(store.home, now_s=time.time(), despite_damage=True).occupancy
-    by_host = {host.name: occupancy.on(host) for host in inventory.hosts}
+    by_host = {host.name: occupancy.on(host, found.known[host.name]) for host in found.inventory.hosts}
     return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
 
 

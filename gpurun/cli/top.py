@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +17,7 @@ from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
     from gpurun.jobs.store import JobStore
+    from gpurun.leases.cluster import Cluster
     from gpurun.top.feed import Feed
 
 PLAIN_EVERY_S = 5.0
@@ -48,7 +48,7 @@ def top(
     from gpurun.top.app import Actions, TopApp
 
     with Feed(store, lambda: cluster(inventory)) as feed:
-        actions = Actions(cancel=lambda job: _cancel(store, job), cordon=lambda host: _cordon(store.home, host))
+        actions = Actions(cancel=lambda job: _cancel(store, job), cordon=lambda host: _cordon(cluster(inventory), host))
         TopApp(feed, actions, duration).run()
 
 
@@ -101,20 +101,23 @@ def _cancel(store: JobStore, job: str) -> str:
     return f"{job} was asked to end; its GPUs are free after its fence"
 
 
-def _cordon(home: Path, host: str) -> str:
+def _cordon(found: Cluster, host: str) -> str:
     """Cordon a host, or remove its cordon. Refuses lost and draining hosts: other commands change those."""
     from gpurun.head.spawn import run_pass_and_start
-    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.state.cordons import Cordon, changing_cordons, cordons_on, lift_cordons, put_cordon
     from gpurun.state.people import myself
 
+    home, known = found.home, found.known.get(host)
+    if known is None:
+        raise BadInput(f"{host} is not in the inventory any more", where=found.inventory.source)
     with changing_cordons(home) as cordons:
-        old = cordons.get(host)
+        old = cordons_on(cordons, [known]).get(host)
         if old is not None and old.state != "cordoned":
             raise BadInput(f"{host} is {old.state}", hint=f"gpurun inventory uncordon {host}, or gpurun recover")
         if old is None:
-            cordons[host] = Cordon("cordoned", myself(), time.time(), "gpurun top")
+            put_cordon(cordons, known, Cordon("cordoned", myself(), time.time(), "gpurun top"))
         else:
-            del cordons[host]
+            lift_cordons(cordons, known)
     if old is None:
         return f"{host} is cordoned: it gets no new gangs"
     if (home / "live").is_dir():

@@ -116,6 +116,7 @@ def lost_lease(lease: Lease, inventory: Inventory) -> Lease:
         lease, owner=myself(), owner_uid=os.getuid(), grants=grants, racks=racks, inventory=inventory.source, lost=True,
         found=True, apart=(), joins=(), machines=machines_of(inventory, grants),
         places=places_of(inventory, grants),
+        ids={hosts[host].name: machine_id for host, machine_id in lease.ids.items() if host in hosts},
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
+from gpurun.leases.known import ids_of
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.look import at_inventory, loaded, look
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -198,6 +199,7 @@ class _Passing:
             ssh_port=ssh_port, granted_s=self._view.now_s,
             inventory=inventory.source, machines=machines_of(inventory, placement.grants),
             places=places_of(inventory, placement.grants), port_count=port_count,
+            ids=ids_of(inventory, placement.grants, self._view.machines),
         )  # fmt: skip
         try:
             lock = self._leases.grant(lease, self._view.occupancy)

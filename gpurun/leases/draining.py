@@ -18,11 +18,12 @@ from gpurun.inventory.model import Inventory
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State
+from gpurun.leases.known import lease_hosts
 from gpurun.leases.lease import Lease
 from gpurun.leases.view import View
 from gpurun.scheduler.drain import Departure, Tenant, departures
 from gpurun.scheduler.gangs import gang_of
-from gpurun.state.cordons import Cordon, cordons_file, deadlines_file, read_cordons
+from gpurun.state.cordons import Cordon, cordons_file, cordons_on, deadlines_file, read_cordons
 from gpurun.state.path import StatePath
 
 LOOK_S = 1.0
@@ -38,28 +39,40 @@ def departures_of(view: View, load: Load) -> tuple[Departure, ...]:
     Args:
         load: returns the inventory of a canonical path; None if it cannot be used.
     """
-    draining = {host: cordon.until_s for host, cordon in view.cordons.items() if cordon.state == "draining"}
-    by_inventory: dict[str, list[tuple[Lease, tuple[str, ...]]]] = {}
-    for lease in view.leases if draining else ():
-        if hosts := tuple(grant.host for grant in lease.grants if grant.host in draining):
-            by_inventory.setdefault(lease.inventory, []).append((lease, hosts))
+    if not any(cordon.state == "draining" for cordon in view.cordons.values()):
+        return ()
+    by_inventory: dict[str, list[tuple[Lease, dict[str, Cordon]]]] = {}
+    for lease in view.leases:
+        if drained := _drained(view, lease):
+            by_inventory.setdefault(lease.inventory, []).append((lease, drained))
     found: list[Departure] = []
     for path, leases in by_inventory.items():
-        inventory, tenants = load(path), []
-        for lease, hosts in leases:
-            job = view.jobs.get(lease.job)
+        inventory, tenants, until_s = load(path), [], dict[str, float | None]()
+        for lease, drained in leases:
+            job, hosts = view.jobs.get(lease.job), tuple(drained)
             if why := _unknown(lease, job, inventory):
                 found.append(Departure(lease.job, hosts, "waits", why))
             elif job is not None:
                 tenants.append(_tenant(lease, job, hosts))
+                until_s.update({host: cordon.until_s for host, cordon in drained.items()})
         if inventory is not None:
-            found += departures(inventory, view.cordons, draining, tenants, view.now_s)
+            unusable = {*view.unusable(inventory), *until_s}
+            found += departures(inventory, unusable, until_s, tenants, view.now_s)
     return tuple(found)
+
+
+def _drained(view: View, lease: Lease) -> dict[str, Cordon]:
+    """Return those hosts of a lease that are drained, with their drains."""
+    return {host: cordon for host, cordon in view.cordons_of(lease).items() if cordon.state == "draining"}
 
 
 def wanted_request(departure: Departure, view: View) -> CancelRequest | None:
     """Return the request that a pass makes because of a drain; None if none."""
-    said = "; ".join(_who_drains(host, view.cordons[host]) for host in departure.hosts)
+    drained: dict[str, Cordon] = {}
+    for lease in view.leases:
+        if lease.job == departure.gang:
+            drained.update(_drained(view, lease))
+    said = "; ".join(_who_drains(host, drained[host]) for host in departure.hosts)
     if departure.fate == "moves":
         return CancelRequest("preempt", "drain", view.now_s, said, departure.hosts)
     if departure.fate == "ends":
@@ -100,10 +113,14 @@ def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:
 
 
 class DrainWatch:
-    """Whether hosts of a gang are drained, as its supervisor sees it. Quick enough to call repeatedly."""
+    """Whether hosts of a gang are drained, as its supervisor sees it. Quick enough to call repeatedly.
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    Args:
+        lease: gives the gang's present lease.
+    """
+
+    def __init__(self, home: Path, lease: Callable[[], Lease]) -> None:
+        self._home, self._lease = home, lease
         self._next_s = 0.0
         self._stamp: object = None
         self._cordons: Mapping[str, Cordon] = {}
@@ -111,9 +128,16 @@ class DrainWatch:
         self._decide_next_s = 0.0
 
     def hosts(self, hosts: Iterable[str]) -> list[str]:
-        """Return those of these hosts that are drained."""
+        """Return those of these hosts of the gang that are drained."""
+        drained = self._drained()
+        return [host for host in hosts if host in drained]
+
+    def _drained(self) -> dict[str, Cordon]:
         self._look()
-        return [host for host in hosts if (found := self._cordons.get(host)) and found.state == "draining"]
+        if not self._cordons:
+            return {}
+        found = cordons_on(self._cordons, lease_hosts(self._lease()))
+        return {host: cordon for host, cordon in found.items() if cordon.state == "draining"}
 
     def is_due(self, hosts: Collection[str], now_s: float, *, asked: bool = False) -> bool:
         """Return True if a pass should decide again: a drain is new, its deadline has come, or the last pass is long
@@ -123,7 +147,7 @@ class DrainWatch:
             now_s: the head's clock, seconds since the epoch.
             asked: the job has a request of a drain. A new supervisor does not know whether it is still valid.
         """
-        drained = {host: self._cordons[host] for host in self.hosts(hosts)}
+        drained = {host: cordon for host, cordon in self._drained().items() if host in hosts}
         over = [host for host, cordon in drained.items() if cordon.until_s is not None and now_s >= cordon.until_s]
         seen, monotonic_s = (drained, over), time.monotonic()
         if self._decided is None and not asked and not drained:

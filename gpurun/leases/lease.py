@@ -43,6 +43,7 @@ class Lease:
         joins: hosts that joined an elastic gang after its start, oldest first, each as often as it joined.
         machines: host → `gpurun.inventory.model.Host.machine` at the grant. Leases of older versions lack it.
         places: the same for a host's engine and folder, if the inventory names them.
+        ids: host → what the machine called itself (`gpurun.state.machines.Machine.id`), as far as it was known.
 
     Raises:
         ValueError: `inventory` is not a path, one of `machines` is not valid, or no host has so many ports; readers of
@@ -67,6 +68,7 @@ class Lease:
     places: Mapping[str, HostPlace] = field(default_factory=dict, hash=False)
     version: int = 1
     port_count: int = 1
+    ids: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

@@ -13,6 +13,7 @@ from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.store import JobStore
+from gpurun.leases.known import known_hosts
 from gpurun.leases.lease import Holdings, Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
@@ -21,6 +22,7 @@ from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.gangs import NOBODY
 from gpurun.state import data_sites
 from gpurun.state.cordons import read_cordons
+from gpurun.state.machines import read_machines
 
 OnProblem = Callable[[GpurunError], None]
 
@@ -51,13 +53,16 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
             may_hold.append(name)
     found = (*holdings.leases, *leases.removed({*may_hold}.difference(lease.name for lease in holdings.leases)))
     all_leases = tuple(_at_canonical(lease, canonical(lease.inventory)) for lease in found)
-    occupancy = Occupancy(all_leases)
+    machines = read_machines(home, os.getuid())
+    occupancy = Occupancy(all_leases, lambda inventory: known_hosts(inventory, machines) if machines else {})
     for overlap in occupancy.overlaps:
         on_problem(overlap)
     lives = cache(lambda uid: waiter_lives(home, uid))
     needs_data = any(job.wants is not None and job.wants.data_digests for job in jobs.values())
     holders = data_sites.holders() if needs_data else NOBODY
-    return View(jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged, holders)
+    return View(
+        jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged, holders, machines
+    )
 
 
 def refuse_while_damaged(holdings: Holdings) -> None:

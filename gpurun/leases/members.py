@@ -16,6 +16,7 @@ from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
 from gpurun.leases.allocate import SSH_PORTS, free_ports, snapshot
 from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.known import ids_of
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -72,6 +73,7 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
             lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
             apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
             places={**lease.places, **places_of(inventory, more.grants)},
+            ids={**lease.ids, **ids_of(inventory, more.grants, view.machines)},
         )  # fmt: skip
         held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
     audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))

@@ -2,20 +2,23 @@
 it.
 
 Pure. It contains leases, lost leases, leases whose file somebody removed, and GPUs that are promised to a gang. It
-identifies a machine by the address that SSH connects to (`gpurun.inventory.model.Host.machine`). So two inventories, or
-two paths of one inventory, that name the same machine see the same holders.
+identifies a machine by the address that SSH connects to (`gpurun.inventory.model.Host.machine`), and by the id that the
+machine gives, if it was known at the grant. So two inventories, or two paths of one inventory, that name the same
+machine see the same holders, and so does a host that was renamed since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Host, Inventory, machine_at
 from gpurun.jobs.spec import Grant
 from gpurun.leases.lease import Lease
+from gpurun.state.known_as import KnownAs
 
+CALLED = "id "
 FOR_GOOD = ("lost", "foreign")
 """Holdings that also the job named in them cannot use."""
 
@@ -40,23 +43,37 @@ class Holder:
 class Occupancy:
     """Machine → GPU → holder. Made once per pass from all leases; only `grant` adds a gang's GPUs.
 
+    Args:
+        known: returns host → by what its machine is known, for an inventory. Default: by its address.
+
     Attributes:
         overlaps: GPUs that two leases hold: damage, each named once. Keeps both holders.
     """
 
-    def __init__(self, leases: Iterable[Lease] = ()) -> None:
+    def __init__(
+        self, leases: Iterable[Lease] = (), known: Callable[[Inventory], Mapping[str, KnownAs]] | None = None
+    ) -> None:
         self.overlaps: list[StateError] = []
+        self._known = known or (lambda _: {})
         self._machines: dict[str, dict[int, Holder]] = {}
         self._leases: dict[str, Lease] = {}
         for lease in leases:
             self._note_overlap(lease)
             self._put(lease)
 
-    def on(self, host: Host) -> Mapping[int, Holder]:
-        """Return the held GPUs of a host."""
+    def on(self, host: Host, known: KnownAs | None = None) -> Mapping[int, Holder]:
+        """Return the held GPUs of a host.
+
+        Args:
+            known: by what its machine is known; None = by its address.
+        """
         held = self._machines.get(host.machine, {})
-        unnamed = self._machines.get(_nameless(host.name))
-        return {**unnamed, **held} if unnamed else held
+        others = [self._machines.get(_nameless(host.name))]
+        if known is not None and known.id:
+            others.append(self._machines.get(_called(known.id)))
+        for more in others:
+            held = {**more, **held} if more else held
+        return held
 
     def taken(
         self, inventory: Inventory, *, but: Collection[str] = (), used: Collection[tuple[str, int]] = ()
@@ -67,10 +84,11 @@ class Occupancy:
             used: host and GPU of gangs that the caller counts itself.
         """
         taken = {}
+        known = self._known(inventory) if self._machines else {}
         for host in inventory.hosts if self._machines else ():
             gpus = [
                 gpu
-                for gpu, holder in self.on(host).items()
+                for gpu, holder in self.on(host, known.get(host.name)).items()
                 if holder.how in FOR_GOOD or not (holder.job in but or (host.name, gpu) in used)
             ]
             if gpus:
@@ -78,19 +96,29 @@ class Occupancy:
         return taken
 
     def jobs_by_machine(self) -> dict[str, list[str]]:
-        """Return machine → the jobs that hold GPUs of it."""
+        """Return machine, by its address → the jobs that hold GPUs of it."""
         return {
             machine: list(dict.fromkeys(holder.job for holder in held.values()))
             for machine, held in self._machines.items()
-            if held
+            if held and not machine.startswith(CALLED)
         }
 
     def grant(self, lease: Lease) -> None:
         """Give a lease its GPUs. Replaces an earlier lease of the same name, and overrides promises.
 
         Raises:
+            StateError: as `check`. Nothing is changed then.
+        """
+        self.check(lease)
+        self.free(lease.name)
+        self._put(lease)
+
+    def check(self, lease: Lease) -> None:
+        """Check whether a lease can have its GPUs.
+
+        Raises:
             StateError: another job holds one of them, or two hosts of the lease are one machine, so that the lease
-                would hold a GPU twice. Nothing is changed then.
+                would hold a GPU twice.
         """
         _refuse_twice(lease)
         for machine, gpu, host in _gpus_of(lease):
@@ -101,8 +129,6 @@ class Occupancy:
                         f"GPU {gpu} is {holder.how} to {holder.job} already; {lease.job} cannot have it", host=host,
                         hint="nothing was granted; `gpurun status` shows who holds what",
                     )  # fmt: skip
-        self.free(lease.name)
-        self._put(lease)
 
     def free(self, name: str) -> None:
         """Remove a lease."""
@@ -144,7 +170,8 @@ def _refuse_twice(lease: Lease) -> None:
         other = names.setdefault((machine, gpu), host)
         if other != host:
             raise StateError(
-                f"{other} and {host} are one machine, {machine}; {lease.job} cannot have its GPU {gpu} twice",
+                f"{other} and {host} are one machine, {lease.machines.get(host, machine)}; "
+                f"{lease.job} cannot have its GPU {gpu} twice",
                 where=lease.inventory, hint="give the machine one name in the inventory",
             )  # fmt: skip
 
@@ -158,13 +185,18 @@ def _nameless(host: str) -> str:
     return f"{host}/"
 
 
+def _called(machine_id: str) -> str:
+    """Return the key of a machine by what it calls itself; no address is written so."""
+    return f"{CALLED}{machine_id}"
+
+
 def _gpus_of(lease: Lease) -> Iterable[tuple[str, int, str]]:
-    """Yield machine, GPU and host name of each GPU of a lease; two machines if the lease does not say which one it
-    is.
+    """Yield machine, GPU and host name of each GPU of a lease, for each key of the machine: its address, its id if the
+    lease says it, and two keys if the lease does not say the address.
     """
     for grant in lease.grants:
-        known = lease.machines.get(grant.host)
+        known, machine_id = lease.machines.get(grant.host), lease.ids.get(grant.host)
         machines = (known,) if known else (machine_at(grant.host), _nameless(grant.host))
-        for machine in machines:
+        for machine in (*machines, _called(machine_id)) if machine_id else machines:
             for gpu in grant.gpus:
                 yield machine, gpu, grant.host

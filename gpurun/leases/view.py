@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
@@ -12,11 +13,13 @@ from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Grant, Wants
 from gpurun.jobs.states import State
 from gpurun.leases import refusals
+from gpurun.leases.known import known_hosts, lease_hosts
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.scheduler.gangs import Holders, gang_of, gangs_of
 from gpurun.scheduler.model import Placement, Running, Snapshot
-from gpurun.state.cordons import Cordon
+from gpurun.state.cordons import Cordon, cordons_on
+from gpurun.state.machines import Machine, Out, outs_of
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,13 @@ class View:
         jobs: the jobs that may not have ended, by id.
         leases: every lease, also those whose file somebody removed.
         occupancy: which gang holds which GPU; grants of the pass change it.
-        cordons: why hosts get no new gangs.
+        cordons: why hosts get no new gangs, by their keys in the file.
         uid: the user for whom the pass commits.
         looked_after: whether a user has a live waiter.
         now_s: the head's clock, seconds since the epoch.
         damaged: leases that cannot be read; while there are some, a GPU that seems free may not be free.
         holders: which hosts have which data sets, as far as this user knows.
+        machines: what this user knows of machines, by `gpurun.inventory.model.Host.machine`.
     """
 
     jobs: Mapping[str, LiveJob]
@@ -44,6 +48,18 @@ class View:
     now_s: float
     damaged: tuple[StateError, ...] = ()
     holders: Holders = field(default_factory=dict)
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+
+    @cached_property
+    def outs(self) -> Mapping[str, Out]:
+        """Return `Host.machine` → why that machine is out, for this user."""
+        return outs_of(self.machines)
+
+    def unusable(self, inventory: Inventory) -> dict[str, str]:
+        """Return host → why it gets no new gangs: it is out, or has a cordon."""
+        outs = self.outs
+        out = {host.name: outs[host.machine].words for host in inventory.hosts if host.machine in outs} if outs else {}
+        return out | {host: cordon.words for host, cordon in self.cordoned(inventory).items()}
 
     def queued(self) -> list[LiveJob]:
         """Return the jobs in the queue, also those that no pass may start yet."""
@@ -75,6 +91,14 @@ class View:
             return f"no process starts the jobs of {record.owner}; the next command of {record.owner} starts one"
         return ""
 
+    def cordoned(self, inventory: Inventory) -> dict[str, Cordon]:
+        """Return host → the cordon of its machine, for the hosts of an inventory that have one."""
+        return cordons_on(self.cordons, known_hosts(inventory, self.machines).values()) if self.cordons else {}
+
+    def cordons_of(self, lease: Lease) -> dict[str, Cordon]:
+        """Return host → the cordon of its machine, for the hosts of a lease that have one."""
+        return cordons_on(self.cordons, lease_hosts(lease)) if self.cordons else {}
+
     def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
         """Return the scheduler's view of one inventory. All GPUs that its own gangs do not hold are free or taken."""
         running = self._running(inventory)
@@ -86,8 +110,7 @@ class View:
         )
         used = {(grant.host, gpu) for run in running for grant in run.placement.grants for gpu in grant.gpus}
         taken = self.occupancy.taken(inventory, but={gang.id for gang in queue}, used=used)
-        unusable = {host: cordon.words for host, cordon in self.cordons.items()}
-        return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, self.now_s)
+        return Snapshot(inventory, tuple(running), tuple(queue), self.unusable(inventory), taken, self.now_s)
 
     def _running(self, inventory: Inventory) -> list[Running]:
         running = []

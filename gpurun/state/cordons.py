@@ -1,13 +1,15 @@
 """Cordons: hosts that get no new gangs, because people cordoned or drained them, or health checks found a problem.
 
-Cordons are state, not inventory: ``$GPURUN_HOME/cordons.json`` has who, when and why. The deadlines of drains are in
+Cordons are state, not inventory: ``$GPURUN_HOME/cordons.json`` has who, when and why. A cordon belongs to a machine,
+whatever an inventory calls it (`gpurun.state.known_as`). Its key in the file is the host's name when it was cordoned;
+if another machine of this name has a cordon, the key is ``name/id``. The deadlines of drains are in
 ``$GPURUN_HOME/deadlines.json``. A deadline stops jobs. So in a shared state directory only root can write that file,
 while every member can write the cordons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Literal
 from gpurun.errors import StateError
 from gpurun.state import audit, durable
 from gpurun.state.change_lock import change_lock
+from gpurun.state.known_as import KnownAs, KnownMachines
 from gpurun.state.path import StatePath
 from gpurun.state.shared import cordons_folder, enter
 
@@ -30,6 +33,8 @@ class Cordon:
         since_s: seconds since the epoch.
         evidence: what was seen, word for word, when a health check did it.
         until_s: draining: when gangs that cannot move are ended, seconds since the epoch; None = never.
+        machine: the address that SSH connects to (`gpurun.inventory.model.Host.machine`); "" = unknown.
+        id: what the machine calls itself; "" = it had not said so.
     """
 
     state: CordonState
@@ -38,6 +43,8 @@ class Cordon:
     reason: str
     evidence: str = ""
     until_s: float | None = None
+    machine: str = ""
+    id: str = ""
 
     @property
     def words(self) -> str:
@@ -58,6 +65,44 @@ def again(old: Cordon, new: Cordon) -> Cordon:
     return old if old.state == "lost" or is_same else new
 
 
+def cordons_on(cordons: Mapping[str, Cordon], hosts: Iterable[KnownAs]) -> dict[str, Cordon]:
+    """Return host → the cordon of its machine, for those of these hosts that have one.
+
+    Args:
+        cordons: as `read_cordons` returns them.
+    """
+    if not cordons:
+        return {}
+    known = _index(cordons)
+    keys = ((host.host, next(known.same(host), None)) for host in hosts)
+    return {host: cordons[key] for host, key in keys if key is not None}
+
+
+def put_cordon(cordons: dict[str, Cordon], host: KnownAs, cordon: Cordon) -> bool:
+    """Give a host's machine a cordon, or change the one that it has (`again`). Returns False if nothing changes."""
+    new = replace(cordon, machine=host.machine, id=host.id)
+    key = next(_index(cordons).same(host), None)
+    if key is None:
+        key = host.host if host.host not in cordons else f"{host.host}/{host.id}"
+    else:
+        new = again(cordons[key], new)
+    is_new = cordons.get(key) != new
+    cordons[key] = new
+    return is_new
+
+
+def lift_cordons(cordons: dict[str, Cordon], host: KnownAs) -> list[Cordon]:
+    """Remove all cordons of a host's machine, and return them."""
+    keys = dict.fromkeys(_index(cordons).same(host))
+    return [cordons.pop(key) for key in keys]
+
+
+def _index(cordons: Mapping[str, Cordon]) -> KnownMachines:
+    return KnownMachines(
+        (key, KnownAs(key.partition("/")[0], cordon.machine, cordon.id)) for key, cordon in cordons.items()
+    )
+
+
 @dataclass(frozen=True)
 class _File:
     hosts: dict[str, Cordon] = field(default_factory=dict)
@@ -70,10 +115,13 @@ class _Deadline:
 
     Attributes:
         since_s: of the drain's cordon. A later drain of the host is another one.
+        machine, id: of the drain's cordon, so that whoever changes the cordon moves no deadline to another machine.
     """
 
     since_s: float
     until_s: float
+    machine: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +141,11 @@ def deadlines_file(home: Path) -> StatePath:
 
 
 def read_cordons(home: Path) -> Mapping[str, Cordon]:
-    """Cordons by host. Raises StateError when a file is damaged."""
+    """Return the cordons by their keys in the file; `cordons_on` says which hosts they are.
+
+    Raises:
+        StateError: a file is damaged.
+    """
     try:
         found = durable.read_record(cordons_file(home), _File).hosts
     except FileNotFoundError:
@@ -110,17 +162,19 @@ def _read_deadlines(home: Path) -> Mapping[str, _Deadline]:
 
 
 def _until_s(cordon: Cordon, deadline: _Deadline | None) -> float | None:
-    if deadline is None or cordon.state != "draining" or deadline.since_s != cordon.since_s:
+    if deadline is None or cordon.state != "draining":
         return None
-    return deadline.until_s
+    is_its = (deadline.since_s, deadline.machine, deadline.id) == (cordon.since_s, cordon.machine, cordon.id)
+    return deadline.until_s if is_its else None
 
 
 def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
     """Write cordons and deadlines; the deadlines first, because one without its drain means nothing."""
     known = _read_deadlines(home)
     wanted = {
-        host: _Deadline(cordon.since_s, cordon.until_s) for host, cordon in hosts.items() if cordon.until_s is not None
-    }
+        host: _Deadline(cordon.since_s, cordon.until_s, cordon.machine, cordon.id)
+        for host, cordon in hosts.items() if cordon.until_s is not None
+    }  # fmt: skip
     if wanted != known:
         try:
             durable.write_record(deadlines_file(home), _Deadlines(wanted))
@@ -133,6 +187,8 @@ def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
 @contextmanager
 def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
     """The cordons as a dictionary to change; written back, whole, unless the block raises.
+
+    `put_cordon` and `lift_cordons` change it for a host.
 
     Raises:
         StateError: the file is damaged; it is left as it is.

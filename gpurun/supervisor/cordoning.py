@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from gpurun.errors import GpurunError, StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.record import FirstFailure
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.leases.known import lease_hosts
+from gpurun.state.cordons import Cordon, changing_cordons, cordons_on, put_cordon
+from gpurun.state.known_as import KnownAs
 from gpurun.supervisor.job import SupervisedJob
 
 
@@ -48,8 +50,10 @@ def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
     """
     try:
         with changing_cordons(job.home) as cordons:
-            new = {host: cordon for host, cordon in wanted.items() if host not in cordons}
-            cordons.update(new)
+            known = {each.host: each for each in lease_hosts(job.lease)}
+            new = wanted.keys() - cordons_on(cordons, known.values()).keys()
+            for host in sorted(new):
+                put_cordon(cordons, known.get(host, KnownAs(host)), wanted[host])
             return bool(new)
     except StateDiskError:
         raise

@@ -232,7 +232,7 @@ class Members:
         fenced = [host for host in asked if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)
-            found_again(job.home, fenced)
+            found_again(job.home, lease, fenced)
             job.log_copy.forget(fenced)
             job.links.drop(fenced)
             for host in fenced:

@@ -67,7 +67,7 @@ class SupervisedJob:
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs = HeadCopy(self.folder, self.spec.outputs_limit)
         self.asked = Asked(home, lease.job)
-        self.drains = DrainWatch(home)
+        self.drains = DrainWatch(home, lambda: self.lease)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
         self._recording = threading.Lock()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.known import lease_hosts
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.cordons import changing_cordons
+from gpurun.state.cordons import changing_cordons, cordons_on, lift_cordons
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ending import with_only_copies
 from gpurun.supervisor.fence import fence
@@ -64,7 +65,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
-        found_again(home, links.targets)
+        found_again(home, lease, links.targets)
         LeaseStore(home).release(lock)
         bring_late(home, lease, links, list(links.targets))
     finally:
@@ -78,9 +79,11 @@ def _record(folder: JobFolder) -> JobRecord | None:
         return None
 
 
-def found_again(home: Path, hosts: Iterable[str]) -> None:
-    """Uncordon hosts that were lost and have been fenced."""
+def found_again(home: Path, lease: Lease, hosts: Collection[str]) -> None:
+    """Uncordon hosts of a lease that were lost and have been fenced."""
+    fenced = [each for each in lease_hosts(lease) if each.host in hosts]
     with changing_cordons(home) as cordons:
-        for host in hosts:
-            if host in cordons and cordons[host].state == "lost":
-                del cordons[host]
+        found = cordons_on(cordons, fenced)
+        for each in fenced:
+            if each.host in found and found[each.host].state == "lost":
+                lift_cordons(cordons, each)

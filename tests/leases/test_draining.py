@@ -9,12 +9,13 @@ import pytest
 
 from gpurun.errors import StateError
 from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.draining import DrainWatch, departures_of
+from gpurun.leases.lease import Lease
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
@@ -230,9 +231,23 @@ def test_a_gang_whose_inventory_cannot_be_used_is_waited_for(home):
     assert (said.fate, said.why) == ("waits", "its inventory cannot be used")
 
 
+GANG = Lease(
+    "j-00000001",
+    1,
+    "me",
+    1,
+    "pascal",
+    ("r1",),
+    tuple(Grant(host, (0,)) for host in ("h1", "h2", "h3")),
+    23022,
+    1.0,
+    "/i",
+)
+
+
 def test_a_supervisor_looks_when_its_host_is_drained_and_when_the_deadline_comes_not_all_the_time(home, monkeypatch):
     monkeypatch.setattr("gpurun.leases.draining.LOOK_S", 0.0)
-    watch = DrainWatch(home)
+    watch = DrainWatch(home, lambda: GANG)
     assert not watch.is_due(["h1"], 1.0)
     drain(home, "h2")
     assert not watch.is_due(["h1"], 1.0)
@@ -249,6 +264,6 @@ def test_a_supervisor_looks_when_its_host_is_drained_and_when_the_deadline_comes
 
 
 def test_a_supervisor_that_finds_a_drains_request_asks_once_whether_it_still_stands(home):
-    watch = DrainWatch(home)
+    watch = DrainWatch(home, lambda: GANG)
     assert watch.is_due(["h1"], 1.0, asked=True)
     assert not watch.is_due(["h1"], 1.0, asked=True)

@@ -82,12 +82,9 @@ class Supervisor:
 
     def _main(self, *_: object) -> None:
         """As `gpurun.supervisor.__main__.main`: an error is printed, and its lease is an orphan."""
-        home, leases = self.head.home, LeaseStore(self.head.home)
+        home = self.head.home
         try:
-            lease = leases.read(self.name)
-            if lease is None:
-                raise StateError("its lease is gone", job=self.name)
-            process._carry(home, lease, LeaseLock(self.descriptor, leases.path(self.name)))
+            process.carry(home, LeaseLock(self.descriptor, LeaseStore(home).path(self.name)))
         except GpurunError as error:
             self.world.note(f"supervisor {self.name} gives up: {error!r}")
 
@@ -332,13 +329,13 @@ class Members:
 
     def _fence_apart(self) -> None:
         job = self._job
-        leaving = sorted(job.lease.apart)
+        lease, leaving = job.lease, sorted(job.lease.apart)
         job.links.add(leaving, job.inventory)
         job.links.open(leaving)
         unproven = stop.fence(job.links, job.lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
             self._change(members.let_go, fenced)
-            lost.found_again(job.home, fenced)
+            lost.found_again(job.home, lease, fenced)
             job.links.drop(fenced)
             spawn.run_pass_and_start(job.home, now_s=job.clock(), environ={}, patience_s=None)

@@ -12,6 +12,7 @@ from shared_code import PRELUDE, SUBMIT, needs_root
 from users import ALICE, BOB, GROUP, make_user
 
 from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
+from gpurun.jobs.spec import Grant
 from gpurun.state import audit
 from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
@@ -290,7 +291,8 @@ def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     holder = bob.start("-c", HOLD, "cordons.lock")
     assert holder.stdout.readline() == "held\n"
     notes = []
-    job = SimpleNamespace(home=state, note=notes.append)
+    lease = SimpleNamespace(grants=[Grant("h1", (0,))], machines={}, ids={})
+    job = SimpleNamespace(home=state, note=notes.append, lease=lease)
     umask = os.umask(0o027)
     assert not _cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
     assert f"process {holder.pid}" in notes[0]
