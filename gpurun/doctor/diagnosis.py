@@ -8,7 +8,7 @@ from gpurun.doctor import names, paths
 from gpurun.doctor.findings import Finding, Severity, merged
 from gpurun.doctor.gang_checks import check_gang
 from gpurun.doctor.gpu_checks import check_gpus
-from gpurun.doctor.host_checks import check_host
+from gpurun.doctor.host_checks import check_health, check_host
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, GpurunError, HostKeyMismatch, HostNotReady
 from gpurun.inventory.model import Inventory
@@ -26,6 +26,7 @@ def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
         host = inventory.by_name[name]
         yield from check_gpus(host, found)
         yield from check_host(host, inventory.fabric_of(host), found)
+        yield from check_health(host, survey.health.get(name))
     yield from check_gang(inventory, survey.hardware)
     for fabric, attempts in survey.attempts.items():
         interface = inventory.fabrics[fabric].interface

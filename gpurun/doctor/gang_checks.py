@@ -34,7 +34,7 @@ def check_gang(inventory: Inventory, found: Found) -> Iterator[Finding]:
             yield from _gid_index(hosts, inventory, fabric_name)
     for hosts in _groups(inventory, found, lambda name: inventory.by_name[name].generation).values():
         yield from _drivers(hosts)
-    yield from _clocks(found)
+    yield from check_clocks(found)
 
 
 def _groups(inventory: Inventory, found: Found, key: Callable[[str], str]) -> dict[str, Found]:
@@ -161,7 +161,7 @@ def _drivers(hosts: Found) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _clocks(found: Found) -> Iterator[Finding]:
+def check_clocks(found: Found) -> Iterator[Finding]:
     """Compare each clock with the median of all clocks, because the head's own clock may be wrong."""
     offsets = {name: each.clock_offset_s for name, each in found.items() if each.clock_offset_s is not None}
     if not offsets:

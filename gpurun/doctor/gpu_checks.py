@@ -75,7 +75,8 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
             else f"gpurun inventory set {{hosts}} gpus={count}"
         )
         evidence = f"{count} GPUs answer, the inventory says {host.gpus}"
-        yield Finding("gpu-count", Severity.ERROR, (host.name,), evidence, remedy)
+        severity = Severity.ERROR if count < host.gpus else Severity.WARNING
+        yield Finding("gpu-count", severity, (host.name,), evidence, remedy)
 
 
 def _identity(host: Host, found: Hardware) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterator
 
 from gpurun.doctor.findings import Finding, Severity
@@ -17,14 +18,18 @@ LITTLE_SPACE_BYTES = 5 * GIB
 NO_SPACE_BYTES = 1 * GIB
 """A training image is 2 to 10 GiB; below 1 GiB not even a container's log fits for long."""
 
+NO_FOLDER_BYTES = 64 << 20
+NO_INODES = 256
+"""A job's keys, scripts and pipes are a hundred small files; its outputs are more."""
+
 RDMA_MEMLOCK_BYTES = 64 << 20
 
 
 def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
     """Every check that needs only this host."""
     yield from _sections(host, found)
-    yield from _docker(host, found)
-    yield from _folder(host, found)
+    yield from check_docker(host, found)
+    yield from check_folder(host, found)
     yield from _interface(host, fabric, found)
     yield from _name(host, found)
     if fabric.kind is not FabricKind.TCP:
@@ -40,15 +45,18 @@ def _sections(host: Host, found: Hardware) -> Iterator[Finding]:
         yield Finding("probe", Severity.WARNING, (host.name,), evidence, "gpurun inventory probe {hosts} --json")
 
 
-def _docker(host: Host, found: Hardware) -> Iterator[Finding]:
+def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Check the host's container engine."""
     docker = found.docker
-    if docker.problem:
+    if problem := docker.problem or found.problems.get("docker", ""):
         remedy = "sudo systemctl start docker"
-        if "may not use" in docker.problem:
+        if "may not use" in problem:
             remedy = f"sudo usermod -aG docker {host.user or 'USER'}, then log in again"
-        elif "Podman" in docker.problem:
+        elif "Podman" in problem:
             remedy = f"remove podman-docker, or name Docker's socket: gpurun inventory set {host.name} docker_host=…"
-        yield Finding("docker", Severity.ERROR, (host.name,), docker.problem, remedy)
+        elif "does not answer" in problem or not docker.problem:
+            remedy = "sudo systemctl restart docker; look for the cause: sudo journalctl -u docker -n 50"
+        yield Finding("docker", Severity.ERROR, (host.name,), problem, remedy)
         return
     if docker.has_own_network:
         evidence = f"Docker at {docker.socket} has a network of its own: other hosts cannot reach ranks there"
@@ -66,13 +74,47 @@ def _docker(host: Host, found: Hardware) -> Iterator[Finding]:
         yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk")
 
 
-def _folder(host: Host, found: Hardware) -> Iterator[Finding]:
+def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Check that jobs can keep their files on the host."""
+    if found.folder_problem:
+        remedy = _FOLDER_REMEDIES.get(found.folder_fault, f"ssh {host.name} ls -ld {found.folder}")
+        remedy = remedy.format(host=host.name, folder=found.folder, user=host.user or "USER")
+        yield Finding("folder", Severity.ERROR, (host.name,), found.folder_problem, remedy)
+    elif _is_below(found.folder_free_bytes, NO_FOLDER_BYTES) or _is_below(found.folder_free_inodes, NO_INODES):
+        left = f"{(found.folder_free_bytes or 0) >> 20} MiB"
+        if found.folder_free_inodes is not None:
+            left += f" and {found.folder_free_inodes} inodes"
+        remedy = _FOLDER_REMEDIES["full"].format(folder=found.folder)
+        yield Finding("folder", Severity.ERROR, (host.name,), f"only {left} free for {found.folder}", remedy)
     if is_shared(found.folder_kind):
         evidence = f"{found.folder} is on {found.folder_kind}, which other hosts may share: they would remove its files"
         remedy = (
             f"gpurun inventory set {host.name} folder=DIR, a folder on a disk of its own that the user may write to"
         )
         yield Finding("shared-folder", Severity.ERROR, (host.name,), evidence, remedy)
+
+
+_FOLDER_REMEDIES = {
+    "denied": "sudo chown -R {user} {folder}, or give the host another folder: gpurun inventory set {host} folder=DIR",
+    "full": "free space: df -h {folder}; df -i {folder}",
+    "hangs": "look for the disk or file server behind it: sudo dmesg | tail; df {folder}",
+    "read-only": "sudo dmesg | grep -iE 'error|remount', repair the file system, then: sudo mount -o remount,rw MOUNT",
+}
+
+
+def _is_below(value: int | None, least: int) -> bool:
+    return value is not None and value < least
+
+
+def check_health(host: Host, said: str | None) -> Iterator[Finding]:
+    """Check the answer of the site's own ``health`` program.
+
+    Args:
+        said: why it failed; None or "" = it passed, or there is none.
+    """
+    if said:
+        remedy = f"repair what it names; try it: ssh {host.name} {shlex.join(host.health)}"
+        yield Finding("health", Severity.ERROR, (host.name,), said, remedy)
 
 
 def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
@@ -98,6 +140,10 @@ def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
         evidence = f"{nic.name} has {', '.join(addresses)}, not the inventory's fabric_address {host.fabric_address}"
         remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("address", Severity.ERROR, (host.name,), evidence, remedy)
+    elif not host.fabric_address and all(":" in address for address in addresses):
+        evidence = f"{nic.name} has no IPv4 address, only {', '.join(addresses)}; gangs on several hosts fail without"
+        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        yield Finding("ipv6-only", Severity.ERROR, (host.name,), evidence, remedy)
 
 
 def plain_addresses(nic: Nic) -> tuple[str, ...]:

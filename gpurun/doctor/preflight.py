@@ -14,11 +14,11 @@ from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.remote.fleet import Fleet
 
-STRANGER = "gpu-stranger"
+STRANGER, IPV6_ONLY = "gpu-stranger", "ipv6-only"
 BLOCKING = frozenset(
-    {"address", "clock", "docker", "docker-gpu", "docker-network", "firewall", "gpu-driver", "gpu-lost", "gpu-missing",
-     STRANGER, "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid",
-     "shared-folder", "ssh"}
+    {"address", "clock", "docker", "docker-gpu", "docker-network", "docker-space", "firewall", "folder", "gpu-driver",
+     "gpu-lost", "gpu-missing", STRANGER, "hca", "hca-link-layer", "hca-node", "hca-port", "health", "interface",
+     IPV6_ONLY, "memlock", "mtu", "path", "roce-gid", "shared-folder", "ssh"}
 )  # fmt: skip
 """Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
 
@@ -85,7 +85,7 @@ def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, 
 
 def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a finding concerns granted GPUs, or a network that the gang needs."""
-    if finding.check == "docker-network":
+    if finding.check in ("docker-network", IPV6_ONLY):
         return len(grants) > 1
     if not finding.gpus:
         return True

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpurun.doctor import mesh, names, paths
+from gpurun.doctor.hooks import ask_health
 from gpurun.errors import GpurunError
 from gpurun.facts.hardware import Hardware, hardware_from_document
 from gpurun.inventory.model import Inventory
@@ -26,6 +27,7 @@ class Survey:
     Attributes:
         hardware: host → what its probe found.
         failures: host → why there is no probe.
+        health: host → why the site's own check failed there, for hosts where it did.
         attempts: fabric → attempts to connect on it.
         addresses: host → its address on its fabric.
         lookups: host → name → addresses.
@@ -36,20 +38,26 @@ class Survey:
     attempts: Mapping[str, tuple[paths.ReachAttempt, ...]] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     lookups: names.Lookups = field(default_factory=dict)
+    health: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None) -> Survey:
-    """Return every host's hardware, with its clock's offset. A failing host is data, never an exception."""
+    """Return every host's hardware, with its clock's offset, and what the site's ``health`` program says there.
+
+    A failing host is data, never an exception.
+    """
     interfaces = sorted({fabric.interface for fabric in inventory.fabrics.values()})
 
-    def one(agent: Agent) -> Hardware:
+    def one(agent: Agent) -> tuple[Hardware, str]:
         reply = agent.call("probe.facts", timeout_s=PROBE_TIMEOUT_S, interfaces=interfaces)
         found = hardware_from_document(agent.host, reply.value)
         offset_s, error_s = clock_offset(agent)
-        return replace(found, clock_offset_s=offset_s, clock_error_s=error_s)
+        said = ask_health(agent, inventory.by_name[agent.host])
+        return replace(found, clock_offset_s=offset_s, clock_error_s=error_s), said
 
     results = fleet.map(one, hosts)
-    return Survey(results.ok, results.failed)
+    hardware = {host: found for host, (found, _) in results.ok.items()}
+    return Survey(hardware, results.failed, health={host: said for host, (_, said) in results.ok.items() if said})
 
 
 def survey(

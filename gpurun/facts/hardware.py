@@ -213,6 +213,9 @@ class Hardware:
     """
 
     host: str
+        folder_fault: why a job can keep no files there: ``denied``, ``read-only``, ``full``, ``hangs`` or ``broken``.
+        folder_problem: the same for people, with the path; empty = a small file could be written there.
+        folder_free_bytes, folder_free_inodes: of its file system, for this user; None = not known, or without limit.
     hostname: str = ""
     machine_id: str = ""
     kernel: str = ""
@@ -239,6 +242,10 @@ class Hardware:
 
     def nic(self, name: str) -> Nic | None:
         """The interface of that name, if the host has it."""
+    folder_fault: str = ""
+    folder_problem: str = ""
+    folder_free_bytes: int | None = None
+    folder_free_inodes: int | None = None
         return next((nic for nic in self.nics if nic.name == name), None)
 
     def hca(self, name: str) -> Hca | None:

@@ -13,6 +13,7 @@ from gpurun.inventory.hostset import is_host_name
 from gpurun.inventory.model import FabricKind
 
 MOST_GPUS = 1024
+_LONGEST_WORD = 4096
 _MEMORY = re.compile(r"(\d{1,9})\s*(MiB|GiB|TiB)?\Z", re.ASCII)
 _MEMORY_MIB = {None: 1, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 _INDEX_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?\Z", re.ASCII)
@@ -57,6 +58,13 @@ def _address(text: str) -> str:
     raise ValueError
 
 
+def _program(text: str) -> tuple[str, ...]:
+    """Return a program without arguments. Raises ValueError for several words, because no shell would split them."""
+    if text.split() != [text] or not text.isprintable() or len(text) > _LONGEST_WORD:
+        raise ValueError("is no list: write each word of the command as an item, [/usr/local/bin/check, --fast]")
+    return (text,)
+
+
 def _printable(longest: int, *types: str) -> Meta:
     """One line of printable text; `types` are the other JSON types that the user may write."""
 
@@ -93,6 +101,23 @@ HostDocker = Annotated[
 Interpreter = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_./+-]{1,255}\Z", title="a Python such as python3.9 or /opt/python/bin/python3")
 ]
+HookWord = Annotated[str, _printable(_LONGEST_WORD, "integer", "number")]
+HookProgram = Annotated[
+    tuple[HookWord, ...],
+    Meta(max_length=256),
+    written(
+        _program,
+        "a program with its arguments",
+        "a list such as [/usr/local/bin/check, --fast]",
+        schema={
+            "oneOf": [
+                {"type": "array", "items": {"type": ["string", "integer", "number"]}, "maxItems": 256},
+                {"type": "string", "pattern": r"^\S+$"},
+            ]
+        },
+    ),
+]
+"""A program of the site's with its arguments. No shell reads it."""
 HostFolder = Annotated[str, Meta(pattern=r"^/[A-Za-z0-9_./@+-]{1,255}\Z", title="a folder such as /local")]
 Address = Annotated[
     str,
@@ -161,9 +186,23 @@ class HostKeys(TypedDict, total=False):
         HostFolder,
         Meta(description="A local folder for gpurun's files, if hosts share home folders; default: ~"),
     ]
+    system_memory_mib: Annotated[
+        Memory,
+        Meta(description="Memory that jobs leave to the host itself, such as 16GiB; default: 5 % of it, at least 1GiB"),
+    ]
     data_quota_mib: Annotated[
         Memory,
         Meta(description="Disk space for data sets, such as 500GiB; default: a quarter of the disk"),
+    ]
+    health: Annotated[
+        HookProgram,
+        Meta(description="Program that exits with 0 if the host is healthy: [PATH, ARGUMENT…]; else the host is out"),
+    ]
+    prolog: Annotated[
+        HookProgram, Meta(description="Program to run before a job's containers are created; a failure moves the job")
+    ]
+    epilog: Annotated[
+        HookProgram, Meta(description="Program to run after a job's containers are gone, before its GPUs are free")
     ]
     ssh: Annotated[
         Literal["paramiko", "system"],

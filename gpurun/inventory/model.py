@@ -63,7 +63,11 @@ class Host:
         docker_host: the socket of its Docker engine, ``unix:///…``; None = the default of the SSH user's ``docker``.
         ssh: ``paramiko``, or ``system`` for the ``ssh`` program of this machine; None = gpurun chooses.
         folder: a folder on a local disk of the host for gpurun's files; None = the user's home folder.
+        system_memory_mib: the memory that jobs leave to the host itself; None = 5 % of it, at least 1 GiB.
         data_quota_mib: the most disk space for data sets; None = a quarter of the disk.
+        health: the site's program that decides whether the host is healthy, with its arguments; empty = none.
+        prolog: the site's program that runs before the containers of each attempt; empty = none.
+        epilog: the site's program that runs after them, before the GPUs are free; empty = none.
     """
 
     name: str
@@ -83,8 +87,12 @@ class Host:
     docker_host: str | None = None
     folder: str | None = None
     data_quota_mib: int | None = None
+    health: tuple[str, ...] = ()
+    prolog: tuple[str, ...] = ()
+    epilog: tuple[str, ...] = ()
     ssh: Literal["paramiko", "system"] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    system_memory_mib: int | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -106,7 +106,7 @@ class HoldingProcess(TypedDict):
 
 
 class Rest(TypedDict):
-    """``gang.fence``: everything that prevents the fence of the host."""
+    """``gang.fence``: everything that prevents the fence of the host; and why the epilog failed, if it did."""
 
     containers: list[Text]
     processes: list[str]
@@ -115,6 +115,7 @@ class Rest(TypedDict):
     gpu_problem: Text
     claims: list[Text]
 
+    epilog: NotRequired[Text]
 
 class ToldProgress(TypedDict):
     """``gang.progress``: the values of a rank come from its program, and may be anything."""
@@ -378,6 +379,8 @@ class NotAnAnswer(ValueError):
 
 
 def checked(op: str, said: object, *, item: bool = False) -> Any:
+    "hooks.health": AnswerTypes(fields(said=Text)),
+    "hooks.prolog": AnswerTypes(),
     """Return a host's answer, as JSON values, if it is valid for this operation. Drops unknown keys.
 
     Args:

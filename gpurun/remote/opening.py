@@ -237,11 +237,19 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
     if code in (126, 127) or f"{python}: not found" in said or f"{python}: command not found" in said:
         hint = f"install python3 (3.8 or newer) on the host, {name_it}"
         return HostNotReady(f"{python} cannot be started{_excerpt(said)}", host=host, hint=hint)
-    if "NotOwn: " in said:
-        hint = "remove that folder, or give the host another: gpurun inventory set HOST folder=DIR"
-        return HostNotReady(_excerpt(said.partition("NotOwn: ")[2]).strip(" ()'"), host=host, hint=hint)
+    for name, remedy in _FOLDER_REMEDIES.items():
+        if name in said:
+            hint = f"{remedy}, or give the host another: gpurun inventory set {host} folder=DIR"
+            return HostNotReady(_excerpt(said.partition(name)[2]).strip(" ()'"), host=host, hint=hint)
     ended = "its shell ended" if code is None else f"its shell ended with code {code}"
     return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
+
+
+_FOLDER_REMEDIES = {
+    "NotOwn: ": "remove that folder",
+    "NotUsable: ": "let the SSH user create files there",
+}
+"""How an agent reports that it cannot use its folder → what to do."""
 
 
 def _excerpt(said: str | bytes | bytearray) -> str:

@@ -254,7 +254,8 @@ fabrics:
 racks:
   hall-1:
     hosts:
-      "a[1-2]": {generation: odd-9, gpus: 4, folder: /scratch/gpurun, ssh: system, data_quota_mib: 1TiB}
+      "a[1-2]": {generation: odd-9, gpus: 4, folder: /scratch/gpurun, ssh: system, data_quota_mib: 1TiB,
+                 health: [/site/check, "a b", "*"], prolog: [/site/prolog, "0"], epilog: ["it's", 'é"']}
   r2:
     hosts:
       b1: {generation: volta, gpus: 0, docker_host: 'unix:///run/docker.sock', labels: {a.b: 'yes', n: '1'}}

@@ -7,6 +7,7 @@ The import reads ``group_vars`` and ``host_vars`` beside the file. Source: Ansib
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from gpurun.inventory.imports.generations import generation_of
 
 _RANGE = re.compile(r"\[(\w+):(\w+)(?::(\d+))?\]")
 _RACK = re.compile(r"(.*[-_.])?(rack|row|leaf|tor|switch)[-_.]?\w*\Z|r\d+\Z", re.IGNORECASE)
+_BARE = re.compile(r"[A-Za-z0-9_./!{][A-Za-z0-9_./!{}…@+-]*")
 _SECTION = re.compile(r"\[([^\]:]+)(?::(children|vars|hosts))?\]\s*(?:[#;].*)?\Z")
 _SAME = {
     "ansible_host": "address",
@@ -160,9 +162,15 @@ def _text(node: Node) -> str:
     if isinstance(node, ScalarNode):
         return "!vault" if node.tag.startswith("!") else ("" if is_null(node) else str(node.value))
     if isinstance(node, SequenceNode):
-        return f"[{', '.join(_text(child) for child in node.value)}]"
+        return f"[{', '.join(_item(child) for child in node.value)}]"
     assert isinstance(node, MappingNode)
     return "{…}"
+
+
+def _item(node: Node) -> str:
+    """Return a list's item as text in YAML, in quotes if YAML would read anything else."""
+    text = _text(node)
+    return text if isinstance(node, SequenceNode) or _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _host_line(line: str, group: str, source: _Source, draft: Draft, where: str) -> None:

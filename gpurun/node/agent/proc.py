@@ -105,7 +105,8 @@ def run(
             _children.discard(child)
     call.check()
     if timed_out.is_set():
-        raise OpError("timeout", "%s did not end within %g s" % (argv[0], time_limit_s or 0), stderr=_text(err[-4096:]))
+        last = {"stdout": _text(out[-4096:]), "stderr": _text(err[-4096:])}
+        raise OpError("timeout", "%s did not end within %g s" % (argv[0], time_limit_s or 0), **last)
     truncated = max(len(out), len(err)) >= max_output_bytes
     return {"code": code, "stdout": _text(out), "stderr": _text(err), "truncated": truncated}
 

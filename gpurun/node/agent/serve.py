@@ -32,6 +32,7 @@ MODULES = {
     "files": "folder.files",
     "gang": "job.gang",
     "health": "job.health",
+    "hooks": "job.hooks",
     "images": "image.listing",
     "outputs": "job.outputs",
     "probe": "probe.probe",

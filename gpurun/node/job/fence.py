@@ -11,7 +11,7 @@ from gpurun.node.folder import below
 from gpurun.node.gpu import holders
 from gpurun.node.gpu.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.gpu.nvml_apart import Nvml
-from gpurun.node.job import claim_store, claims, creating, job_lock, job_parts
+from gpurun.node.job import claim_store, claims, creating, hooks, job_lock, job_parts
 from gpurun.node.job.job_parts import CARDS_FILE
 
 STRANGER_S = 2.0
@@ -28,6 +28,7 @@ def fence(
     gpus: Optional[List[int]] = None,
     timeout_s: float = 30.0,
     claimant: Optional[Dict[str, Any]] = None,
+    epilog: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """End and remove everything of this and earlier attempts of a job on this host, and check the result. Idempotent.
 
@@ -42,11 +43,13 @@ def fence(
             another gpurun job's container, which holds and claims the GPU for that job.
         claimant: the fields of a `Claimant`: releases the attempt's claims last. None releases nothing, because the
             attempt continues here, or no claim was made.
+        epilog: the arguments of `hooks.epilog`. It runs once the containers are gone and nothing uses the GPUs.
 
     Returns:
         What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool, "users":
         [holder of a GPU, as in `gpurun.node.gpu.holders.Users`…], "gpu_problem": why a GPU could not be checked,
-        "claims": [name of a volume…]}``. The host is fenced only if all are empty.
+        "claims": [name of a volume…]}``. The host is fenced only if all are empty. If the epilog failed, ``"epilog"``
+        says why; that keeps no GPU.
 
     Raises:
         OpError: ``no-docker``: nothing is known about containers.
@@ -56,6 +59,7 @@ def fence(
     me = None if claimant is None else Claimant(**claimant)
     if me is not None:
         claim_store.show_life(me)  # no other gpurun takes over the GPUs before the proof is complete
+    said = {}  # type: Dict[str, str]
     nvml = Nvml() if gpus else None  # starts while the containers are being removed
     try:
         while True:
@@ -68,6 +72,8 @@ def fence(
             if nvml is not None and ended:
                 users = _free_gpus(call, nvml, (job, attempt), job_parts.cards(job, gpus or []), seen)
             held = bool(users.holders or users.problem)
+            if epilog is not None and ended and not held and files and is_last:
+                said.update(hooks.epilog(call, **epilog))
             with job_lock.held(call, job, required=False):
                 is_last = job_lock.owner(job) <= attempt
                 if ended and files and is_last:
@@ -86,7 +92,7 @@ def fence(
             # A stranger may keep a GPU for days, and a driver that hangs does so for good.
             limit_s = min(timeout_s, STRANGER_S) if held else timeout_s
             if not any(rest.values()) or time.monotonic() - started >= limit_s:
-                return rest
+                return {**rest, **said}
             call.wait(0.2)
     finally:
         if nvml is not None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from typing import Any, Dict, Optional
 from urllib.parse import quote
 
@@ -13,11 +14,14 @@ from gpurun.node.agent.call import OpError
 from gpurun.node.docker import engine
 
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+ANSWER_TIMEOUT_S, VERSION_TIMEOUT_S = 10.0, 4.0
+"""An engine that has answered the first question answers the second at once. Both end before the probe does."""
+
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 HOOK = "nvidia-container-runtime-hook"
 
 
-def get(path: str, timeout_s: float = 10.0) -> Any:
+def get(path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
     """Return the JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
     connection = docker.Connection(docker.socket_path(), timeout_s)
     try:
@@ -58,12 +62,14 @@ def facts() -> Dict[str, Any]:
 def _docker_info(path: str) -> Dict[str, Any]:
     """Return ``docker info``. Raises OpError with a message that people can act on."""
     try:
-        info, version = get("/info"), get("/version")
+        info, version = get("/info"), get("/version", VERSION_TIMEOUT_S)
     except PermissionError:
         problem = "this user may not use %s" % path
     except (FileNotFoundError, ConnectionRefusedError):
         problem = "no Docker engine answers at %s" % path
     except (OSError, ValueError) as error:
+    except socket.timeout:
+        problem = "the Docker engine at %s does not answer within %g s" % (path, ANSWER_TIMEOUT_S)
         problem = "%s: %s" % (type(error).__name__, error)
     else:
         if _is_podman(version):

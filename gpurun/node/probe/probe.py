@@ -17,11 +17,13 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
 
 from gpurun.node.agent import place
 from gpurun.node.gpu import nvml_facts
-from gpurun.node.probe import apart, docker_facts, machine, network, sysfs_facts
+from gpurun.node.probe import apart, docker_facts, folder_facts, machine, network, sysfs_facts
 
 NVML_TIMEOUT_S = 10.0
 FIRST_TRY_S = 4.0
 """A healthy driver answers in tens of milliseconds, after a cold start without persistence mode in seconds."""
+
+SECTION_TIMEOUT_S = NVML_TIMEOUT_S + 5
 
 NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 
@@ -64,7 +66,10 @@ def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = No
     ):
         _into(found, name, section, roots)
     for thread in threads:
-        thread.join(NVML_TIMEOUT_S + 5)
+        thread.join(max(0.0, started + SECTION_TIMEOUT_S - time.monotonic()))
+    for name in ("gpus", "docker"):
+        if name not in found:
+            found["problems"].setdefault(name, "no answer within %g s" % SECTION_TIMEOUT_S)
     _into(found, "processes", lambda _: _name_processes(found, roots), roots)
     _into(found, "qos", lambda _: _qos(found, interfaces), roots)
     found["elapsed_s"] = round(time.monotonic() - started, 4)
@@ -139,9 +144,7 @@ def _limits(roots: Roots) -> Dict[str, Any]:
 
 
 def _folder(roots: Roots) -> Dict[str, Any]:
-    folder = place.root()
-    with open(os.path.join(roots.proc, "self/mountinfo"), errors="surrogateescape") as stream:
-        return {"folder": folder, "folder_kind": place.filesystem(os.path.realpath(folder), stream)}
+    return folder_facts.facts(place.root(), place.mounts(roots.proc))
 
 
 def _docker(_roots: Roots) -> Dict[str, Any]:

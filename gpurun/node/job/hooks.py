@@ -1,0 +1,150 @@
+"""Programs of the site on this host: ``health``, and ``prolog`` and ``epilog`` around each attempt of a job.
+
+They run as the SSH user, from an argv, never through a shell. When the time of a hook is over, or nobody waits for it,
+its whole process group is killed. Of its output, only the last lines are kept, printable.
+"""
+
+import os
+import signal
+from typing import Any, Dict, List, NamedTuple
+
+from gpurun.node.agent import proc, processes
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.job import job_lock, job_parts
+
+MOST_BYTES = 16 << 10
+MOST_LINES, MOST_LETTERS = 5, 300
+"""Of its output: the last lines, each shortened."""
+PROLOG_FILE, EPILOG_FILE = "prolog", "epilog"
+"""In a job's folder: the attempt whose prolog has succeeded here, or whose epilog has ended."""
+
+
+class ForJob(NamedTuple):
+    """The attempt that a prolog or epilog runs for, as its environment names it.
+
+    Attributes:
+        gpus: the indices of its GPUs on this host.
+    """
+
+    job: str
+    attempt: int
+    user: str
+    gpus: List[int]
+
+    def environment(self, hook: str) -> Dict[str, str]:
+        """Return the variables for a hook."""
+        return {
+            "GPURUN_HOOK": hook,
+            "GPURUN_JOB": self.job,
+            "GPURUN_ATTEMPT": str(self.attempt),
+            "GPURUN_USER": self.user,
+            "GPURUN_GPUS": ",".join(map(str, self.gpus)),
+        }
+
+
+def health(call: Call, argv: List[str], limit_s: float) -> Dict[str, str]:
+    """Run the site's check of this host. Returns ``{"said"}``: why it failed, empty if it exited with 0."""
+    return {"said": _run(call, argv, {"GPURUN_HOOK": "health"}, limit_s)}
+
+
+def prolog(call: Call, argv: List[str], limit_s: float, **job: Any) -> None:
+    """Run the site's prolog for an attempt, unless it has succeeded here before. `job` is a `ForJob`.
+
+    If the agent ends meanwhile, it ends the prolog, and the next supervisor runs it again.
+
+    Raises:
+        OpError: ``prolog`` if it fails; ``fenced`` if the job's folder is no longer this attempt's.
+    """
+    me = ForJob(**job)
+    path = os.path.join(job_parts.folder(me.job), PROLOG_FILE)
+    with job_lock.held_by(call, me.job, me.attempt):
+        if _number_in(path) == me.attempt:
+            return
+    said = _run(call, argv, me.environment("prolog"), limit_s)
+    if said:
+        raise OpError("prolog", said)
+    with job_lock.held_by(call, me.job, me.attempt):
+        _write_number(path, me.attempt)
+
+
+def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str, str]:
+    """Run the site's epilog after an attempt, unless it has ended here before. `job` is a `ForJob`.
+
+    Without the job's folder, there was no attempt here. If the agent ends meanwhile, it ends the epilog, and the next
+    fence runs it again. First ends processes of the prolog, which a killed agent may have left.
+
+    Returns:
+        ``{"epilog"}``: why it failed; nothing if it exited with 0.
+    """
+    me = ForJob(**job)
+    path = os.path.join(job_parts.folder(me.job), EPILOG_FILE)
+    if not os.path.isdir(os.path.dirname(path)) or _number_in(path) == me.attempt:
+        return {}
+    processes.end(_left_of(me.job), grace_s=0.5)
+    said = _run(call, argv, me.environment("epilog"), limit_s)
+    try:
+        _write_number(path, me.attempt)
+    except OSError:
+        pass  # a full disk: it may run again
+    return {"epilog": said} if said else {}
+
+
+def _left_of(job: str) -> List[processes.Process]:
+    """Return this user's processes that a prolog or epilog of the job started, and that still run."""
+    found = []
+    for process in processes.list_processes():
+        if process.uid == os.getuid() and process.pid != os.getpid():
+            variables = processes.environment_of(process.pid) or {}
+            if variables.get("GPURUN_JOB") == job and variables.get("GPURUN_HOOK"):
+                found.append(process)
+    return found
+
+
+def _run(call: Call, argv: List[str], env: Dict[str, str], limit_s: float) -> str:
+    """Run a hook; return why it failed, in words, "" if it exited with 0."""
+    try:
+        done = proc.run(call, argv, env=env, cwd="/", time_limit_s=limit_s, max_output_bytes=MOST_BYTES)
+    except OSError as error:
+        return "%s cannot be started: %s" % (argv[0], error.strerror or error)
+    except OpError as error:
+        if error.kind != "timeout":
+            raise
+        last = _last_lines(error.detail.get("stdout", ""), error.detail.get("stderr", ""))
+        return "%s did not end within %g s and was ended%s" % (argv[0], limit_s, last)
+    last = _last_lines(done["stdout"], done["stderr"])
+    if done["code"] < 0:
+        return "%s was killed by %s%s" % (argv[0], _signal(-done["code"]), last)
+    return "%s exited with code %d%s" % (argv[0], done["code"], last) if done["code"] else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "signal %d" % number
+
+
+def _last_lines(*outputs: str) -> str:
+    """Return the last lines of some outputs, to append to a message."""
+    lines = [_printable(line) for output in outputs for line in output.splitlines() if line.strip()]
+    return ": " + "; ".join(lines[-MOST_LINES:]) if lines else ""
+
+
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in line.strip())[:MOST_LETTERS]
+
+
+def _number_in(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as stream:
+            return int(stream.read(20))
+    except (OSError, ValueError):
+        return 0
+
+
+def _write_number(path: str, number: int) -> None:
+    with open(path, "w", encoding="ascii") as stream:
+        stream.write("%d\n" % number)
+
+
+OPS = {"health": health, "prolog": prolog}

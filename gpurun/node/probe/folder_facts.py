@@ -1,0 +1,69 @@
+"""Whether a job could keep its files on this host: try what a job does first, and say why it fails."""
+
+import os
+import threading
+from typing import Any, Dict, List, Tuple
+
+from gpurun.node.agent import place
+
+TRY_TIMEOUT_S = 10.0
+"""A healthy disk answers in milliseconds, a disk that spins up in seconds."""
+
+PARTS = ("jobs", "outputs")
+_SMALL = b"gpurun checks whether jobs can write here\n"
+
+
+def facts(folder: str, mountinfo: List[str]) -> Dict[str, Any]:
+    """Return the folder's keys of `gpurun.facts.hardware.Hardware`.
+
+    Args:
+        mountinfo: see `gpurun.node.agent.place.mounts`.
+    """
+    found = {}  # type: Dict[str, Any]
+    thread = threading.Thread(target=_look, args=(found, folder, mountinfo), daemon=True)
+    thread.start()
+    thread.join(TRY_TIMEOUT_S)
+    if thread.is_alive():
+        problem = "the file system of %s does not answer within %g s" % (folder, TRY_TIMEOUT_S)
+        return {"folder": folder, "folder_fault": "hangs", "folder_problem": problem}
+    return {"folder": folder, **found}
+
+
+def _look(found: Dict[str, Any], folder: str, mountinfo: List[str]) -> None:
+    fault, problem = try_to_write(folder, mountinfo)
+    free_bytes, free_inodes = place.free(folder)
+    found.update(
+        {
+            "folder_kind": place.filesystem(os.path.realpath(folder), mountinfo),
+            "folder_fault": fault,
+            "folder_problem": problem,
+            "folder_free_bytes": free_bytes,
+            "folder_free_inodes": free_inodes,
+        }
+    )
+
+
+def try_to_write(folder: str, mountinfo: List[str]) -> Tuple[str, str]:
+    """Create, write, sync and remove a small file where jobs and their outputs are kept.
+
+    Returns:
+        The fault and the problem, see `gpurun.node.agent.place.fault_of`; two empty texts if all went well.
+    """
+    for part in PARTS:
+        path = os.path.join(folder, part)
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            _write_one(os.path.join(path, ".probe.%d.%d" % (os.getpid(), threading.get_ident())))
+        except OSError as error:
+            return place.fault_of(error, path, mountinfo)
+    return "", ""
+
+
+def _write_one(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, _SMALL)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
