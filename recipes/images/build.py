@@ -314,7 +314,6 @@ def main() -> None:
     images = parser.parse_args().images or IMAGES
     cache = Cache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun")
     cache.folder.mkdir(parents=True, exist_ok=True)
-    threading.Thread(target=say_each_minute, daemon=True).start()
     engine = Engine(engine_host())
     with (cache.folder / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -330,4 +329,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    threading.Thread(target=say_each_minute, daemon=True).start()
     main()
