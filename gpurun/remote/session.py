@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.errors import AuthenticationFailed, HostFailure, HostUnreachable
 from gpurun.remote import host_key, known_hosts, ssh_said
+from gpurun.remote.dial import addresses_of, dial
 from gpurun.remote.keys import ClientKey, KeyProblem, identities
 from gpurun.remote.paramiko_quietly import paramiko
 from gpurun.remote.proxy import ProxyProgram
@@ -129,32 +130,17 @@ def _open_socket(route: Route, attempt: Attempt, jumps: Jumps) -> Any:
 
 
 def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
-    last: OSError | None = None
+    addresses = addresses_of(route)
     try:
-        addresses = socket.getaddrinfo(route.hostname, route.port, route.family, socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise HostUnreachable(f"the name {route.hostname!r} cannot be resolved: {error}", host=route.name) from None
-    for family, kind, protocol, _, address in addresses:
-        sock = socket.socket(family, kind, protocol)
-        attempt.opened(sock.close)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if route.bind_address:
-                sock.bind((route.bind_address, 0))
-            sock.settimeout(attempt.connect_left_s)
-            attempt.asks()
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            if isinstance(error, ConnectionError):
-                attempt.answered()
-            last = error
-            continue
-        attempt.answered()
-        return sock
-    raise HostUnreachable(
-        f"no connection to {route.hostname} port {route.port}: {reason(last)}",
+        return dial(addresses, attempt, route.bind_address)
+    except OSError as error:
+        raise no_connection(route, error) from None
+
+
+def no_connection(route: Route, error: OSError) -> HostUnreachable:
+    """Return the failure of a host that accepted no connection."""
+    return HostUnreachable(
+        f"no connection to {route.hostname} port {route.port}: {reason(error)}",
         host=route.name,
         hint="check that the host is up and its sshd runs",
     )

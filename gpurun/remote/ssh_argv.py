@@ -36,9 +36,15 @@ Masters = Mapping[Route, str]
 """Hops with an open shared connection, and its socket."""
 
 
-def session(route: Route, masters: Masters, command: str) -> list[str]:
-    """Return the command line for a command without questions. ``ssh`` reports its progress on stderr."""
+def session(route: Route, masters: Masters, command: str, family: str | None = None) -> list[str]:
+    """Return the command line for a command without questions. ``ssh`` reports its progress on stderr.
+
+    Args:
+        family: use only addresses of this kind, ``inet`` or ``inet6``; None = as the configuration says.
+    """
     once = {"RequestTTY": "no", "EscapeChar": "none", "BatchMode": "yes", "LogLevel": "DEBUG1"}
+    if family is not None:
+        once["AddressFamily"] = family
     return ["ssh", *_options(once), *_way(route, masters, batch=True), *_asked(route), command]
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpurun.errors import HostKeyMismatch, HostUnreachable
 from gpurun.remote import host_key, ssh_argv
+from gpurun.remote.dial import addresses_of, dial
 from gpurun.remote.program import Program
 from gpurun.remote.remote_command import CommandEnd
+from gpurun.remote.session import no_connection
 from gpurun.remote.ssh_said import Heard, failure
 
 if TYPE_CHECKING:
@@ -32,8 +35,9 @@ def run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str)
     """
     attempt.stage = f"connecting to {route.hostname} port {route.port} with ssh"
     direct = route not in masters and route.jump is None and route.proxy_command is None
+    family = _family(route, attempt) if direct else None
     try:
-        program = SystemSsh(ssh_argv.session(route, masters, command))
+        program = SystemSsh(ssh_argv.session(route, masters, command, family))
     except (OSError, ValueError) as error:
         raise HostUnreachable(f"cannot run ssh: {error}", host=route.name) from error
     attempt.opened(program.close)
@@ -44,6 +48,27 @@ def run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str)
         raise
     attempt.stage = "starting the agent"
     return program
+
+
+def _family(route: Route, attempt: Attempt) -> str | None:
+    """Return the kind of address that answers, if the host has several kinds.
+
+    ``ssh`` tries one address after the other, and spends all its time on a first one that drops packets.
+
+    Raises:
+        HostUnreachable: none answers.
+    """
+    try:
+        addresses = addresses_of(route)
+    except HostUnreachable:
+        return None  # ssh says why
+    if len({each.family for each in addresses}) < 2:
+        return None
+    try:
+        with dial(addresses, attempt, route.bind_address) as connection:
+            return "inet6" if connection.family == socket.AF_INET6 else "inet"
+    except OSError as error:
+        raise no_connection(route, error) from None
 
 
 class SystemSsh(Program):
