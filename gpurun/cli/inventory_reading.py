@@ -96,18 +96,23 @@ def _states(found: Cluster) -> dict[str, tuple[str, str]]:
     from gpurun.leases.look import look
 
     rows = found.rows(look(found.home, now_s=time.time(), despite_damage=True))
-    return {row.host.name: (row.state, row.shown) for row in rows if row.shown != row.state or row.state == "drained"}
+    return {
+        row.host.name: (row.state, row.shown.removesuffix(", out"))
+        for row in rows
+        if row.state == "drained" or (row.state == "draining" and row.shown != row.state)
+    }
 
 
 def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    cordon = found.cordons.get(host.name)
-    state, shown = states.get(host.name, (cordon.state if cordon else "ok", ""))
+    cordon, out = found.cordons.get(host.name), found.outs.get(host.name)
+    state, shown = states.get(host.name, (cordon.state if cordon else "out" if out else "ok", ""))
     return {
         **vars(host),
         "labels": dict(host.labels),
         "state": state,
         **({"drain": shown} if shown else {}),
         "cordon": vars(cordon) if cordon else None,
+        **({"out": vars(out)} if out else {}),
     }
 
 
@@ -156,12 +161,15 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
 
 
 def _state(found: Cluster, host: Host, states: Mapping[str, tuple[str, str]]) -> str:
-    cordon = found.cordons.get(host.name)
-    if cordon is None:
-        return "ok"
-    who = f"by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
-    _, shown = states.get(host.name, (cordon.state, cordon.state))
-    return printable(f"{shown}, {who}" if ":" in shown else f"{shown} {who}")
+    cordon, out = found.cordons.get(host.name), found.outs.get(host.name)
+    said = []
+    if cordon is not None:
+        who = f"by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
+        _, shown = states.get(host.name, (cordon.state, cordon.state))
+        said.append(f"{shown}, {who}" if ":" in shown else f"{shown} {who}")
+    if out is not None:
+        said.append(out.words)
+    return printable("; ".join(said)) or "ok"
 
 
 def _print_indented(document: dict[str, Any], indent: str = "") -> None:

@@ -89,7 +89,8 @@ def status(
     else:
         from gpurun.cli.tables import print_status
 
-        print_status(reading.picture, hosts, most_queued=None if all_jobs else QUEUED_SHOWN)
+        most = None if all_jobs else QUEUED_SHOWN
+        print_status(reading.picture, hosts, most_queued=most, unheard=reading.unheard)
     for problem in reading.problems:
         say_problem(problem)
     if reading.problems:
@@ -126,18 +127,22 @@ def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
 def host_json(row: HostRow) -> dict[str, Any]:
     """Return a host for scripts and tables.
 
-    ``foreign`` is there only if others hold GPUs; ``drain`` is a text, only during a drain.
+    ``foreign`` is there only if others hold GPUs; ``drain`` is a text, only during a drain; ``out`` says why the last
+    check found the host broken.
     """
-    shown = {
+    shown: dict[str, Any] = {
         "host": row.host.name,
         "rack": row.host.rack,
         "generation": row.host.generation,
         "gpus": row.host.gpus,
         "free": row.free,
         "state": row.state,
+        "seen_s": row.seen_s,
     }
-    if row.shown != row.state:
+    if row.state == "draining" and row.shown != row.state:
         shown["drain"] = row.shown
+    if row.out is not None:
+        shown["out"] = vars(row.out)
     if row.foreign:
         shown["foreign"] = [
             {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head, "process": each.process}

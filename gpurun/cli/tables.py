@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, wants_colour
 from gpurun.inventory.folding import fold
-from gpurun.views.lines import Line, job_lines, mark_line, plain, rack_lines, table_lines, total_line, width_of
+from gpurun.views.lines import (
+    Line,
+    job_lines,
+    mark_line,
+    out_lines,
+    plain,
+    rack_lines,
+    table_lines,
+    total_line,
+    unheard_lines,
+    width_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +35,19 @@ JOB_COLOURS = (39, 208, 76, 201, 226, 51, 141, 203, 118, 215, 123, 183)
 """Indices of xterm's 256 colours: light colours, on which black letters are readable."""
 
 
-def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queued: int | None) -> None:
+def print_status(
+    picture: Picture,
+    hosts: Sequence[dict[str, Any]],
+    *,
+    most_queued: int | None,
+    unheard: Mapping[str, float | None] | None = None,
+) -> None:
     """Print racks, jobs, and a line of totals. No line is cut or wrapped when the output is piped.
 
     Args:
         hosts: as in ``status --json``; their ``foreign`` says who else holds GPUs.
         most_queued: print at most this many queued jobs, the first in the picture's order; None = all.
+        unheard: as `gpurun.views.reading.Reading.unheard`.
     """
     columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
     waiting = [job.id for job in picture.jobs if job.state.value == "QUEUED"]
@@ -47,6 +65,7 @@ def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queu
             whose = f"belong to {each['job']} of {each['user']} on {each['head']}"
             whose = f"are used by {each['process']}" if each["process"] else whose
             lines.append([(printable(f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} {whose}"), "")])
+    lines += [*out_lines(picture.outs, fold, duration), *unheard_lines(unheard or {}, fold, duration)]
     lines.append(total_line(picture))
     print_lines(lines)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
+    from gpurun.cli.outs import outs_in_the_way, print_outs
     from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
     from gpurun.views.reading import with_trouble
@@ -50,11 +51,14 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     snapshot = looked.snapshots[inventory]
     explanation = explain(decisions, snapshot, record.id)
     smaller = smaller_gang_of(folder, snapshot, explanation)
+    outs = outs_in_the_way(snapshot.inventory, explanation)
     if as_json:
         before = {"reason": record.reason} if record.reason else {}
-        print_json({"job": record.id, **before, **asdict(explanation), "smaller_gang": smaller and asdict(smaller)})
+        after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
+        print_json({"job": record.id, **before, **asdict(explanation), **after})
         return
     print_explanation(explanation, record.id)
+    print_outs(outs, record.owner_uid)
     if record.reason:
         typer.echo(f"  its last attempt ended: {printable(record.reason)}")
     if smaller is not None:

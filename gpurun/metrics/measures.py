@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpurun import __version__
@@ -10,6 +10,7 @@ from gpurun.errors import GpurunError, StateError
 from gpurun.history.collect import sources
 from gpurun.history.database import HistorySource
 from gpurun.history.row import OUTCOMES
+from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs import attempts
 from gpurun.jobs.gpu_use import GpuUse
 from gpurun.jobs.record import JobRecord
@@ -18,8 +19,10 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster, HostRow
 from gpurun.leases.look import look
 from gpurun.metrics.exposition import MetricFamily
+from gpurun.state.machines import Machine, Out, outs_of, read_machines, users_who_looked
+from gpurun.state.people import user_name
 
-HOST_STATES = ("ok", "cordoned", "draining", "drained", "lost", "unknown")
+HOST_STATES = ("ok", "cordoned", "draining", "drained", "lost", "out", "unknown")
 GPU_STATES = ("leased", "free", "unavailable", "unknown")
 STALE_S = 120.0
 """A GPU whose host has said nothing for this long has no use."""
@@ -34,10 +37,13 @@ def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
     """
     problems: list[GpurunError] = []
     view = look(cluster.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
+    known = {user_name(uid): read_machines(cluster.home, uid) for uid in users_who_looked(cluster.home)}
+    looks = {user: (machines, outs_of(machines)) for user, machines in known.items()}
     records = [job.record for job in view.jobs.values()]
     waiting = [record for record in records if record.state is State.QUEUED]
     found = [
-        *_hosts(cluster.rows(view), are_known=not view.damaged),
+        *_hosts(cluster.rows(view), looks, are_known=not view.damaged),
+        *_looks(cluster.inventory, looks, now_s),
         *_pools(records),
         *_queue(waiting, now_s),
         *_jobs(cluster.home, records, now_s),
@@ -52,23 +58,57 @@ def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
     return [build, *found, damage]
 
 
-def _hosts(rows: Sequence[HostRow], *, are_known: bool) -> Iterable[MetricFamily]:
+Looks = Mapping[str, tuple[Mapping[str, Machine], Mapping[str, Out]]]
+"""User → what the user knows of machines, and which of them are out."""
+
+
+def _hosts(rows: Sequence[HostRow], looks: Looks, *, are_known: bool) -> Iterable[MetricFamily]:
     hosts = MetricFamily("gpurun_hosts", "gauge", "Hosts of the inventory by state.", ("state",))
     gpus = MetricFamily(
         "gpurun_gpus", "gauge",
-        "GPUs of the inventory. Unavailable: free, on a host that gets no new jobs. Unknown: a lease is damaged.",
+        "GPUs of the inventory. Unavailable: not leased, on a host that gets no new jobs. Unknown: a lease is damaged.",
         ("generation", "state"),
     )  # fmt: skip
     for state in HOST_STATES:
         hosts.add(0, state)
     for row in rows:
-        hosts.add(1, row.state)
+        state = "out" if row.state == "ok" and _is_out_for_all(row.host, looks) else row.state
+        hosts.add(1, state)
         if row.host.gpus:
-            for state in GPU_STATES:
-                gpus.add(0, row.host.generation, state)
-            gpus.add(row.host.gpus - row.free, row.host.generation, "leased" if are_known else "unknown")
-            gpus.add(row.free, row.host.generation, "free" if row.state == "ok" else "unavailable")
+            for gpu_state in GPU_STATES:
+                gpus.add(0, row.host.generation, gpu_state)
+            held = row.held if are_known else row.host.gpus
+            gpus.add(held, row.host.generation, "leased" if are_known else "unknown")
+            gpus.add(row.host.gpus - held, row.host.generation, "free" if state == "ok" else "unavailable")
     return hosts, gpus
+
+
+def _is_out_for_all(host: Host, looks: Looks) -> bool:
+    """Return whether everybody who has looked at a host found it broken; the user who measures may have looked at none.
+
+    A host that only some users cannot use is out for them alone, for example because a key of theirs is missing.
+    """
+    found = [host.machine in outs for machines, outs in looks.values() if host.machine in machines]
+    return bool(found) and all(found)
+
+
+def _looks(inventory: Inventory, looks: Looks, now_s: float) -> Iterable[MetricFamily]:
+    """What each user's looks at hosts found."""
+    out = MetricFamily(
+        "gpurun_host_out", "gauge", "A host that a check of the user found broken; the value is 1.",
+        ("host", "user", "check"),
+    )  # fmt: skip
+    age = MetricFamily(
+        "gpurun_host_look_age_seconds", "gauge", "Time since the user's processes last looked at the host.",
+        ("host", "user"),
+    )  # fmt: skip
+    for user, (machines, outs) in looks.items():
+        for host in inventory.hosts:
+            if (found := outs.get(host.machine)) is not None:
+                out.add(1, host.name, user, found.check)
+            if (seen := machines.get(host.machine)) is not None:
+                age.add(max(0.0, now_s - seen.seen_s), host.name, user)
+    return out, age
 
 
 def _pools(records: Iterable[JobRecord]) -> Iterable[MetricFamily]:

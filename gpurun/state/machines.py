@@ -25,6 +25,7 @@ from gpurun.state.path import StatePath
 FOLDER = "machines"
 MOST_MACHINES = 20_000
 MOST_LETTERS = 1000
+MOST_UID_DIGITS = 10
 PATIENCE_S = 10.0
 """A write takes milliseconds."""
 
@@ -147,6 +148,17 @@ def outs_stamp(home: Path) -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
     return frozenset(address for address, known in read_machines(home, os.getuid()).items() if known.out is not None)
+
+
+def users_who_looked(home: Path) -> list[int]:
+    """Return the uids of the users who know something of machines: for displays."""
+    try:
+        names = machines_folder(home).names()
+    except (FileNotFoundError, StateError):
+        return []
+    uids = {name.partition(".")[0] for name in names if name.endswith(".json")}
+    numbers = sorted(int(uid) for uid in uids if uid.isascii() and uid.isdigit() and len(uid) <= MOST_UID_DIGITS)
+    return [uid for uid in numbers if read_machines(home, uid)]
 
 
 def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:

@@ -38,7 +38,7 @@ FIGURES_EVERY_S = 10.0
 COLUMNS = {"jobs": JOB_COLUMNS, "queue": QUEUE_COLUMNS, "hosts": HOST_COLUMNS}
 STYLES = {
     "RUNNING": "green", "QUEUED": "yellow", "FAILED": "red", "TIMED_OUT": "red", "no answer": "red", "lost": "red",
-    "cordoned": "yellow", "SUCCEEDED": "dim", "CANCELLED": "dim",
+    "out": "red", "cordoned": "yellow", "SUCCEEDED": "dim", "CANCELLED": "dim",
 }  # fmt: skip
 
 
@@ -323,7 +323,7 @@ def _states(moment: Moment) -> object:
     """Return the values whose change the screen shows immediately."""
     jobs = [(job.id, job.state, job.reason) for job in moment.picture.jobs]
     queue = [(job.job, job.position) for job in moment.queue]
-    hosts = [(host.cells, host.shown) for host in moment.picture.hosts]
+    hosts = [(host.cells, host.shown, host.out and host.out.reason) for host in moment.picture.hosts]
     return jobs, queue, hosts, silent_hosts(moment), moment.problems
 
 

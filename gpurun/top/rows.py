@@ -87,6 +87,8 @@ def summary(moment: Moment) -> str:
     picture = moment.picture
     running = sum(job.state.value == "RUNNING" for job in picture.jobs)
     parts = [f"{picture.free} of {picture.gpus} GPUs free", f"{running} jobs running", f"{len(moment.queue)} waiting"]
+    if outs := len(picture.outs):
+        parts.append(f"{outs} host{'s' * (outs != 1)} out")
     if silent := silent_hosts(moment):
         shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
         parts.append(f"no answer from {shown}")
@@ -128,7 +130,8 @@ def _host(host: HostCells, moment: Moment) -> tuple[str, ...]:
     sample = moment.samples.get(host.name)
     if sample is None:
         is_leased = any(cell not in MARKS for cell in host.cells)
-        return (*start, "connecting" if is_leased else "not leased: not asked", NONE, NONE, NONE, "")
+        trouble = printable(host.out.reason) if host.out is not None else ""
+        return (*start, "connecting" if is_leased else "not leased: not asked", NONE, NONE, NONE, trouble)
     if sample.problem:
         return (*start, "no answer", NONE, NONE, NONE, printable(sample.problem))
     use = " ".join(NONE if gpu.utilization_percent is None else str(gpu.utilization_percent) for gpu in sample.gpus)

@@ -6,11 +6,11 @@ A line is a sequence of (text, mark). Marks are ``job:N`` (the N-th job's colour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpurun.documents.plain import printable
 from gpurun.jobs.states import State
-from gpurun.views.picture import FREE, KEPT, MARKS, JobRow, Picture
+from gpurun.views.picture import FREE, KEPT, MARKS, JobRow, OutHost, Picture
 from gpurun.views.racks import Alike, RackView, racks_of
 
 Span = tuple[str, str]
@@ -20,6 +20,8 @@ Fold = Callable[[Iterable[str]], str]
 INDENT = "  "
 GAP = 2
 MOST_REASON_LINES = 3
+MOST_OUT = 8
+"""Reasons why hosts are out; the rest is counted."""
 STATE_MARKS = {
     State.RUNNING: "good", State.SUCCEEDED: "dim", State.FAILED: "bad", State.TIMED_OUT: "bad", State.CANCELLED: "dim",
     State.QUEUED: "wait",
@@ -75,6 +77,40 @@ def total_line(picture: Picture) -> Line:
     rest = picture.free_elsewhere
     more = f"; {rest} more on hosts that get no new gangs" if rest else ""
     return [(f"{picture.free} of {picture.gpus} GPUs free on {hosts} host{'s' * (hosts != 1)}{more}", "")]
+
+
+def out_lines(outs: Iterable[tuple[str, OutHost]], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:
+    """Return why hosts are out, and what to do. Hosts with the same reason share a line.
+
+    Args:
+        outs: pairs of a host's name and why it is out.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for name, out in outs:
+        groups.setdefault((out.reason, out.remedy), []).append((name, out.for_s))
+    for (reason, remedy), hosts in list(groups.items())[:MOST_OUT]:
+        names, for_s = fold(name for name, _ in hosts), max(for_s for _, for_s in hosts)
+        yield [(printable(f"{names}: out for {duration(for_s)}: {reason}"), "bad")]
+        if remedy:
+            yield [(printable(f"  → {remedy}"), "dim")]
+    if left := list(groups.values())[MOST_OUT:]:
+        yield [(f"… and {sum(map(len, left))} more hosts are out; `gpurun inventory list @out` shows why", "dim")]
+
+
+def unheard_lines(ages: Mapping[str, float | None], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:
+    """Say how old the knowledge about hosts is.
+
+    Args:
+        ages: host → the seconds since somebody looked at it; None = never.
+    """
+    old = {name: age_s for name, age_s in ages.items() if age_s is not None}
+    never = [name for name in ages if name not in old]
+    for names, since in (
+        (old, f"last looked at {duration(max(old.values(), default=0))} ago"),
+        (never, "never looked at"),
+    ):
+        if names:
+            yield [(printable(f"{fold(names)}: {since}; `gpurun recover` looks at hosts"), "dim")]
 
 
 def _cell_marks(picture: Picture) -> dict[str, Span]:

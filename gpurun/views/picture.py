@@ -9,15 +9,29 @@ from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-FREE, LOST, FOREIGN, KEPT, UNKNOWN = ".", "!", "#", "+", "?"
+FREE, LOST, FOREIGN, KEPT, OUT, UNKNOWN = ".", "!", "#", "+", "x", "?"
 MARKS: Mapping[str, str] = {
     FREE: "free",
     LOST: "lost: its host gave no proof that the GPU is free",
     FOREIGN: "held by another gpurun, or by a process that no job started",
     KEPT: "kept for a gang of another inventory",
+    OUT: "on a host that is out",
     UNKNOWN: "not known: a lease is damaged",
 }
 """The marks of cells without a job, with their meaning."""
+
+
+class OutHost(NamedTuple):
+    """Why a host is out. Its texts are raw.
+
+    Attributes:
+        remedy: what to do; "" = unknown.
+        for_s: how long it has been out.
+    """
+
+    reason: str
+    remedy: str
+    for_s: float
 
 
 class HostCells(NamedTuple):
@@ -28,6 +42,7 @@ class HostCells(NamedTuple):
         state: as `gpurun.leases.cluster.HostRow.state`.
         shown: the state in words.
         cells: for each GPU the id of the job that holds it, or one of `MARKS`.
+        out: why it is out; None = the last check passed, or nobody has checked it.
     """
 
     name: str
@@ -38,6 +53,7 @@ class HostCells(NamedTuple):
     state: str
     shown: str
     cells: tuple[str, ...]
+    out: OutHost | None = None
 
 
 class JobRow(NamedTuple):
@@ -101,6 +117,11 @@ class Picture(NamedTuple):
     def free(self) -> int:
         """The number of free GPUs on hosts that accept new gangs."""
         return sum(host.free for host in self.hosts if host.state == "ok")
+
+    @property
+    def outs(self) -> list[tuple[str, OutHost]]:
+        """The hosts that are out, and why."""
+        return [(host.name, host.out) for host in self.hosts if host.out is not None]
 
     @property
     def free_elsewhere(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpurun.errors import GpurunError
+from gpurun.head.looks import UNHEARD_S, heard_in
 from gpurun.inventory.folding import fold
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
@@ -17,10 +18,14 @@ from gpurun.leases.look import look
 from gpurun.leases.occupancy import Holder
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
+from gpurun.state.known_as import KnownAs
+from gpurun.state.machines import Out
 from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
-from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, UNKNOWN, HostCells, Picture, picture_of
+from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, OUT, UNKNOWN, HostCells, OutHost, Picture, picture_of
 
 ENDED_SHOWN = 10
+STALE_S = UNHEARD_S + 120.0
+"""A timer starts looks at hosts each minute, and its round may take this much longer."""
 _MARK_OF = {"lost": LOST, "foreign": FOREIGN, "promised": KEPT}
 
 
@@ -29,12 +34,14 @@ class Reading(NamedTuple):
 
     Attributes:
         problems: the damage that was found, each problem once.
+        unheard: hosts that may have broken unnoticed, each with the seconds since somebody looked at it; None = never.
     """
 
     rows: tuple[HostRow, ...]
     records: tuple[JobRecord, ...]
     picture: Picture
     problems: tuple[GpurunError, ...]
+    unheard: Mapping[str, float | None]
 
 
 def read(
@@ -51,11 +58,26 @@ def read(
     view = look(store.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
     records = _records(store, view, problems.append, all_jobs=all_jobs)
     rows = cluster.rows(view)
-    cells = [_cells(row, view) for row in rows]
+    cells = [_cells(row, view, cluster.known[row.host.name]) for row in rows]
     if reasons is None:
         reasons = _why_they_wait(store.home, view, records)
     picture = picture_of(cells, records, now_s, fold, reasons)
-    return Reading(tuple(rows), tuple(records), picture, tuple({str(each): each for each in problems}.values()))
+    unheard = _unheard(rows, view, cluster.inventory.source)
+    return Reading(
+        tuple(rows), tuple(records), picture, tuple({str(each): each for each in problems}.values()), unheard
+    )
+
+
+def _unheard(rows: Sequence[HostRow], view: View, source: str) -> dict[str, float | None]:
+    """Return the hosts that nobody has looked at for a while; none while this user's waiter looks at hosts.
+
+    A look in the future counts as one now.
+    """
+    if view.looked_after(view.uid):
+        return {}
+    heard = heard_in((job.record for job in view.jobs.values()), view.uid, source)
+    ages = {row.host.name: None if row.seen_s is None else max(0.0, view.now_s - row.seen_s) for row in rows}
+    return {host: age for host, age in ages.items() if host not in heard and (age is None or age > STALE_S)}
 
 
 def _why_they_wait(home: Path, view: View, records: Sequence[JobRecord]) -> Mapping[str, str]:
@@ -86,16 +108,22 @@ def _records(
     return sorted(records, key=lambda record: record.submitted_s)
 
 
-def _cells(row: HostRow, view: View) -> HostCells:
+def _cells(row: HostRow, view: View, known: KnownAs) -> HostCells:
     host = row.host
-    held = view.occupancy.on(host)
+    held = view.occupancy.on(host, known)
     foreign = {gpu for holder in row.foreign for gpu in holder.gpus}
-    nobody = UNKNOWN if view.damaged else FREE
+    nobody = UNKNOWN if view.damaged else OUT if row.out else FREE
     cells = tuple(
         FOREIGN if gpu in foreign and gpu not in held else _cell(held[gpu]) if gpu in held else nobody
         for gpu in range(host.gpus)
     )
-    return HostCells(host.name, host.rack, host.generation, host.gpus, row.free, row.state, row.shown, cells)
+    out = out_host(row.out, view.now_s) if row.out else None
+    return HostCells(host.name, host.rack, host.generation, host.gpus, row.free, row.state, row.shown, cells, out)
+
+
+def out_host(out: Out, now_s: float) -> OutHost:
+    """Return why a host is out, for views."""
+    return OutHost(out.reason, out.remedy, max(0.0, now_s - out.since_s))
 
 
 def _cell(holder: Holder) -> str:

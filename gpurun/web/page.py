@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from gpurun.documents.plain import printable
-from gpurun.views.lines import Fold, Line, mark_line, plain, rack_lines, total_line
+from gpurun.views.lines import Fold, Line, mark_line, out_lines, plain, rack_lines, total_line
 from gpurun.views.picture import JobRow, Picture, WaitingJob
 
 REFRESH_S = 10
@@ -58,7 +58,8 @@ def cluster_body(
     """Hosts, jobs and the queue."""
     parts = [f'<h1>gpurun</h1><p>{text(plain(total_line(picture)))} · <a href="/report">use of GPUs</a></p>']
     parts += [f'<p class="bad">{text(problem)}</p>' for problem in problems]
-    lines = [*rack_lines(picture, fold, ENTRY_COLUMNS), mark_line(picture)]
+    outs = out_lines(picture.outs, fold, duration)
+    lines = [*rack_lines(picture, fold, ENTRY_COLUMNS), mark_line(picture), *outs]
     parts.append("<h2>Hosts</h2><pre>" + "\n".join(map(_line, lines)) + "</pre>")
     parts.append("<h2>Jobs</h2>" + jobs_table(picture, duration))
     if queue:

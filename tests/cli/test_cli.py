@@ -198,6 +198,7 @@ def test_status_is_one_document(gpurun, inventory):
     assert document["jobs"] == []
     assert document["hosts"][0] == {
         "host": "h1", "rack": "r1", "generation": "pascal", "gpus": 4, "free": 4, "state": "ok",
+        "seen_s": None,
     }  # fmt: skip
 
 

@@ -21,9 +21,11 @@ from gpurun.jobs.attempts import write_use
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.leases.cluster import Cluster
+from gpurun.metrics import measures
 from gpurun.metrics.exposition import MetricFamily, exposition
 from gpurun.metrics.measures import measure_all
 from gpurun.metrics.publish import Scraped, address_of, server, write_textfile
+from gpurun.state.machines import Machine, Out, machines_folder, note_looks, users_who_looked
 
 INVENTORY = """\
 version: 1
@@ -80,6 +82,39 @@ def test_what_is_told(home):
     assert 'gpu="1",UUID="GPU-3",host="h2",job_id="j-' in info
     assert any(line.startswith("gpurun_gpu_utilization_ratio{") for line in lines)
     assert "gpurun_gpu_utilization_ratio{" not in text(home, now_s=9000.0)  # the host has been silent since
+
+
+def test_hosts_that_are_out_are_told_by_user_and_their_gpus_are_not_free(home, monkeypatch):
+    """Here, `monitor` measures, and has looked at no host; a host that only alice cannot reach is not out for all."""
+    inventory, me = load(home / "inventory.yaml"), os.getuid()
+    broken = Out("reach", "no answer", 900.0)
+    outs = {"alice": {"h1": broken, "h2": broken, "h3": None}, "bob": {"h1": broken, "h2": None}}
+    looks = {
+        uid: {
+            inventory.by_name[name].machine: Machine(name, 940.0, out=out) for name, out in outs[user].items()
+        } for uid, user in ((61001, "alice"), (61002, "bob"))
+    }  # fmt: skip
+    monkeypatch.setattr(measures, "users_who_looked", lambda _: sorted(looks))
+    monkeypatch.setattr(measures, "read_machines", lambda _, uid: looks.get(uid, {}))
+    monkeypatch.setattr(measures, "user_name", {61001: "alice", 61002: "bob"}.get)
+    lines = text(home, now_s=1000.0).splitlines()
+    for line in (
+        'gpurun_hosts{state="out"} 1', 'gpurun_hosts{state="ok"} 3',
+        'gpurun_gpus{generation="pascal",state="free"} 12', 'gpurun_gpus{generation="pascal",state="unavailable"} 4',
+        'gpurun_host_out{host="h1",user="alice",check="reach"} 1',
+        'gpurun_host_out{host="h1",user="bob",check="reach"} 1',
+        'gpurun_host_out{host="h2",user="alice",check="reach"} 1',
+        'gpurun_host_look_age_seconds{host="h3",user="alice"} 60',
+    ):  # fmt: skip
+        assert line in lines
+    assert len([line for line in lines if line.startswith("gpurun_host_out{")]) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("GPURUN_HOME", str(home))
+    note_looks(home, looks[61001])
+    assert users_who_looked(home) == [me]
+    (machines_folder(home).plain / "12345.json").write_bytes((machines_folder(home).plain / f"{me}.json").read_bytes())
+    assert users_who_looked(home) == [me], "a file that another user wrote is not that user's word"
+    assert 'gpurun_hosts{state="out"} 2' in text(home, now_s=1000.0).splitlines()
 
 
 def test_job_ids_are_on_info_metrics_only(home):

@@ -16,8 +16,9 @@ from gpurun.facts.samples import GpuSample, HostSample
 from gpurun.jobs.states import State
 from gpurun.remote.fleet import Fleet
 from gpurun.top.plain import changed_lines, first_lines
-from gpurun.top.rows import SORTS, host_rows, job_rows, leased_hosts, usage
+from gpurun.top.rows import SORTS, host_rows, job_rows, leased_hosts, summary, usage
 from gpurun.top.sampling import Sampling
+from gpurun.views.picture import OutHost
 
 
 def test_every_sort_is_one_and_keeps_every_job(cluster):
@@ -37,6 +38,19 @@ def test_trouble_of_a_gpu_is_named(cluster):
     hurt = HostSample(gpus=(GpuSample(0, problem="fell off\x1b[2J"), GpuSample(1, throttle=("heat",))))
     (row,) = [row for row in host_rows(moment._replace(samples={"n1": hurt})) if row.key == "n1"]
     assert row.cells[-1] == "GPU 0: fell off\\x1b[2J; GPU 1: heat"
+
+
+def test_a_host_that_is_out_is_named_with_its_reason(cluster):
+    moment = cluster.latest()
+    hosts = [
+        host._replace(state="out", shown="out", out=OutHost("no route\x1b[2J", "", 9.0)) if host.name == "n4" else host
+        for host in moment.picture.hosts
+    ]
+    out = moment._replace(picture=moment.picture._replace(hosts=tuple(hosts)))
+    (row,) = [row for row in host_rows(out) if row.key == "n4"]
+    assert row.cells[2] == "out" and row.cells[-1] == "no route\\x1b[2J"
+    assert "1 host out" in summary(out) and "out" not in summary(moment)
+    assert any("n4: out" in line for line in changed_lines(moment, out, duration))
 
 
 def test_plain_lines_tell_all_once_and_then_only_news(cluster):

@@ -10,6 +10,7 @@ from gpurun.inventory.model import Fabric, Host, Pool
 from gpurun.remote.trust import KeyState
 from gpurun.scheduler.drain import Fate
 from gpurun.state.cordons import Cordon
+from gpurun.state.machines import Out
 
 
 class KnownHostShape(Host):
@@ -17,12 +18,14 @@ class KnownHostShape(Host):
 
     Attributes:
         drain: in words, while the host is drained.
-        cordon: null: the host gets new jobs.
+        cordon: null: nobody keeps new jobs off the host.
+        out: why the last check found the host broken; only if it did.
     """
 
-    __optional_keys__ = frozenset({"drain"})
+    __optional_keys__ = frozenset({"drain", "out"})
     state: str
     drain: str
+    out: Out
     cordon: Cordon | None
 
 

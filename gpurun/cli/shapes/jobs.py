@@ -14,6 +14,7 @@ from gpurun.scheduler.changes import Change
 from gpurun.scheduler.explain import Explanation, Occupant, PoolUse
 from gpurun.scheduler.explain import State as Decision
 from gpurun.scheduler.model import HostGroup, Placement
+from gpurun.state.machines import Out
 from gpurun.views.picture import WaitingJob
 
 
@@ -106,19 +107,23 @@ class _HostAlways(TypedDict):
     gpus: int
     free: int
     state: str
+    seen_s: float | None
 
 
 class HostShape(_HostAlways, total=False):
     """A host and its free GPUs.
 
     Attributes:
-        free: GPUs that no job holds.
-        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, or `unknown` while a lease is damaged.
+        free: GPUs that no job holds; 0 while the host is out.
+        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
+        seen_s: when this user's processes last looked at it; seconds since 1970; null: never.
         drain: in words, while the host is drained.
+        out: why the last check found it broken; only if it did.
         foreign: GPUs that another gpurun or a process holds there; only if there are any.
     """
 
     drain: str
+    out: Out
     foreign: list[ForeignShape]
 
 
@@ -222,6 +227,7 @@ class WhyShape(_WhyAlways, total=False):
         expected_start_s: seconds since 1970; null: unknown.
         changes: changes that would start the job now.
         smaller_gang: a smaller job that would start now, if that is known.
+        out: by host: why the last check found it broken, for hosts that the job could use otherwise.
     """
 
     reason: str
@@ -238,6 +244,7 @@ class WhyShape(_WhyAlways, total=False):
     unknown_because: str
     changes: list[Change]
     smaller_gang: SmallerGang | None
+    out: dict[str, Out]
 
 
 class QueueShape(TypedDict):

@@ -1,0 +1,202 @@
+"""Hosts that are out: what ``status``, ``inventory list``, ``why`` and the other views say of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+
+import pytest
+from json_shapes import printed_problems
+
+from gpurun.cli.main import main
+from gpurun.head import waiter
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases.cluster import Cluster
+from gpurun.state.machines import Machine, Out, machines_folder, note_looks
+from gpurun.views import lines
+from gpurun.views.reading import read
+from gpurun.web.page import cluster_body
+
+TEXT = """\
+version: 1
+defaults: {generation: pascal, gpus: 4}
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks: {r1: {hosts: {"h[1-4]": {}}}}
+"""
+DEAD = Out("reach", "no answer from h1", 0.0, "switch it on")
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "state"))
+    (tmp_path / "inventory.yaml").write_text(TEXT)
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(waiter, "ensure_waiter", lambda *_: None)
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def gpurun(home, capfd, monkeypatch):
+    del home
+
+    def run(*argv):
+        monkeypatch.setattr("sys.argv", ["gpurun", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main(list(argv))
+        out, err = capfd.readouterr()
+        assert printed_problems(argv, out) == []
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def looked(home, *hosts, out=None, ago_s=1.0, out_for_s=90.0):
+    """What this user's last look at hosts found."""
+    now_s, inventory = time.time(), load(home.parent / "inventory.yaml")
+    why = None if out is None else Out(out.check, out.reason, now_s - out_for_s, out.remedy)
+    note_looks(
+        home,
+        {inventory.by_name[name].machine: Machine(name, now_s - ago_s, "", why, inventory.source) for name in hosts},
+    )
+
+
+def submit(home, **wants):
+    spec = JobSpec(**{"name": "n", "image": "i", "gpus": 4, "command": ("true",), **wants})
+    return JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=time.time())
+
+
+def test_status_shows_why_a_host_is_out_since_when_and_what_to_do_and_its_gpus_are_not_free(gpurun, home):
+    looked(home, "h2", "h3", "h4")
+    looked(home, "h1", out=DEAD)
+    lines = gpurun("status").out.splitlines()
+    assert "r1  pascal  4 hosts  12 of 16 GPUs free" in lines
+    assert "  h1 xxxx out" in lines and "  h[2-4] ...." in lines
+    assert "h1: out for 1m30s: no answer from h1" in lines and "  → switch it on" in lines
+    assert lines[-1] == "12 of 16 GPUs free on 4 hosts"
+    assert any("x on a host that is out" in line for line in lines)
+    hosts = {row["host"]: row for row in gpurun("status", "--json").json["hosts"]}
+    assert (hosts["h1"]["state"], hosts["h1"]["free"], hosts["h2"]["state"], hosts["h2"]["free"]) == ("out", 0, "ok", 4)
+    assert hosts["h1"]["out"]["reason"] == "no answer from h1" and "out" not in hosts["h2"]
+    assert time.time() - hosts["h2"]["seen_s"] < 60
+
+
+def test_a_host_that_is_back_is_as_before(gpurun, home):
+    looked(home, "h1", "h2", "h3", "h4", out=DEAD)
+    looked(home, "h1", "h2", "h3", "h4")
+    said = gpurun("status").out
+    assert "out" not in said and said.endswith("16 of 16 GPUs free on 4 hosts\n")
+
+
+def test_a_cordoned_host_that_is_out_says_both(gpurun, home):
+    looked(home, "h1", "h2", "h3", "h4")
+    looked(home, "h1", out=DEAD)
+    gpurun("inventory", "cordon", "h1", "--reason", "fan")
+    assert "  h1 xxxx cordoned, out" in gpurun("status").out
+    (row,) = gpurun("inventory", "list", "h1", "--json").json["hosts"]
+    assert row["state"] == "cordoned" and row["out"]["check"] == "reach"
+    assert ": fan; out: no answer from h1" in gpurun("inventory", "list", "h1").out
+    gpurun("inventory", "drain", "h1")
+    assert gpurun("inventory", "list", "h1", "--json").json["hosts"][0]["state"] == "drained"
+    assert "drained, out" in gpurun("status").out and "drained by " in gpurun("inventory", "list", "h1").out
+
+
+def test_inventory_list_shows_it_and_at_out_names_such_hosts(gpurun, home):
+    looked(home, "h2", "h3", out=DEAD)
+    assert "out: no answer from h1" in gpurun("inventory", "list").out
+    rows = gpurun("inventory", "list", "@out", "--json").json["hosts"]
+    assert [(row["name"], row["state"], row["cordon"]) for row in rows] == [("h2", "out", None), ("h3", "out", None)]
+    assert gpurun("inventory", "show", "h2").code == 0
+
+
+def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, home, monkeypatch):
+    looked(home, "h1", "h2", "h3", "h4", out=DEAD)
+    job = submit(home)
+    said = gpurun("why", job.id)
+    assert "h[1-4]: out for 1m30s: no answer from h1" in said.out and "→ switch it on" in said.out
+    assert "nobody looks at them now: `gpurun recover` does" in said.out
+    monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
+    assert "gpurun looks at them again within 30 s" in gpurun("why", job.id).out
+    told = gpurun("why", job.id, "--json").json
+    assert set(told["out"]) == {"h1", "h2", "h3", "h4"} and told["out"]["h1"]["remedy"] == "switch it on"
+    assert told["state"] == "waits"
+
+
+def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, home):
+    looked(home, "h1", "h2", out=DEAD)
+    looked(home, "h3", "h4")
+    job = submit(home, gpus=8, constraints=Constraints(hosts=("h2", "h3")))
+    told = gpurun("why", job.id, "--json").json
+    assert list(told["out"]) == ["h2"]
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "said"),
+    [
+        (10.0, ""),
+        (400.0, ""),
+        (3600.0, "h[1-4]: last looked at 1h00m ago"),
+        (-1e6, ""),
+        (None, "h[1-4]: never looked at"),
+    ],
+)
+def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, ago_s, said):
+    if ago_s is not None:
+        looked(home, "h1", "h2", "h3", "h4", ago_s=ago_s)
+    lines = [line for line in gpurun("status").out.splitlines() if "look" in line]
+    assert lines == ([f"{said}; `gpurun recover` looks at hosts"] if said else [])
+
+
+def test_while_a_waiter_lives_it_looks(gpurun, home, monkeypatch):
+    monkeypatch.setattr("gpurun.leases.look.waiter_lives", lambda *_: True)
+    assert "look" not in gpurun("status").out
+
+
+def test_hostile_reasons_steer_no_terminal_and_no_page(gpurun, home):
+    hostile = Out("reach", "\x1b[2J<script>\nx\u202e", 0.0, "\x1b[2J`rm`")
+    looked(home, "h1", out=hostile)
+    job = submit(home, gpus=16)
+    for argv in (("status",), ("inventory", "list"), ("why", job.id)):
+        said = gpurun(*argv).out
+        assert "\x1b" not in said and "\u202e" not in said and "script" in said
+    reading = read(Cluster(load(home.parent / "inventory.yaml"), home), JobStore(home))
+    page = cluster_body(reading.picture, (), (), ",".join, str, str)
+    assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"machines": 7}', b'{"machines": {"h1:22": {"name": 1}}}', b"\xff"]
+)
+def test_a_damaged_file_of_looks_is_nothing_known(gpurun, home, data):
+    looked(home, "h1", out=DEAD)
+    (machines_folder(home).plain / f"{os.getuid()}.json").write_bytes(data)
+    said = gpurun("status")
+    assert said.code == 0 and said.out.endswith("16 of 16 GPUs free on 4 hosts\n")
+
+
+def test_many_reasons_are_counted(gpurun, home):
+    for at in range(1, 5):
+        looked(home, f"h{at}", out=Out("reach", f"reason {at}", 0.0))
+    assert len([line for line in gpurun("status").out.splitlines() if "out for" in line]) == 4
+    shown = [lines.plain(each) for each in lines.out_lines(
+        [(f"h{at}", lines.OutHost(f"reason {at}", "", 1.0)) for at in range(20)], ",".join, str)]  # fmt: skip
+    assert len(shown) == 9 and shown[-1].startswith("… and 12 more hosts are out")
