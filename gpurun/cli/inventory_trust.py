@@ -15,6 +15,8 @@ from gpurun.errors import BadInput, HostFailure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpurun.leases.cluster import Cluster
+    from gpurun.remote.ssh_config import Route
     from gpurun.remote.trust import Offer, OfferedKey
 
 REFUSED = HostFailure.exit_code
@@ -28,34 +30,75 @@ def trust(
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer.")] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused."""
-    from gpurun.inventory.hostset import fold
-    from gpurun.remote.ssh_config import resolve_all
-    from gpurun.remote.target import target_of
-    from gpurun.remote.trust import accept, offers
+    """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
+
+    Jump hosts on the way to a host come first. HOSTS may also name a jump host that is not in the inventory.
+    """
+    from gpurun.remote.trust import accept, known_as, offers, rounds
 
     found = cluster(inventory)
-    chosen = found.choose(hosts)
-    routes = []
-    for route in resolve_all([target_of(host, found.inventory) for host in chosen]).values():
-        if isinstance(route, BadInput):
-            raise route
-        routes.append(route)
-    offered = offers(routes, ssh_config=found.inventory.ssh_config, timeout_s=timeout)
-    if not as_json:
-        for offer in offered:
-            _print(offer)
-    wanted = [offer for offer in offered if _to_write(offer, replace)]
-    if wanted and not yes:
-        names = fold(offer.host for offer in wanted)
-        agree(f"Trust {names}?", "nobody is there to compare the fingerprints", "--yes trusts them")
-    written = accept(wanted, replace=replace)
+    offered: list[Offer] = []
+    behind: list[str] = []
+    untrusted: set[str] = set()
+    written = 0
+    for some in rounds(_routes(found, hosts)):
+        ways = {route.name: [hop.name for hop in route.hops[:-1] if known_as(hop) in untrusted] for route in some}
+        behind += [
+            f"{name}: not asked, because its jump host {way[0]} is not trusted" for name, way in ways.items() if way
+        ]
+        asked = [route for route in some if not ways[route.name]]
+        now = offers(asked, ssh_config=found.inventory.ssh_config, timeout_s=timeout)
+        if not as_json:
+            for offer in now:
+                _print(offer)
+        wanted = [offer for offer in now if _to_write(offer, replace)]
+        if wanted and not yes:
+            _ask(wanted)
+        written += accept(wanted, replace=replace)
+        offered += now
+        untrusted |= {offer.name for offer in now if _refused(offer, replace)}
+        untrusted |= {known_as(route) for route in some if ways[route.name]}
     refused = [offer for offer in offered if _refused(offer, replace)]
     if as_json:
         print_json({"hosts": [_json(offer) for offer in offered], "keys_written": written})
     _report(written, offered, refused)
-    if refused:
+    for text in behind:
+        say(printable(text))
+    if refused or behind:
         raise typer.Exit(REFUSED)
+
+
+def _routes(found: Cluster, hosts: str) -> list[Route]:
+    """Return the ways to the chosen hosts.
+
+    Raises:
+        BadInput: the text names neither hosts of the inventory nor jump hosts on the ways to them; or the OpenSSH
+            configuration is wrong.
+    """
+    from gpurun.remote.ssh_config import resolve_all
+    from gpurun.remote.target import target_of
+
+    try:
+        chosen = [target_of(host, found.inventory) for host in found.choose(hosts)]
+    except BadInput:
+        ways = resolve_all([target_of(host, found.inventory) for host in found.inventory.hosts]).values()
+        hops = {hop.name: hop for way in ways if not isinstance(way, BadInput) for hop in way.hops}
+        if not all(name in hops for name in hosts.split(",")):
+            raise
+        return [hops[name] for name in dict.fromkeys(hosts.split(","))]
+    routes = []
+    for route in resolve_all(chosen).values():
+        if isinstance(route, BadInput):
+            raise route
+        routes.append(route)
+    return routes
+
+
+def _ask(wanted: Sequence[Offer]) -> None:
+    from gpurun.inventory.hostset import fold
+
+    names = fold(offer.host for offer in wanted)
+    agree(f"Trust {names}?", "nobody is there to compare the fingerprints", "--yes trusts them")
 
 
 def _to_write(offer: Offer, replace: bool) -> bool:

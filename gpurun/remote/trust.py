@@ -2,6 +2,7 @@
 
 ``ssh-keyscan`` fetches the keys of all hosts in parallel. For a host behind a jump host or a proxy command, ``ssh``
 itself fetches the key, with a separate empty known_hosts file. It gets only the one key that both sides negotiate.
+ssh reaches such a host only if the keys of the jump hosts are trusted, so these come first (`rounds`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpurun.remote import known_hosts, ssh_argv
 from gpurun.remote.known_hosts import KnownHost
 from gpurun.remote.masters import live
 from gpurun.remote.ssh_config import Route
+from gpurun.remote.target import Target
 
 KeyState = Literal["known", "new", "changed", "revoked"]
 
@@ -70,6 +72,23 @@ class Offer:
         return "unreachable"
 
 
+def rounds(routes: Iterable[Route]) -> list[list[Route]]:
+    """Return these hosts, and the jump hosts on their ways without a known key, in the order in which to ask them.
+
+    A host answers only after the jump hosts before it, in earlier rounds, are trusted.
+    """
+    wanted = list(routes)
+    named = {known_as(route) for route in wanted}
+    for hop in [hop for route in wanted for hop in route.hops[:-1]]:
+        if known_as(hop) not in named and not _is_known(hop):
+            named.add(known_as(hop))
+            wanted.append(hop)
+    by_depth: dict[int, list[Route]] = {}
+    for route in wanted:
+        by_depth.setdefault(len(route.hops), []).append(route)
+    return [by_depth[depth] for depth in sorted(by_depth)]
+
+
 def offers(routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s: float = 5.0) -> tuple[Offer, ...]:
     """Return the hosts' keys and their states, in the given order. Never raises for one host.
 
@@ -80,8 +99,8 @@ def offers(routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s:
     with ThreadPoolExecutor(max_workers=32) as pool:
         indirect = [route for route in routes if _is_indirect(route)]
         through = pool.map(partial(_through, ssh_config=ssh_config, timeout_s=timeout_s), indirect)
-        scanned.update(zip((route.name for route in indirect), through, strict=True))
-    return tuple(_offer(route, scanned.get(route.name, ())) for route in routes)
+        scanned.update(zip((route.target for route in indirect), through, strict=True))
+    return tuple(_offer(route, scanned.get(route.target, ())) for route in routes)
 
 
 def accept(offered: Iterable[Offer], *, replace: bool = False) -> int:
@@ -113,13 +132,20 @@ def _is_indirect(route: Route) -> bool:
     return route.jump is not None or route.proxy_command is not None
 
 
-def _known_as(route: Route) -> str:
+def known_as(route: Route) -> str:
+    """Return a host's name in known_hosts."""
     return route.host_key_alias or known_hosts.lookup_name(route.hostname, route.port)
 
 
-def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[KnownHost, ...]]:
+def _is_known(route: Route) -> bool:
+    entries = known_hosts.load(route.known_hosts)
+    found = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
+    return any(entry.marker == "" for entry in found)
+
+
+def _scan(routes: Sequence[Route], timeout_s: float) -> dict[Target, tuple[KnownHost, ...]]:
     """Return keys by host. Runs one ssh-keyscan per port; passes names over stdin, so that no name is an option."""
-    found: dict[str, tuple[KnownHost, ...]] = {}
+    found: dict[Target, tuple[KnownHost, ...]] = {}
     for port in dict.fromkeys(route.port for route in routes):
         there = [route for route in routes if route.port == port]
         names = "".join(f"{route.hostname}\n" for route in there if not any(c.isspace() for c in route.hostname))
@@ -127,7 +153,7 @@ def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[KnownHos
         entries = known_hosts.parse(_output(argv, names, timeout_s * 2 + len(there)), "ssh-keyscan")
         for route in there:
             name = known_hosts.lookup_name(route.hostname, port)
-            found[route.name] = tuple(entry for entry in entries if entry.names.lower() == name)
+            found[route.target] = tuple(entry for entry in entries if entry.names.lower() == name)
     return found
 
 
@@ -174,7 +200,7 @@ def _offer(route: Route, shown: Sequence[KnownHost]) -> Offer:
     # A known host that presents no known key counts as changed, whatever the types of its keys.
     strange = bool(ours) and not any(entry.blob in ours for entry in shown)
     keys = tuple(_judged(entry, known, strange) for entry in sorted(shown, key=lambda entry: entry.kind))
-    return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
+    return Offer(route.name, known_as(route), Path(route.known_hosts[0]), keys)
 
 
 def _judged(entry: KnownHost, known: Sequence[KnownHost], strange: bool) -> OfferedKey:

@@ -7,12 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer
 from waiting import LIMIT_S
 
+from gpurun.cli import inventory_trust
 from gpurun.errors import BadInput
 from gpurun.remote.known_hosts import fingerprint
 from gpurun.remote.ssh_config import resolve
-from gpurun.remote.trust import Offer, accept, offers
+from gpurun.remote.trust import Offer, accept, offers, rounds
 
 
 def ask(net, *targets) -> tuple[Offer, ...]:
@@ -123,3 +125,93 @@ def test_a_host_behind_a_jump_host(net) -> None:
     assert accept([offer]) == 1
     net.known_hosts.write_text("")
     assert ask(net, target)[0].state == "unreachable"
+
+
+@pytest.fixture
+def trust(net, tmp_path, monkeypatch, capsys):
+    """``gpurun inventory trust HOSTS`` with an inventory of one host, `inner`."""
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text(
+        f"version: 1\ndefaults: {{generation: pascal, gpus: 1}}\nssh_config: {net.ssh_config}\n"
+        "fabrics: {tcp: {kind: tcp, interface: eth0}}\nracks: {r1: {hosts: {inner: {}}}}\n"
+    )
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "state"))
+
+    def run(hosts: str, *, yes: bool = True) -> tuple[int, str, str]:
+        code = 0
+        try:
+            inventory_trust.trust(hosts, inventory=str(inventory), yes=yes, timeout=LIMIT_S)
+        except typer.Exit as ended:
+            code = ended.exit_code
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_trust_asks_for_the_jump_host_first_and_then_for_the_host_behind_it(net, trust, monkeypatch) -> None:
+    jump, inner = net.sshd(), net.sshd()
+    net.host("jump", jump)
+    net.host("inner", inner, "ProxyJump jump")
+    net.known_hosts.write_text("")
+    asked = []
+    monkeypatch.setattr(inventory_trust, "_ask", lambda wanted: asked.append([offer.host for offer in wanted]))
+    code, out, err = trust("inner", yes=False)
+    assert (code, asked) == (0, [["jump"], ["inner"]])
+    assert [line.split()[0] for line in out.splitlines()] == ["jump", "inner"]
+    assert "2 keys written" in err and len(net.known_hosts.read_text().splitlines()) == 2
+    again = trust("inner")
+    assert again == (0, f"{out.splitlines()[1].removesuffix(' new')} known\n", "every key is known already\n")
+
+
+def test_trust_takes_the_name_of_a_jump_host_that_is_not_in_the_inventory(net, trust) -> None:
+    jump, inner = net.sshd(), net.sshd()
+    net.host("jump", jump)
+    net.host("inner", inner, "ProxyJump jump")
+    net.known_hosts.write_text("")
+    assert trust("jump")[0] == 0
+    assert net.known_hosts.read_text().startswith(f"[127.0.0.1]:{jump.port} ")
+    assert trust("jump,inner")[0] == 0
+    assert len(net.known_hosts.read_text().splitlines()) == 2
+    with pytest.raises(BadInput, match="nosuch"):
+        trust("nosuch")
+
+
+def test_a_host_behind_a_jump_host_that_nobody_trusts_is_not_asked(net, trust) -> None:
+    jump, inner = net.sshd(start=False), net.sshd()
+    net.host("jump", jump)
+    net.host("inner", inner, "ProxyJump jump")
+    net.known_hosts.write_text("")
+    code, _, err = trust("inner")
+    assert code == 4
+    assert "jump: not trusted: no answer" in err
+    assert "inner: not asked, because its jump host jump is not trusted" in err
+    assert net.known_hosts.read_text() == ""
+
+
+def test_a_person_who_declines_the_jump_host_is_asked_nothing_more(net, trust, monkeypatch) -> None:
+    jump, inner = net.sshd(), net.sshd()
+    net.host("jump", jump)
+    net.host("inner", inner, "ProxyJump jump")
+    net.known_hosts.write_text("")
+    asked = []
+
+    def decline(wanted):
+        asked.append([offer.host for offer in wanted])
+        raise typer.Exit(1)
+
+    monkeypatch.setattr(inventory_trust, "_ask", decline)
+    assert trust("@all", yes=False)[0] == 1
+    assert asked == [["jump"]] and net.known_hosts.read_text() == ""
+
+
+def test_jump_hosts_are_asked_once_and_in_their_order(net) -> None:
+    first, second, inner = net.sshd(start=False), net.sshd(start=False), net.sshd(start=False)
+    net.host("first", first)
+    net.host("second", second, "ProxyJump first")
+    targets = [net.host(f"gpu-{at}", inner, "ProxyJump second") for at in (1, 2)]
+    net.known_hosts.write_text("")
+    routes = [resolve(target) for target in targets]
+    assert [[route.name for route in some] for some in rounds(routes)] == [["first"], ["second"], ["gpu-1", "gpu-2"]]
+    net.known_hosts.write_text(f"[127.0.0.1]:{first.port} {net.public(first.host_keys[0])}\n")
+    assert [[route.name for route in some] for some in rounds(routes)] == [["second"], ["gpu-1", "gpu-2"]]
