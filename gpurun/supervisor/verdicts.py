@@ -14,6 +14,7 @@ from gpurun.launch.launchers import launcher_of
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.supervisor.causes import Cause, explained
 from gpurun.supervisor.ends import End
+from gpurun.supervisor.exit_codes import code_words
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank, first_failed
 
@@ -91,7 +92,7 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
     Args:
         who: the rank's name in messages.
     """
-    why = f"{who} on {host} failed first, with exit code {code}"
+    why = f"{who} on {host} failed first, with {code_words(code)}"
     failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
     return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)
 
@@ -143,7 +144,7 @@ def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
         return End(
             State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
         )
-    reason = f"{program} failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
+    reason = f"{program} failed with {code_words(code)}: {excerpt[-1] if excerpt else 'it printed nothing'}"
     failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
     return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
 

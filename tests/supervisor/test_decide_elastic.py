@@ -131,7 +131,8 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     found = after_loss(end, lost, 2.6)
     assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
     assert found.reason == (
-        "c: the job's container ended (exit code 137); then a rank on a failed first, with exit code 134"
+        "c: the job's container ended (exit code 137); then a rank on a failed first, with exit code 134 "
+        "(SIGABRT: it aborted itself, as after a failed assertion)"
     )
     assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
     assert after_loss(end, {}, 0.0) == end

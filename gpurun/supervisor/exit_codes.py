@@ -1,0 +1,26 @@
+"""Describe exit codes for people: a program that a signal ended exits with 128 and the signal's number. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+_MEANT = {
+    signal.SIGBUS: "usually /dev/shm is full: `shm_size` makes it larger",
+    signal.SIGKILL: "somebody, or the kernel for lack of memory, killed it",
+    signal.SIGSEGV: "it used memory that it does not have",
+    signal.SIGABRT: "it aborted itself, as after a failed assertion",
+    signal.SIGILL: "it was built for another processor",
+    signal.SIGFPE: "it divided by zero",
+    signal.SIGXFSZ: "it wrote a larger file than it may",
+    signal.SIGPIPE: "nobody read what it wrote",
+}
+
+
+def code_words(code: int | None) -> str:
+    """Describe an exit code: ``exit code 135 (SIGBUS: usually /dev/shm is full: …)``; ``exit code 3``."""
+    try:
+        sent = signal.Signals((code or 0) - 128)
+    except ValueError:
+        return f"exit code {code}"
+    meant = f": {_MEANT[sent]}" if sent in _MEANT else ""
+    return f"exit code {code} ({sent.name}{meant})"
