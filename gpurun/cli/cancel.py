@@ -18,6 +18,7 @@ from gpurun.cli.printing import printable, say, say_problem
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
 from gpurun.jobs.states import State
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -114,7 +115,7 @@ def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
     caretaker, patience = Caretaker(), Patience()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
         for folder in waiting:
-            end_queued(home, folder, now_s=time.time(), environ=os.environ)
+            end_queued(home, folder, now_s=clock.now_s(), environ=os.environ)
         caretaker.look(waiting)
         patience.tell(partial(jobs_in_words, waiting))
         time.sleep(POLL_S)

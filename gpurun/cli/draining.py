@@ -13,6 +13,7 @@ from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, NotYours, StateError
 from gpurun.head.caretaker import Caretaker
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def deadline_s(text: str, home: Path) -> float:
             hint="drain without --deadline; gangs that may move do",
         )
     try:
-        return time.time() + duration_s(text)
+        return clock.now_s() + duration_s(text)
     except ValueError as error:
         why = f": it {error}" if str(error) else ""
         raise BadInput(
@@ -99,14 +100,14 @@ def _have_them_ended(home: Path) -> None:
     """Run a scheduling pass, which stops jobs at the deadline. In a shared state directory only root's pass does so."""
     from gpurun.head.spawn import run_pass_and_start
 
-    run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+    run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
 
 
 def _look(found: Cluster, names: Sequence[str]) -> tuple[View, tuple[Departure, ...]]:
     from gpurun.leases.cluster import Cluster
     from gpurun.leases.look import look
 
-    view = look(found.home, now_s=time.time())
+    view = look(found.home, now_s=clock.now_s())
     return view, Cluster(found.inventory, found.home).departures(view, names)
 
 

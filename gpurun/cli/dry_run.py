@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Placement
 from gpurun.scheduler.schedule import schedule
+from gpurun.state import clock
 from gpurun.state.home import home
 from gpurun.state.identity import known_id
 from gpurun.state.people import myself
@@ -44,7 +44,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     image = _environment(spec, spec.python, inventory) if spec.python else _image_problem(spec, inventory)
     if "environment" in image and not as_json:
         typer.echo(_environment_line(image))
-    now_s = time.time()
+    now_s = clock.now_s()
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
     decisions = schedule(seen)

@@ -11,6 +11,7 @@ import typer
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,11 +92,10 @@ def _states(found: Cluster) -> dict[str, tuple[str, str]]:
     """Return the state of each draining or drained host: a word for scripts, and a text for people."""
     if not found.groups["draining"]:
         return {}
-    import time
 
     from gpurun.leases.look import look
 
-    rows = found.rows(look(found.home, now_s=time.time(), despite_damage=True))
+    rows = found.rows(look(found.home, now_s=clock.now_s(), despite_damage=True))
     return {
         row.host.name: (row.state, row.shown.removesuffix(", out"))
         for row in rows

@@ -11,6 +11,7 @@ import typer
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,4 +135,4 @@ def _start_what_fits(home: Path) -> None:
     from gpurun.head.spawn import run_pass_and_start
 
     if (home / "live").is_dir():
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)

@@ -13,6 +13,7 @@ import typer
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
@@ -119,7 +120,7 @@ def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
     """Return host → GPU → job for the hosts of the inventory."""
     from gpurun.leases.look import look
 
-    occupancy = look(store.home, now_s=time.time(), despite_damage=True).occupancy
+    occupancy = look(store.home, now_s=clock.now_s(), despite_damage=True).occupancy
     by_host = {host.name: occupancy.on(host, found.known[host.name]) for host in found.inventory.hosts}
     return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
 
@@ -154,7 +155,7 @@ def host_json(row: HostRow) -> dict[str, Any]:
 def _print_job(store: JobStore, record: JobRecord) -> None:
     folder = store.get(record.id)
     spec = _spec_of(folder)
-    now = record.ended_s or time.time()
+    now = record.ended_s or clock.now_s()
     rows = {
         "job": f"{record.id}  {printable(record.name)}",
         "state": f"{record.state.value}  {printable(_story(record, now))}",

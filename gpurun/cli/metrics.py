@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import typer
 from gpurun.cli.options import InventoryOption
 from gpurun.cli.printing import say
 from gpurun.errors import BadInput
+from gpurun.state import clock
 
 
 def metrics(
@@ -50,7 +50,7 @@ def _text(inventory: str | None) -> str:
     from gpurun.metrics.exposition import exposition
     from gpurun.metrics.measures import measure_all
 
-    return exposition(measure_all(cluster(inventory), now_s=time.time()))
+    return exposition(measure_all(cluster(inventory), now_s=clock.now_s()))
 
 
 def _serve(address: str, inventory: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,6 +12,7 @@ from gpurun.cli.jobs import open_store
 from gpurun.cli.options import JsonOption, SomeJobsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
 from gpurun.errors import BadInput
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.head.prune import Prunable, Pruned, PrunePlan
@@ -70,7 +70,7 @@ def prune(
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
         states=frozenset(State(name) for name in state or ()),
-        ended_before_s=None if age_s is None else time.time() - age_s,
+        ended_before_s=None if age_s is None else clock.now_s() - age_s,
         keep_below_bytes=None if below_mib is None else below_mib << 20,
         outputs_only=outputs_only, also_unbrought=also_unbrought,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def _sum(jobs: list[Prunable]) -> str:
 
 
 def _print_plan(plan: PrunePlan) -> None:
-    now_s = time.time()
+    now_s = clock.now_s()
     for each in plan.going:
         record = each.record
         ago = duration(now_s - (record.ended_s or now_s))

@@ -12,6 +12,7 @@ import typer
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, StateError
+from gpurun.state import clock
 
 
 def recover(
@@ -52,7 +53,7 @@ def recover(
     damaged = LeaseStore(state).read_all().damaged
     forged = tuple(forged_leases(state))
     if not damaged:
-        run_pass_and_start(state, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(state, now_s=clock.now_s(), environ=os.environ)
         if has_queued(state, os.getuid()):
             ensure_waiter(state, os.environ)
     for problem in _recover_others(state, _claims_options(inventory) if claims else ()):
@@ -86,7 +87,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
 
     found = cluster(inventory).inventory
     with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:
-        asked_s = time.time()
+        asked_s = clock.now_s()
         answers = ask(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
         say(f"not asked: {host}: {error.message}")

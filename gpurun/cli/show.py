@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, say_problem
 from gpurun.errors import BadInput, StateError
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.images.code import Code
@@ -59,7 +59,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
         return
     said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
     lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said)]
-    lines.append(("ran", ran_text(record, time.time())))
+    lines.append(("ran", ran_text(record, clock.now_s())))
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
     lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
     lines += [("code holds", f"{files} files and folders")] if files is not None else []

@@ -14,6 +14,7 @@ from gpurun.cli.jobs import open_store
 from gpurun.cli.options import InventoryOption
 from gpurun.cli.printing import duration, say
 from gpurun.errors import BadInput
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.jobs.store import JobStore
@@ -121,5 +122,5 @@ def _cordon(found: Cluster, host: str) -> str:
     if old is None:
         return f"{host} is cordoned: it gets no new gangs"
     if (home / "live").is_dir():
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
     return f"{host} gets gangs again"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.errors import GpurunError
+from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
@@ -31,8 +31,8 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
     folder = find_job(job)
     record = with_trouble(JobStore(folder.path.home), folder.record())
-    if record.waits_for_restart(time.time()):
-        story = record.story(time.time())
+    if record.waits_for_restart(clock.now_s()):
+        story = record.story(clock.now_s())
         if as_json:
             print_json({"job": record.id, "state": record.state.value, "message": story})
         else:
@@ -72,7 +72,7 @@ def _drained(job: str) -> str:
     from gpurun.scheduler.drain import in_words
     from gpurun.state.home import home
 
-    view = look(home(os.environ), now_s=time.time())
+    view = look(home(os.environ), now_s=clock.now_s())
     for each in departures_of(view, lambda path: loaded(path, lambda _: None)):
         if each.gang == job:
             return f"{', '.join(each.hosts)} is being drained: the gang {in_words(each, view.now_s)}"
@@ -96,7 +96,7 @@ def queue(
         print_json({"queue": rows})
         return
     if rows:
-        typer.echo("\n".join(_line(row, time.time()) for row in rows))
+        typer.echo("\n".join(_line(row, clock.now_s()) for row in rows))
     else:
         say("nothing waits")
 
@@ -138,7 +138,7 @@ def print_explanation(explanation: Explanation, job: str) -> None:
     from gpurun.scheduler.wording import lines
 
     typer.echo(f"{job}: {explanation.gpus} GPUs")
-    for line in lines(explanation, now_s=time.time(), fold=fold, named=_named):
+    for line in lines(explanation, now_s=clock.now_s(), fold=fold, named=_named):
         typer.echo(f"  {printable(line)}")
 
 

@@ -7,7 +7,6 @@ and then frees the GPUs (docs/decisions/0003-lost-leases.md).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.look import look
 from gpurun.leases.refusals import FORGET_S
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state import audit
+from gpurun.state import audit, clock
 from gpurun.state.identity import known_id
 from gpurun.state.people import myself
 
@@ -98,7 +97,7 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
     adopted = []
     leases = LeaseStore(home)
     with allocator_lock(home):
-        view = look(home, now_s=time.time())
+        view = look(home, now_s=clock.now_s())
         forgotten = [claim for claim in claims if _is_forgotten_here(home, claim, view.leases)]
         for lease in _as_leases(forgotten):
             faults.point()
@@ -119,7 +118,7 @@ def claims_to_adopt(home: Path, records: Iterable[JobRecord]) -> tuple[FoundClai
     """
     store, uid = JobStore(home), os.getuid()
     try:
-        found = in_refusals(records, known_id(home), uid, time.time())
+        found = in_refusals(records, known_id(home), uid, clock.now_s())
     except StateError:  # the id is damaged: the supervisors' errors name it
         return ()
     chosen = {path for path in {claim.inventory for claim in found} if is_chosen(store, path, uid)}
@@ -152,7 +151,7 @@ def _lease(job: str, attempt: int, inventory: Inventory, gpus: Mapping[str, set[
         grants = tuple(Grant(host.name, tuple(sorted(gpus[host.name]))) for host in hosts)
         yield Lease(
             job=job, attempt=attempt, owner=myself(), owner_uid=os.getuid(), generation=hosts[0].generation,
-            racks=tuple(dict.fromkeys(host.rack for host in hosts)), grants=grants, ssh_port=0, granted_s=time.time(),
+            racks=tuple(dict.fromkeys(host.rack for host in hosts)), grants=grants, ssh_port=0, granted_s=clock.now_s(),
             inventory=inventory.source, lost=True, found=True, machines=machines_of(inventory, grants),
             places=places_of(inventory, grants),
         )  # fmt: skip

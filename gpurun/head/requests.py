@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,15 +13,15 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
-from gpurun.state import audit
+from gpurun.state import audit, clock
 
 
 def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str]) -> None:
     """Request a job's cancel, and end the job immediately if it is queued. The caller checks permission."""
     home = folder.path.home
-    folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=time.time(), reason=reason))
+    folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=clock.now_s(), reason=reason))
     audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
-    end_queued(home, folder, now_s=time.time(), environ=environ)
+    end_queued(home, folder, now_s=clock.now_s(), environ=environ)
 
 
 def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state import audit
+from gpurun.state import audit, clock
 
 if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
@@ -160,12 +160,12 @@ def _end(store: JobStore, leases: LeaseStore, record: JobRecord) -> None:
     elif not _is_over(store, leases, record):
         return
     elif record.state is State.QUEUED and (request := folder.cancel_request()) is not None:
-        end_queued_job(store, record, request, now_s=time.time())
+        end_queued_job(store, record, request, now_s=clock.now_s())
     else:
         if record.state is not State.STOPPING:
             reason = "its lease is gone: discarded, or removed by hand"
             record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
-        finish(store, record, now_s=time.time())
+        finish(store, record, now_s=clock.now_s())
 
 
 def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:

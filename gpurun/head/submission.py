@@ -29,7 +29,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.look import refuse_while_damaged
 from gpurun.leases.store import LeaseStore
-from gpurun.state import audit
+from gpurun.state import audit, clock
 from gpurun.state.shared import enter
 
 
@@ -151,7 +151,7 @@ def queue_jobs(
     store.sweep(now_s=time.time())
     alone = partial(allocator_lock, home) if len(specs) > 1 else None
     folders = store.create_many(
-        specs, inventory=inventory, now_s=time.time(), alone=alone, codes=codes, ids=ids, origins=origins
+        specs, inventory=inventory, now_s=clock.now_s(), alone=alone, codes=codes, ids=ids, origins=origins
     )
     for folder, spec in zip(folders, specs, strict=True):
         audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
@@ -169,7 +169,7 @@ def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str])
     """Run a pass, and start a waiter for jobs that must wait. Returns the error, if any; the jobs are stored anyway."""
     problem: GpurunError | None = None
     try:
-        run_pass_and_start(home, now_s=time.time(), environ=environ)
+        run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
     except (GpurunError, OSError) as error:
         problem = _told(error)
     try:

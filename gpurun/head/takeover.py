@@ -26,7 +26,7 @@ from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.store import WAY_OUT, LeaseLock, LeaseStore
-from gpurun.state import audit, lock
+from gpurun.state import audit, clock, lock
 from gpurun.state.people import has_account, myself, user_name
 from gpurun.state.trusted import not_only_root_s
 
@@ -186,12 +186,12 @@ def _end(store: JobStore, folder: JobFolder) -> None:
         return
     reason = f"cancelled by {myself()}: its owner, {user_name(record.owner_uid)}, has no account"
     if record.state is State.QUEUED:
-        request = CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason)
-        end_queued_job(store, record, request, now_s=time.time())
+        request = CancelRequest("cancel", by=myself(), asked_s=clock.now_s(), reason=reason)
+        end_queued_job(store, record, request, now_s=clock.now_s())
         return
     if record.state is not State.STOPPING:
         record = folder.move(State.STOPPING, outcome=State.CANCELLED, reason=reason, code=1)
-    record = finish(store, record, now_s=time.time())
+    record = finish(store, record, now_s=clock.now_s())
     _tell(folder, record)
 
 

@@ -24,7 +24,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.refusals import next_try_s
 from gpurun.leases.waiters import take_waiter_lock, waiter_lives
-from gpurun.state import lock
+from gpurun.state import clock, lock
 from gpurun.state.cordons import cordons_file
 from gpurun.state.path import StatePath
 from gpurun.state.shared import enter
@@ -71,7 +71,7 @@ def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     adopted = adopt_orphans(home, environ)
     if not waiter_lives(home, os.getuid()) and has_queued(home, os.getuid()):
-        run_pass_and_start(home, now_s=time.time(), environ=environ)
+        run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
         ensure_waiter(home, environ)
     return adopted
 
@@ -95,7 +95,7 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
             due_s = PASS_EVERY_S
             try:
                 adopt_orphans(home, environ)
-                due_s = _due_s(run_pass_and_start(home, now_s=time.time(), environ=environ))
+                due_s = _due_s(run_pass_and_start(home, now_s=clock.now_s(), environ=environ))
             except GpurunError as error:
                 print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
             seen, next_pass_s = _stamps(home), time.monotonic() + min(due_s, _try_in_s(home))
@@ -104,13 +104,13 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
 
 def _due_s(done: Pass) -> float:
     """Return the seconds until time alone may change a decision, at most `PASS_EVERY_S`."""
-    wakes = [answer.wake_s - time.time() for answer in done.decisions.values() if answer.wake_s is not None]
+    wakes = [answer.wake_s - clock.now_s() for answer in done.decisions.values() if answer.wake_s is not None]
     return max(0.0, min([PASS_EVERY_S, *wakes]))
 
 
 def _try_in_s(home: Path) -> float:
     """Return the seconds until one of this user's jobs may restart after a failure or after a host refused it."""
-    now_s, uid = time.time(), os.getuid()
+    now_s, uid = clock.now_s(), os.getuid()
     records = JobStore(home).live_records()
     mine = [record for record in records if record.owner_uid == uid and record.state is State.QUEUED]
     restarts = [record.restart.at_s for record in mine if record.restart and record.waits_for_restart(now_s)]

@@ -17,6 +17,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord, RequestKind
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
 from gpurun.state import durable
+from gpurun.state.clock import head_clock
 from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
 
@@ -54,7 +55,7 @@ class JobFolder:
             return Origin()
 
     def record(self) -> JobRecord:
-        """Read the job's record.
+        """Read the job's record, with its times by this process's clock.
 
         Raises:
             StateError: the file is damaged or missing, or names another job; or another user than the named owner can
@@ -78,12 +79,13 @@ class JobFolder:
                 f"others than {user_name(folder.st_uid)} can write the folder, so it may be anybody's word",
                 where=str(self.path), hint="if nobody else has written there: chmod go-w",
             )  # fmt: skip
-        return record
+        return record.on(head_clock().boot)
 
     def write(self, record: JobRecord) -> JobRecord:
-        """Replace the record as a whole."""
-        durable.write_record(self.path / "state.json", record)
-        return record
+        """Replace the record as a whole. The file's times are by the wall clock of now; those returned, as given."""
+        clock = head_clock()
+        durable.write_record(self.path / "state.json", record.on(clock.boot_now()))
+        return record.on(clock.boot)
 
     def amend(self, mine: JobRecord, **changes: object) -> JobRecord:
         """Change fields of the record, which is otherwise equal to `mine`. Replaces a damaged record.

@@ -22,7 +22,11 @@ def limit_ends_s(running_s: float | None, limit_s: float | None) -> float | None
     return None if running_s is None or limit_s is None else running_s + limit_s
 
 
-def is_over_limit(running_s: float | None, limit_s: float | None, now_s: float) -> bool:
-    """Return True if the time limit ends the attempt now."""
-    ends_s = limit_ends_s(running_s, limit_s)
-    return ends_s is not None and now_s > ends_s
+def is_over_limit(ran_s: float | None, limit_s: float | None) -> bool:
+    """Return True if the time limit ends the attempt now.
+
+    Args:
+        ran_s: seconds in RUNNING, which no step of the head's clock changes; None = it has not entered RUNNING.
+        limit_s: the job's time limit; None = it has none.
+    """
+    return ran_s is not None and limit_s is not None and ran_s > limit_s

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
 from gpurun.jobs.states import State
+from gpurun.state.boot import Boot
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RequestKind = Literal["cancel", "preempt"]
 Rehearsal = Literal["", "due", "passed"]
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
+_STAMPS = (
+    "submitted_s", "queued_s", "granted_s", "started_s", "checkpoint_s", "ended_s", "gpu_s_until_s", "stopping_s",
+)  # fmt: skip
+"""The times of a record that are past."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,7 @@ class OutputsLeft:
 
 
 class JobRecord(msgspec.Struct, frozen=True, gc=False):
-    """The state of a job. Times are seconds since the epoch, by the head's clock.
+    """The state of a job. Times are seconds since the epoch, by the head's clock (`gpurun.state.clock`).
 
     Not a dataclass, because a pass reads ten thousand of them.
 
@@ -222,6 +227,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         generation: the GPU generation of the last grant; "" = an older gpurun granted it.
         gpu_s: GPU seconds that the attempt used before its gang last changed its size.
         gpu_s_until_s: when that was; None = it has not changed.
+        boot, boot_s: the reading of the head's clock by which the times are; "" = unknown.
 
     Raises:
         ValueError: `inventory` is not a path; readers of a file treat that as damage.
@@ -266,12 +272,32 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     gpu_s: float = 0.0
     gpu_s_until_s: float | None = None
     stopping_s: float | None = None
+    boot: str = ""
+    boot_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_path(self.inventory)
 
     def but(self, **changes: Any) -> JobRecord:
         """Return the record with some attributes changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    def on(self, boot: Boot) -> JobRecord:
+        """Return the record with its times by another reading of the head's clock."""
+        then = Boot(self.boot, self.boot_s)
+        if boot.is_like(then):
+            return self
+        changes: dict[str, Any] = {"boot": boot.id, "boot_s": boot.began_s}
+        for name in _STAMPS:
+            stamp_s = getattr(self, name)
+            if stamp_s is not None:
+                changes[name] = boot.moved(stamp_s, then)
+        if self.restart is not None:
+            changes["restart"] = replace(self.restart, at_s=boot.moved_ahead(self.restart.at_s, then))
+        if self.refusals:
+            changes["refusals"] = tuple(
+                replace(each, until_s=boot.moved_ahead(each.until_s, then)) for each in self.refusals
+            )
         return msgspec.structs.replace(self, **changes)
 
     def avoiding(self, hosts: Iterable[str]) -> tuple[str, ...]:

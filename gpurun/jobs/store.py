@@ -14,6 +14,8 @@ from itertools import chain, count, repeat
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import attempts
@@ -26,6 +28,7 @@ from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.jobs.states import State
 from gpurun.state import audit, durable
+from gpurun.state.clock import head_clock
 from gpurun.state.path import StatePath
 from gpurun.state.people import myself
 
@@ -115,7 +118,11 @@ class JobStore:
         def from_files(name: str) -> tuple[LiveJob | None, bool]:
             return _read_live(self.get(name), on_problem) if ID_PATTERN.fullmatch(name) else (None, False)
 
-        return LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files)
+        jobs, boot = LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files), head_clock().boot
+        for name, job in jobs.items():
+            if (record := job.record.on(boot)) is not job.record:  # the index has it by another reading of the clock
+                jobs[name] = msgspec.structs.replace(job, record=record)
+        return jobs
 
     def live_records(self) -> list[JobRecord]:
         """Return the records of `live_jobs`, in no order. Skips damaged records, because commands that show jobs report
@@ -215,10 +222,12 @@ def _one_after_the_other(now_s: float) -> Iterator[float]:
 
 
 def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> JobRecord:
+    boot = head_clock().boot
     return JobRecord(
         id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus, inventory=str(inventory),
         state=State.QUEUED, submitted_s=now_s, queued_s=now_s, pool=spec.pool, priority=spec.priority,
         rehearsal="due" if spec.rehearse_s is not None and spec.gpus > 1 else "",
+        boot=boot.id, boot_s=boot.began_s,
     )  # fmt: skip
 
 

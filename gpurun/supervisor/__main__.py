@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from gpurun.history.collect import collect
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.state import clock
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
@@ -66,7 +66,7 @@ def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
     rest = (lease, lock) if lease.lost else _carry_job(SupervisedJob(home, lease, lock))
     if rest is not None:
         keep_asking(home, *rest)
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
+        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
 
 
 def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
@@ -85,7 +85,7 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
     job.links.close()
     with suppress(StateError):  # the next command that shows the history tries again
         collect(job.home)
-    run_pass_and_start(job.home, now_s=time.time(), environ=os.environ, patience_s=None)
+    run_pass_and_start(job.home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
     if state is State.QUEUED:
         ensure_waiter(job.home, os.environ)
     tell_end(job)

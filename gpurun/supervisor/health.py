@@ -101,8 +101,8 @@ class HealthWatch:
 
     def _age_s(self) -> float:
         """Return how long the attempt has run."""
-        started_s = self._job.record.started_s
-        return NEVER_RAN_S if started_s is None else max(1.0, self._job.clock() - started_s)
+        ran_s = self._job.ran_s
+        return NEVER_RAN_S if ran_s is None else max(1.0, ran_s)
 
     def _take(self, host: str, items: list[Mapping[str, Any]]) -> None:
         for item in items:

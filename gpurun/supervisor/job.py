@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -34,6 +34,7 @@ from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.state.clock import HeadClock, head_clock
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import GangEnd, failed
 from gpurun.supervisor.frozen import cluster_of, freeze
@@ -48,17 +49,17 @@ from gpurun.supervisor.verdicts import asked_end
 class SupervisedJob:
     """One job while its supervisor runs it. Only the process that holds `lock` creates this object."""
 
-    def __init__(self, home: Path, lease: Lease, lock: LeaseLock, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, home: Path, lease: Lease, lock: LeaseLock, *, clock: HeadClock | None = None) -> None:
         self.home = home
         self.lease = lease
         self.lock = lock
-        self.clock = clock
+        self.clock = clock or head_clock()
         self.store = JobStore(home)
         self.leases = LeaseStore(home)
         self.folder: JobFolder = self.store.get(lease.job)
         self.record: JobRecord = self.folder.record()
         self.spec, self.damage = _spec_of(self.folder, self.record, sum(len(grant.gpus) for grant in lease.grants))
-        self.events = EventLog(self.folder.events, clock=clock)
+        self.events = EventLog(self.folder.events, clock=time.time)
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
         self.hardware: dict[str, Hardware] = {}
@@ -70,6 +71,12 @@ class SupervisedJob:
         self.drains = DrainWatch(home, lambda: self.lease)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
         self._recording = threading.Lock()
+
+    @property
+    def ran_s(self) -> float | None:
+        """Return the attempt's seconds in RUNNING so far; None before."""
+        started_s = self.record.started_s
+        return None if started_s is None else self.clock.elapsed_s(started_s)
 
     @property
     def launcher(self) -> Launcher:
@@ -102,7 +109,7 @@ class SupervisedJob:
         job, attempt = self.lease.job, self.lease.attempt
         return LogCopy(
             self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
-            path=self.folder.log, clock=self.clock, seating=self.seating,
+            path=self.folder.log, clock=time.time, seating=self.seating,
         )  # fmt: skip
 
     def follow_log(self, hosts: Iterable[str]) -> None:

@@ -144,8 +144,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
 def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
     """Return whether another attempt follows a failed one, and when; none if it failed like the attempt before."""
     record, now_s, before = job.record, job.clock(), job.record.setback
-    ran_s = now_s - record.started_s if record.started_s is not None else 0.0
-    setback = restarts.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=ran_s)
+    setback = restarts.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=job.ran_s or 0.0)
     if not restarts.achieved(before, setback, has_saved=record.has_saved):
         setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
     why = ""

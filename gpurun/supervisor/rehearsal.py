@@ -31,7 +31,7 @@ class RehearsalWatch:
         job = self._job
         if not job.record.rehearsal:
             return ""
-        if is_over_limit(job.record.started_s, job.spec.rehearse_s, job.clock()):
+        if is_over_limit(job.ran_s, job.spec.rehearse_s):
             return f"one rank ran for {job.spec.rehearse_s:g} s"
         if time.monotonic() - self._asked_s < ASK_EVERY_S:
             return ""

@@ -134,7 +134,7 @@ class _Watch:
         down_since = self._watchers.down_since
         self._note_silence(now_s, down_since)
         others = self._others if self._others and now_s - self._others[0] < OTHERS_S else None
-        is_over = is_over_limit(job.record.started_s, job.spec.time_limit_s, job.clock())
+        is_over = is_over_limit(job.ran_s, job.spec.time_limit_s)
         return GangSeen(
             now_s=now_s,
             members=job.lease.members,

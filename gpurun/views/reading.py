@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from gpurun.leases.look import look
 from gpurun.leases.occupancy import Holder
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
+from gpurun.state import clock
 from gpurun.state.known_as import KnownAs
 from gpurun.state.machines import Out
 from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
@@ -54,7 +54,7 @@ def read(
         reasons: job → why it waits; None = compute the reasons with a scheduling pass on this state.
     """
     problems: list[GpurunError] = []
-    now_s = time.time()
+    now_s = clock.now_s()
     view = look(store.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
     records = _records(store, view, problems.append, all_jobs=all_jobs)
     rows = cluster.rows(view)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,12 +10,13 @@ from gpurun.jobs.record import JobRecord
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.scheduler.explain import places
 from gpurun.scheduler.model import Decisions
+from gpurun.state import clock
 from gpurun.views.picture import WaitingJob
 
 
 def look_ahead(home: Path) -> Pass:
     """Return the decisions that a pass would make now, without changes."""
-    return run_pass(home, now_s=time.time(), commit=False)
+    return run_pass(home, now_s=clock.now_s(), commit=False)
 
 
 def why_it_waits(home: Path, job: str) -> str:
@@ -38,7 +38,7 @@ def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | No
         inventory: only jobs of this inventory, with links resolved; None = of all inventories.
     """
     by_id = {record.id: record for record in records}
-    now_s = time.time()
+    now_s = clock.now_s()
     rows: list[WaitingJob] = []
     for path, decisions in looked.decisions.items():
         if inventory not in (None, path):

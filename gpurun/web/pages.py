@@ -22,6 +22,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster
 from gpurun.loopback.door import Environ, StartResponse, say
 from gpurun.scheduler.wording import expected_in
+from gpurun.state import clock
 from gpurun.supervisor.loglines import LogTail, last_lines
 from gpurun.views.curves import Curves
 from gpurun.views.picture import WaitingJob, shown_for_s
@@ -123,7 +124,7 @@ class Pages:
         queue, decision_problem = self._queue.get()
         reading = self._reading.get()
         problems = [str(problem) for problem in reading.problems] + ([decision_problem] if decision_problem else [])
-        now_s = time.time()
+        now_s = clock.now_s()
         return cluster_body(
             reading.picture, queue, dict.fromkeys(problems), fold, self._duration, lambda at_s: expected_in(at_s, now_s)
         )
@@ -131,7 +132,7 @@ class Pages:
     def _count(self) -> str:
         """Who used what in the last 30 days."""
         problems: list[StateError] = []
-        now_s = time.time()
+        now_s = clock.now_s()
         with sources(self._store.home, problems.append, now_s=now_s) as found:
             capacity = self._open_cluster().inventory.total_gpus
             made = accounts(found, Wanted(since_s=now_s - REPORT_S), now_s=now_s, capacity=capacity)
@@ -139,7 +140,7 @@ class Pages:
 
     def _job(self, folder: JobFolder, nonce: str) -> str:
         record = with_trouble(self._store, folder.record())
-        now_s = record.ended_s or time.time()
+        now_s = record.ended_s or clock.now_s()
         hosts = ", ".join(f"{grant.host}:{','.join(map(str, grant.gpus))}" for grant in record.granted)
         failure = record.first_failure
         waits = reasons_of(self._queue.get()[0]).get(record.id, "")

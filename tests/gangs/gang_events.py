@@ -24,6 +24,7 @@ class EventfulWorld(GangWorld):
     def _happen(self, event: Event) -> None:
         if self.record.state is not State.RUNNING and event.kind not in (
             "kill",
+            "clock",
             "cut",
             "link",
             "stop error",
@@ -127,6 +128,10 @@ class EventfulWorld(GangWorld):
             self.head = None
             self.retold = True
             raise Killed(event.value)
+
+    def _clock(self, event: Event, host: Host, rank: Rank) -> None:
+        """Somebody, or a time server, sets the head's wall clock."""
+        self.wall_ahead_s += event.value
 
     def _cancel(self, event: Event, host: Host, rank: Rank) -> None:
         self.ask_for_end(CancelRequest("cancel", "bob", self.now_s))

@@ -23,6 +23,7 @@ from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
+from gpurun.state.clock import HeadClock
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.links import CONNECT_S
@@ -40,7 +41,8 @@ class Head:
 
     def __init__(self, world: EventfulWorld) -> None:
         self.world = world
-        self.record = world.record
+        self.clock = HeadClock(world.clocks, is_synchronised=lambda: True)
+        self.record = world.record.on(self.clock.boot)
         self.lease: Lease = world.lease
         self._lease: Lease | None = None
         plan = world.plan
@@ -86,8 +88,9 @@ class Head:
     def seating(self) -> Seating:
         return Seating.of(self.lease.members, self.spec)
 
-    def clock(self) -> float:
-        return self.world.now_s
+    @property
+    def ran_s(self) -> float | None:
+        return None if self.record.started_s is None else self.clock.elapsed_s(self.record.started_s)
 
     def request(self) -> CancelRequest | None:
         return self.world.request
@@ -103,13 +106,17 @@ class Head:
         """Everything is followed from the connection on."""
 
     def move(self, state: State, **changes: object) -> State:
-        before = self.world.record
-        check_way(before.id, before.state, state)
-        self.record = self.world.record = before.but(state=state, **changes)
+        check_way(self.record.id, self.world.record.state, state)
+        self._write(state=state, **changes)
         return state
 
     def amend(self, **changes: object) -> None:
-        self.record = self.world.record = self.world.record.but(**changes)
+        self._write(**changes)
+
+    def _write(self, **changes: object) -> None:
+        """As `gpurun.jobs.folder.JobFolder` keeps a record."""
+        self.record = self.world.record.on(self.clock.boot).but(**changes)
+        self.world.record = self.record.on(self.clock.boot_now())
 
     # -- connections ----------------------------------------------------------------------------------------
 

@@ -22,6 +22,9 @@ ADOPTED_BESIDE = 0.1
 """In so many histories a supervisor is killed just after a host was switched off, or became slow for a while."""
 DRAINED = 0.05
 """In so many histories a host is drained long before the end of the ranks."""
+STEPPED = 0.2
+"""In so many histories the head's wall clock is set meanwhile."""
+STEPS_S = (1.0, 3600.0, 25 * 3600.0, 3652 * 86400.0)
 SCENES = 0.1
 """In so many histories one of `SCENES_OF` is all that happens: random events meet these situations too seldom."""
 
@@ -106,7 +109,18 @@ def draw(seed: int) -> Plan:
         dice.random() < 0.7, elastic or launcher in ("forgets", "none") or dice.random() < 0.95, tuple(sorted(events)),
     )  # fmt: skip
     dice = random.Random(f"{seed} scene")
-    return dice.choice(SCENES_OF)(dice, plan) if dice.random() < SCENES else plan
+    plan = dice.choice(SCENES_OF)(dice, plan) if dice.random() < SCENES else plan
+    dice = random.Random(f"{seed} clock")
+    return with_steps(dice, plan) if dice.random() < STEPPED else plan
+
+
+def with_steps(dice: random.Random, plan: Plan) -> Plan:
+    """The same history, on a head whose wall clock is set, once or twice."""
+    steps = [
+        Event(1, round(dice.uniform(0.0, plan.length_s), 2), "clock", 0, dice.choice((-1, 1)) * dice.choice(STEPS_S))
+        for _ in range(dice.randint(1, 2))
+    ]
+    return plan._replace(events=tuple(sorted((*plan.events, *steps))))
 
 
 def _off_at_an_adoption(dice: random.Random, plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
+from gpurun.state.boot import Boot, Reading
 from gpurun.state.cordons import Cordon
 from gpurun.supervisor.causes import Cause
 
@@ -71,6 +72,7 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.now_s = 1000.0
+        self.wall_ahead_s = 0.0
         self.head: Any = None
         self.violations: list[str] = []
         self.history: list[str] = []
@@ -91,6 +93,16 @@ class World:
             "j-00000001", "gang", "alice", 1000, "/inventory", plan.hosts * plan.gpus, State.QUEUED, 0.0, 0.0
         )
         self.hosts: dict[str, Host] = {}
+
+    # -- the head's clock -----------------------------------------------------------------------------------
+
+    @property
+    def wall_s(self) -> float:
+        """The head's wall clock, which people and time servers set."""
+        return self.now_s + self.wall_ahead_s
+
+    def clocks(self) -> Reading:
+        return Reading("boot", self.now_s, self.wall_s)
 
     # -- time -----------------------------------------------------------------------------------------------
 
@@ -169,8 +181,8 @@ class World:
             self.record.id, number, "alice", 1000, "pascal", ("r1",), grants, 40000, self.now_s, "/inventory"
         )
         self.first.has_outputs = True
-        self.record = self.record.but(
-            state=State.RUNNING, attempt=number, started_s=self.now_s, granted=grants, reached="containers",
+        self.record = self.record.on(Boot("boot", self.wall_ahead_s)).but(
+            state=State.RUNNING, attempt=number, started_s=self.wall_s, granted=grants, reached="containers",
             outcome=None, ladder=False, reason="", first_failure=None, restart=None,
         )  # fmt: skip
         self.began_s = self.fallen_s = self.cut_s = self.now_s

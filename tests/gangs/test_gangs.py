@@ -5,10 +5,12 @@ A failing test prints its seed and a short history. `benchmarks/bench_gangs.py -
 
 from __future__ import annotations
 
+import random
+
 import gang_run
 import pytest
 from broken_gangs import BUILDS
-from gang_plan import Event, draw
+from gang_plan import STEPS_S, Event, draw, with_steps
 from how_many import count
 
 from gpurun.jobs.states import State
@@ -52,3 +54,30 @@ def test_a_host_that_was_away_for_8_s_is_not_lost_for_a_question_that_came_late(
     )  # fmt: skip
     with gang_run.simulated():
         assert gang_run.run(plan).ends == ((1, State.SUCCEEDED),)
+
+
+@pytest.mark.parametrize("step_s", [sign * step_s for step_s in STEPS_S for sign in (-1, 1)])
+@pytest.mark.parametrize("kill", [(), (Event(1, 19.0, "kill", 0, 0.5),), (Event(1, 21.0, "kill", 0, 0.5),)])
+@pytest.mark.parametrize("limit_s", [None, 90.0, 40.0])
+def test_a_step_of_the_heads_clock_ends_no_gang_and_lengthens_no_time_limit(limit_s, kill, step_s):
+    """Its supervisor lives on; or another adopts the gang, before or after the step."""
+    plan = draw(0)._replace(
+        hosts=2, gpus=1, least=None, launcher="follows", length_s=60.0, spread_s=0.1, limit_s=limit_s, hang_s=None,
+        has_others=True, tells=True, events=tuple(sorted((Event(1, 20.0, "clock", 0, step_s), *kill))),
+    )  # fmt: skip
+    with gang_run.simulated():
+        found = gang_run.run(plan)
+    is_over = limit_s == 40.0
+    assert (found.violations, found.ends) == ((), ((1, State.TIMED_OUT if is_over else State.SUCCEEDED),))
+    if is_over:
+        stopped_s = next(float(line.split()[0]) for line in found.history if "longer than its time limit" in line)
+        assert limit_s <= stopped_s - 1.0 <= limit_s + 2.0
+
+
+def test_no_end_depends_on_the_heads_wall_clock():
+    with gang_run.simulated():
+        for seed in range(200):
+            plan = draw(seed)
+            plan = plan._replace(events=tuple(event for event in plan.events if event.kind != "clock"))
+            stepped = with_steps(random.Random(seed), plan)
+            assert gang_run.run(stepped).ends == gang_run.run(plan).ends, seed

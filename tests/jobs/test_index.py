@@ -15,6 +15,7 @@ from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable, own_cache
+from gpurun.state.clock import head_clock
 
 SPECS = (
     JobSpec(name="a'; touch /tmp/x #\n", image="i", gpus=2, command=("true",), env={"K": "ü"}),
@@ -86,7 +87,7 @@ def test_every_field_comes_back(jobs, read):
         attempt=2, restarts=1, granted=(Grant("h1", (0, 2)),), granted_s=3.0, started_s=4.0, checkpoint_s=5.0,
         ended_s=6.0, reason="r\n", exit_code=137, code=1, avoid=("h9",),
         first_failure=FirstFailure("it", 0, "h1", 1, ("a",), "rank", "Xid", True), restart=Restart(9.0, 2, 3),
-        setback=Setback(1, "rank", "", 0, 1, None, 2.0),
+        setback=Setback(1, "rank", "", 0, 1, None, 2.0), boot=head_clock().boot.id, boot_s=head_clock().boot.began_s,
     )  # fmt: skip
     folder = jobs.get(jobs.ids()[0])
     folder.write(full.but(id=folder.id))

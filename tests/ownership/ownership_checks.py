@@ -18,6 +18,7 @@ from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseStore
 from gpurun.node.gpu.claim_rules import Claimant
 from gpurun.node.job import claims
+from gpurun.state.clock import HeadClock
 from gpurun.state.identity import Identity
 
 ROOT = os.geteuid() == 0
@@ -103,7 +104,7 @@ def _judged(world: Any, real: Any, lease_at: int) -> Any:
         lease: Lease = arguments[lease_at]
         home = store.folder.home
         before = leases_of(home)
-        kept = set() if lease.lost else _refused(home, lease, world.now_s)  # a lost lease only fences
+        kept = set() if lease.lost else _refused(home, lease, world.new_clock())  # a lost lease only fences
         result = real(store, *arguments)
         _judge(world, home, lease, before, kept)
         return result
@@ -126,7 +127,7 @@ def _judge(world: Any, home: Path, lease: Lease, before: Mapping[str, Lease], re
     _judge_pool(world, home, lease, others)
 
 
-def _refused(home: Path, lease: Lease, now_s: float) -> set[tuple[str, int]]:
+def _refused(home: Path, lease: Lease, clock: HeadClock) -> set[tuple[str, int]]:
     """The GPUs that hosts refused to queued jobs of the lease's owner, as long as that counts."""
     found = set()
     for job in _names(f"{home}/live"):
@@ -137,8 +138,8 @@ def _refused(home: Path, lease: Lease, now_s: float) -> set[tuple[str, int]]:
             os.path.realpath(record.inventory) == lease.inventory
             and (home / "jobs" / job).stat().st_uid == record.owner_uid
         ):
-            for refusal in record.refusals:
-                if 0.0 < refusal.until_s - now_s <= 60.0:
+            for refusal in record.on(clock.boot).refusals:
+                if 0.0 < refusal.until_s - clock() <= 60.0:
                     found |= {(refusal.host, gpu) for gpu in refusal.holder.gpus}
     return found
 

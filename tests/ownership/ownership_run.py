@@ -106,11 +106,11 @@ def steps_until_caught(broken: Broken, *, seed: int, most: int) -> int | None:
 
 def _cancel_all(world: World, head: Head, uid: int) -> None:
     store = JobStore(head.home)
-    store.sweep(now_s=world.now_s)
+    store.sweep(now_s=world.wall_s)
     for job in store.live_ids():
         if steps.owner(head, job) == uid:
-            store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.now_s))
-            end_queued(head.home, store.get(job), now_s=world.now_s, environ={})
+            store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.wall_s))
+            end_queued(head.home, store.get(job), now_s=world.wall_s, environ={})
     waiter.resume(head.home, {})
 
 

@@ -119,9 +119,9 @@ def rush(world: World, dice: random.Random) -> None:
     def do() -> None:
         for _ in range(4):
             spec, spelled = wanted(world, dice)
-            folder = JobStore(head.home).create(spec, inventory=Path(load(spelled).source), now_s=world.now_s)
+            folder = JobStore(head.home).create(spec, inventory=Path(load(spelled).source), now_s=world.wall_s)
             world.note(f"{uid}@{head.name} queues {folder.id}: {spec.gpus} GPUs on {spelled}")
-        spawn.run_pass_and_start(head.home, now_s=world.now_s, environ={})
+        spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={})
 
     world.command(head, uid, "rush", do)
 
@@ -156,7 +156,7 @@ def waiter_looks(world: World, dice: random.Random) -> None:
             return
         try:
             spawn.adopt_orphans(head.home, {})
-            spawn.run_pass_and_start(head.home, now_s=world.now_s, environ={})
+            spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={})
         except GpurunError as error:
             world.note(f"  waiter {uid}@{head.name}: {error}")
         lives = True
@@ -196,8 +196,8 @@ def cancel(world: World, dice: random.Random) -> None:
 
     def do() -> None:
         maybe_crash(world, dice, 12)
-        store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.now_s))
-        end_queued(head.home, store.get(job), now_s=world.now_s, environ={})
+        store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.wall_s))
+        end_queued(head.home, store.get(job), now_s=world.wall_s, environ={})
 
     world.command(head, uid, "cancel", do)
 
@@ -218,7 +218,7 @@ def recover(world: World, dice: random.Random) -> None:
 def ask_why(world: World, dice: random.Random) -> None:
     head, uid = someone(world, dice)
     world.command(
-        head, uid, "why", lambda: checks.explained(world, head, run_pass(head.home, now_s=world.now_s, commit=False))
+        head, uid, "why", lambda: checks.explained(world, head, run_pass(head.home, now_s=world.wall_s, commit=False))
     )
 
 
@@ -229,13 +229,20 @@ def a_pass_decides_wrongly(world: World, dice: random.Random) -> None:
     world.note(f"{uid}@{head.name} runs a pass that does not see what is taken")
     seen = View.snapshot
     with mock.patch.object(View, "snapshot", lambda *args: changed(seen(*args), taken={})):
-        world.command(head, uid, "pass", lambda: spawn.run_pass_and_start(head.home, now_s=world.now_s, environ={}))
+        world.command(head, uid, "pass", lambda: spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={}))
 
 
 @act(6)
 def time_passes(world: World, dice: random.Random) -> None:
     world.now_s += dice.choice((5.0, 20.0, 70.0, 400.0))
     world.expire_agents()
+
+
+@act(3)
+def the_wall_clock_is_set(world: World, dice: random.Random) -> None:
+    """By a person, or by a time server. Processes that live on have not asked for the time since they began."""
+    world.wall_ahead_s += dice.choice((-1, 1)) * dice.choice((1.0, 3600.0, 25 * 3600.0, 3652 * 86400.0))
+    world.note(f"the wall clock is {world.wall_ahead_s:+.0f} s ahead")
 
 
 @act(3)
@@ -246,9 +253,9 @@ def cordon(world: World, dice: random.Random) -> None:
         with changing_cordons(head.home) as cordons:
             host = dice.choice([*cordons, *cordons, "m1", "m2", "m3", "m4", "m5", "x1"])
             if cordons.pop(host, None) is None:
-                ends = dice.choice((None, world.now_s + 60.0))
-                drained = Cordon("draining", "test", world.now_s, "why not", until_s=ends)
-                cordons[host] = dice.choice((Cordon("cordoned", "test", world.now_s, "why not"), drained))
+                ends = dice.choice((None, world.wall_s + 60.0))
+                drained = Cordon("draining", "test", world.wall_s, "why not", until_s=ends)
+                cordons[host] = dice.choice((Cordon("cordoned", "test", world.wall_s, "why not"), drained))
 
     world.command(head, uid, "cordon", do)
 
@@ -427,7 +434,7 @@ def see_that_it_is_reported(world: World, head: Head, uid: int) -> None:
     """Where leases overlap now, whoever looks is told."""
     problems: list[Any] = []
     world.command(
-        head, uid, "look", lambda: look(head.home, now_s=world.now_s, on_problem=problems.append, despite_damage=True)
+        head, uid, "look", lambda: look(head.home, now_s=world.wall_s, on_problem=problems.append, despite_damage=True)
     )
     holders: dict[Any, Any] = {}
     for lease in checks.leases_of(head.home).values():

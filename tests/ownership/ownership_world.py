@@ -28,7 +28,9 @@ from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.head import submission
 from gpurun.inventory import load as loading
-from gpurun.state import filesystem
+from gpurun.state import clock, filesystem
+from gpurun.state.boot import Reading
+from gpurun.state.clock import HeadClock
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
 from gpurun.supervisor import job, lost
@@ -66,6 +68,7 @@ class World:
         self.root = folder or Path(tempfile.mkdtemp(prefix="gpurun-ownership-", dir=base))
         self.root.chmod(0o755)
         self.now_s = START_S
+        self.wall_ahead_s = 0.0
         self.numbers = itertools.count()
         self.dice = random.Random(0)
         self.calm = False
@@ -85,6 +88,15 @@ class World:
         self._parsed: dict[Any, Any] = {}
 
     # -- its parts
+
+    @property
+    def wall_s(self) -> float:
+        """The heads' wall clock, which people and time servers set."""
+        return self.now_s + self.wall_ahead_s
+
+    def new_clock(self) -> HeadClock:
+        """The clock of a process that starts now."""
+        return HeadClock(lambda: Reading("boot", self.now_s, self.wall_s), is_synchronised=lambda: True)
 
     def at(self, address: str) -> Machine | None:
         """The machine that an address leads to."""
@@ -134,13 +146,14 @@ class World:
     def user(self, uid: int, process: Any = None) -> Iterator[None]:
         """What is done inside is done by this user, in one process; afterwards its descriptors are closed."""
         before = files.descriptors_below(self.root)
-        self.acting = process
+        self.acting, others = process, clock._of_process
+        clock._of_process = process.clock if process else self.new_clock()
         try:
             become(uid)
             yield
         finally:
             become(0 if checks.ROOT else uid)
-            self.acting = None
+            self.acting, clock._of_process = None, others
             self._settle(process, before)
 
     def _settle(self, process: Any, before: set[files.Opened]) -> None:
@@ -257,7 +270,8 @@ class World:
         replace = self._undo.replace
         replace(subprocess, "Popen", self._popen)
         replace(faults, "point", self.point)
-        replace(time, "time", lambda: self.now_s)
+        replace(time, "time", lambda: self.wall_s)
+        replace(clock, "_of_process", self.new_clock())
         replace(time, "monotonic", lambda: self.now_s)
         replace(time, "sleep", self.sleep)
         replace(os, "getuid", os.geteuid)

@@ -45,6 +45,7 @@ class Supervisor:
 
     def __init__(self, world: Any, head: Any, uid: int, name: str, descriptor: int) -> None:
         self.world, self.head, self.uid, self.name = world, head, uid, name
+        self.clock = world.new_clock()
         self.wish = ""
         self.job: SupervisedJob | None = None
         self.members: Members | None = None
@@ -92,7 +93,7 @@ class Supervisor:
 
     def begin(self, home: Any, lease: Any, lock: LeaseLock) -> SupervisedJob:
         """Stands for the constructor of `SupervisedJob`."""
-        self.job = SupervisedJob(home, lease, lock, clock=lambda: self.world.now_s)
+        self.job = SupervisedJob(home, lease, lock, clock=self.clock)
         self.job.__dict__["log_copy"] = Log()
         self.job.told = self._told  # type: ignore[method-assign]
         return self.job
@@ -101,7 +102,7 @@ class Supervisor:
         """Stands for what is said to whoever follows the job."""
         if self.job is not None:
             record = self.job.record
-            self.world.note(f"  {self.name}.{record.attempt} is {record.state.value} {record.story(self.world.now_s)}")
+            self.world.note(f"  {self.name}.{record.attempt} is {record.state.value} {record.story(self.clock())}")
 
 
 class Log:

@@ -21,10 +21,10 @@ LIMITED = new_gang(SPEC.wants, job="r", submitted_s=0.0)
 def test_a_limit_counts_from_running(running_s, limit_s, ends_s):
     assert limit_ends_s(running_s, limit_s) == ends_s
     if ends_s is not None:
-        assert not is_over_limit(running_s, limit_s, ends_s)
-        assert is_over_limit(running_s, limit_s, ends_s + 0.1)
+        assert not is_over_limit(ends_s - running_s, limit_s)
+        assert is_over_limit(ends_s - running_s + 0.1, limit_s)
     else:
-        assert not is_over_limit(running_s, limit_s, 1e12)
+        assert not is_over_limit(None if running_s is None else 1e12, limit_s)
 
 
 def test_gpus_are_free_after_limit_grace_and_fence():

@@ -1,0 +1,55 @@
+"""When a boot of the head began, and how a stamp of one reading of its clock is moved to another. Pure.
+
+`gpurun.state.clock` says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEP_S = 0.5
+"""Two readings of the same clock differ by less. A smaller step is ignored."""
+
+
+@dataclass(frozen=True)
+class Boot:
+    """A boot of the head, as one reading of the wall clock dates it.
+
+    Attributes:
+        id: the kernel's id of the boot; "" = unknown.
+        began_s: when the boot began by that reading, seconds since the epoch.
+    """
+
+    id: str = ""
+    began_s: float = 0.0
+
+    def is_like(self, other: Boot) -> bool:
+        """Return whether stamps by `other` are stamps by this one: the same boot, and no step of the clock between."""
+        return self.id == other.id and abs(self.began_s - other.began_s) < STEP_S
+
+    def moved(self, stamp_s: float, then: Boot) -> float:
+        """Return a past moment, stamped by `then`, by this reading. A moment of an earlier boot is before this boot."""
+        if not then.id:
+            return stamp_s
+        if self.id == then.id and stamp_s >= then.began_s:
+            return stamp_s + self.began_s - then.began_s
+        return min(stamp_s, self.began_s)
+
+    def moved_ahead(self, stamp_s: float, then: Boot) -> float:
+        """Return a moment that may be in the future, such as the end of a pause. Between boots, it stays as it is."""
+        return self.moved(stamp_s, then) if self.id == then.id else stamp_s
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The kernel's clocks at one moment.
+
+    Attributes:
+        boot: the id of the boot.
+        up_s: CLOCK_BOOTTIME, seconds.
+        wall_s: seconds since the epoch.
+    """
+
+    boot: str
+    up_s: float
+    wall_s: float

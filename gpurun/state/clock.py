@@ -1,0 +1,100 @@
+"""The head's clock: times that people can read, and that a step of the wall clock does not change.
+
+A stamp in a file is a wall time. Between two stamps of one boot, the elapsed time is the kernel's CLOCK_BOOTTIME, which
+nobody can set and which counts a suspended machine, too. So each process measures once when the boot began by the wall
+clock (`Boot`), and counts from there. A file says by which `Boot` its stamps were made. A reader moves them to its own,
+so a step of the wall clock between both moves the stamps with it. Only between boots does the wall clock decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from gpurun.state.boot import Boot, Reading
+
+SETTLED_S = 600.0
+"""So long after the boot, a clock that no time server has set is believed all the same."""
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+
+
+def read_clocks() -> Reading:
+    """Read the kernel's clocks."""
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    wall_s = time.time()
+    return Reading(boot_id(), (before_s + time.clock_gettime(time.CLOCK_BOOTTIME)) / 2, wall_s)
+
+
+@cache
+def boot_id() -> str:
+    """Return the kernel's id of this boot; "" if the kernel tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def is_synchronised() -> bool:
+    """Return whether the kernel knows that a time server sets the wall clock (adjtimex(2))."""
+    import ctypes  # noqa: PLC0415 - only a process that meets an earlier boot needs it
+
+    asked = ctypes.create_string_buffer(512)  # struct timex with no bit in `modes`: only a question
+    try:
+        return bool(0 <= ctypes.CDLL(None).adjtimex(asked) != _TIME_ERROR)
+    except (OSError, AttributeError):
+        return False
+
+
+class HeadClock:
+    """The clock of one process. Calling it returns the time, in seconds since the epoch as its first reading had it."""
+
+    def __init__(
+        self, read: Callable[[], Reading] = read_clocks, *, is_synchronised: Callable[[], bool] = is_synchronised
+    ) -> None:
+        self._read = read
+        self._is_synchronised = is_synchronised
+        self.boot = _boot_of(read())
+        """The reading by which this process makes its stamps."""
+
+    def __call__(self) -> float:
+        """Return the time now, by `boot`."""
+        return self.boot.began_s + self._read().up_s
+
+    def boot_now(self) -> Boot:
+        """Return the boot as the wall clock dates it now: files keep times that people can compare with a clock."""
+        now = _boot_of(self._read())
+        return self.boot if self.boot.is_like(now) else now
+
+    def elapsed_s(self, stamp_s: float) -> float:
+        """Return the seconds since a stamp by `boot`. A stamp in the future counts as now.
+
+        Before the boot, only the wall clock can tell how long it was. It counts once a time server has set it, or ten
+        minutes after the boot: until then, a moment of an earlier boot counts as the moment of the boot.
+        """
+        reading = self._read()
+        if stamp_s >= self.boot.began_s:
+            return max(0.0, self.boot.began_s + reading.up_s - stamp_s)
+        is_sure = reading.up_s >= SETTLED_S or self._is_synchronised()
+        return reading.up_s + (max(0.0, reading.wall_s - reading.up_s - stamp_s) if is_sure else 0.0)
+
+
+def _boot_of(reading: Reading) -> Boot:
+    return Boot(reading.boot, reading.wall_s - reading.up_s)
+
+
+_of_process: HeadClock | None = None
+
+
+def head_clock() -> HeadClock:
+    """Return the clock of this process."""
+    global _of_process  # noqa: PLW0603 - a process has one clock, from its first stamp on
+    if _of_process is None:
+        _of_process = HeadClock()
+    return _of_process
+
+
+def now_s() -> float:
+    """Return the time by the clock of this process, seconds since the epoch."""
+    return head_clock()()
