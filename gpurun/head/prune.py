@@ -183,8 +183,13 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
 
 def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
     """Return why a job must stay because the history lacks it: only its owner can write the owner's history."""
-    mark = attempts.history_folder(folder.path.home, record.owner_uid) / f"{attempts.MARK}{folder.id}"
-    if record.owner_uid == os.getuid() or not has_account(record.owner_uid) or not mark.exists():
+    if record.owner_uid == os.getuid() or not has_account(record.owner_uid):
+        return None
+    marks = attempts.history_folder(folder.path.home, record.owner_uid)
+    try:
+        if all(mark.job != folder.id for mark in attempts.marked(marks)):
+            return None
+    except FileNotFoundError:
         return None
     owner = user_name(record.owner_uid)
     return BadInput("is not in the history yet", job=folder.id, hint=f"as {owner}: gpurun history")

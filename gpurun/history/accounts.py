@@ -118,13 +118,12 @@ def _first_s(sources: Iterable[HistorySource], wanted: Wanted, until_s: float) -
 def _ask(
     sources: Iterable[HistorySource], wanted: Wanted, columns: str, rest: str = "", **values: float
 ) -> Iterable[tuple[Any, ...]]:
-    """Select from every source. The last column is the owner of the rows; None if each row names its owner."""
+    """Select from every source. The last column is the source."""
     for source in sources:
-        asked = wanted.where(source)
-        if asked is not None:
-            text = f"SELECT {columns} FROM attempts WHERE {asked[0]} {rest}"  # noqa: S608 - names and placeholders
-            for found in source.rows.execute(text, {**asked[1], **values}):
-                yield (*found, source.user)
+        condition, parameters = wanted.where(source)
+        text = f"SELECT {columns} FROM attempts WHERE {condition} {rest}"  # noqa: S608 - names and placeholders
+        for found in source.rows.execute(text, {**parameters, **values}):
+            yield (*found, source)
 
 
 def _add_shares(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> None:
@@ -143,7 +142,7 @@ def _add_shares(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts
     for values in _ask(sources, wanted, columns, f"GROUP BY {', '.join(GROUPED)}", **period):
         user, *texts = (value if isinstance(value, str) else "" for value in values[: len(GROUPED)])
         *numbers, longest_s = (_finite(value) for value in values[len(GROUPED) : -1])
-        names = (user if values[-1] is None else values[-1], *texts)
+        names = (values[-1].owner_of(user), *texts)
         shares = [made.total]
         for kind, name in zip((made.users, made.pools, made.projects, made.generations), names, strict=True):
             shares.append(kind.setdefault(name or NO_NAME, Share()))
@@ -210,12 +209,10 @@ def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -
     """Return the attempts with the most GPU time in the period."""
     found: list[tuple[float, HistoryRow]] = []
     for source in sources:
-        asked = wanted.where(source)
-        if asked is None:
-            continue
+        condition, parameters = wanted.where(source)
         columns, limit = f"job, attempt, {_spent(wanted)}", f"ORDER BY 3 DESC LIMIT {LARGEST_SHOWN:d}"
-        text = f"SELECT {columns} FROM attempts WHERE {asked[0]} {limit}"  # noqa: S608
-        values = {**asked[1], "from": made.since_s, "to": made.until_s}
+        text = f"SELECT {columns} FROM attempts WHERE {condition} {limit}"  # noqa: S608
+        values = {**parameters, "from": made.since_s, "to": made.until_s}
         for job, attempt, spent in source.rows.execute(text, values).fetchall():
             if spent:
                 found += [(_finite(spent), row) for row in row_of_attempt(source, job, attempt)]

@@ -28,18 +28,22 @@ def collect(home: Path) -> int:
     Raises:
         StateError: the history is damaged or cannot be written. The marks stay, so nothing is lost.
     """
-    marks = attempts.history_folder(home, os.getuid())
+    marks, store = attempts.history_folder(home, os.getuid()), JobStore(home)
     try:
-        news = list(attempts.marked(marks))
+        versions = {mark: attempts.version_of(store.get(mark.job), mark.attempt) for mark in attempts.marked(marks)}
     except FileNotFoundError:
         return 0
+    news = [mark for mark, version in versions.items() if version is not None]
     if not news:
         return 0
+    jobs = {mark.job for mark in news}
     with database.own(home, write=True) as connection:
-        database.put(connection, _rows(home, news))
-    for job in news:  # after the commit: a mark that comes back costs a look, no more
-        (marks / f"{attempts.MARK}{job}").unlink(missing_ok=True)
-    return len(news)
+        database.put(connection, _rows(home, sorted(jobs)))
+    for mark in news:  # after the commit: a mark that comes back costs a look, no more
+        (marks / mark.name).unlink(missing_ok=True)
+        if attempts.version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
+            (marks / mark.name).touch()  # it was written again meanwhile
+    return len(jobs)
 
 
 def rebuild(home: Path) -> tuple[int, StatePath | None]:
@@ -116,10 +120,10 @@ def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
         )  # fmt: skip
     if uid == os.getuid():
         collect(home)
-        return HistorySource(stack.enter_context(database.own(home, write=False)), user)
+        return HistorySource(stack.enter_context(database.own(home, write=False)), user, uid)
     copy = stack.enter_context(database.copy_of(folder))
-    database.put(copy, _rows(home, attempts.marked(folder), uid))
-    return HistorySource(copy, user)
+    database.put(copy, _rows(home, sorted({mark.job for mark in attempts.marked(folder)}), uid))
+    return HistorySource(copy, user, uid)
 
 
 def _owner_of(folder: StatePath) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from gpurun.history.row import COLUMNS, HistoryRow
 from gpurun.jobs.attempts import history_folder, make_history_folder
 from gpurun.state import durable
 from gpurun.state.path import StatePath
+from gpurun.state.people import is_account
 
 FILE = "attempts.db"
 BUSY_S = 20.0
@@ -60,11 +62,37 @@ class HistorySource:
     """Readable rows of the history.
 
     Attributes:
-        user: the owner of the rows; None = each row names its owner, and gpurun made the rows.
+        user: the owner of the rows, as this machine names the owner of the file; None = each row names its owner, and
+            gpurun made the rows.
+        uid: that owner's number.
     """
 
     rows: sqlite3.Connection
     user: str | None = None
+    uid: int = -1
+
+    def __post_init__(self) -> None:
+        self.rows.create_function("owner_of", 1, lambda said: self.owner_of((said or b"").decode("utf-8", "replace")))
+
+    def owner_of(self, said: object) -> str:
+        """Return whose a row is: the name that it has, if its owner may have it.
+
+        A user keeps a name after the account is gone, also if another account has the number by now. But no file can
+        give its rows to an account of another user.
+        """
+        name = said if isinstance(said, str) else ""
+        if self.user is None or name == self.user:
+            return name
+        return self.user if not name or name.startswith("uid ") or _is_account(name) else name
+
+    def is_all_of(self, asked: str) -> bool:
+        """Return whether somebody asks for the owner of the file by number."""
+        return self.user is not None and asked in (str(self.uid), f"uid {self.uid}")
+
+
+@cache
+def _is_account(name: str) -> bool:
+    return is_account(name)
 
 
 def in_memory(rows: Iterable[HistoryRow] = ()) -> sqlite3.Connection:

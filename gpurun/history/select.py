@@ -22,6 +22,7 @@ class Wanted:
     """Conditions on rows; None or empty = no condition.
 
     Attributes:
+        user: a name, or a number: that of the file's owner, whatever the rows call the user.
         host: attempts with GPUs of this host.
         states: outcomes.
         name: part of the job's name or id.
@@ -37,13 +38,14 @@ class Wanted:
     since_s: float | None = None
     until_s: float | None = None
 
-    def where(self, source: HistorySource) -> tuple[str, dict[str, Any]] | None:
-        """Return the condition in SQL and its parameters; None if no row of the source can meet it."""
-        if source.user is not None and self.user not in (None, source.user):
-            return None
-        texts = {"user": self.user if source.user is None else None, "pool": self.pool, "project": self.project}
+    def where(self, source: HistorySource) -> tuple[str, dict[str, Any]]:
+        """Return the condition in SQL and its parameters."""
+        texts = {"pool": self.pool, "project": self.project}
         parts = [f"{column} = :{column}" for column, value in texts.items() if value is not None]
         values: dict[str, Any] = {column: value for column, value in texts.items() if value is not None}
+        if self.user is not None and not source.is_all_of(self.user):
+            parts.append("owner_of(CAST(user AS BLOB)) = :user")
+            values["user"] = self.user
         if self.host is not None:
             parts.append("instr(' ' || hosts || ' ', ' ' || :host || ' ') > 0")
             values["host"] = self.host
@@ -67,9 +69,8 @@ def rows(sources: Iterable[HistorySource], wanted: Wanted, *, most: int | None =
     found: list[HistoryRow] = []
     limit = "" if most is None else f" LIMIT {most:d}"
     for source in sources:
-        asked = wanted.where(source)
-        if asked is not None:
-            found += _read(source, f"{asked[0]} ORDER BY ended_s DESC, job, attempt{limit}", asked[1])
+        condition, values = wanted.where(source)
+        found += _read(source, f"{condition} ORDER BY ended_s DESC, job, attempt{limit}", values)
     found.sort(key=lambda row: (-row.ended_s, row.job, row.attempt))
     return found if most is None else found[:most]
 
@@ -81,13 +82,13 @@ def row_of_attempt(source: HistorySource, job: object, attempt: object) -> Itera
 
 def _read(source: HistorySource, condition: str, values: Mapping[str, Any]) -> Iterator[HistoryRow]:
     for found in source.rows.execute(f"SELECT {', '.join(COLUMNS)} FROM attempts WHERE {condition}", values):  # noqa: S608
-        yield _sound(dict(zip(COLUMNS, found, strict=True)), source.user)
+        yield _sound(dict(zip(COLUMNS, found, strict=True)), source)
 
 
-def _sound(values: Mapping[str, Any], user: str | None) -> HistoryRow:
+def _sound(values: Mapping[str, Any], source: HistorySource) -> HistoryRow:
     """Return a row in which every value has its type. Columns of another user's file may hold anything."""
     row: dict[str, Any] = {n: _number(n, value) if n in _NUMBERS else _text(value) for n, value in values.items()}
-    return HistoryRow(**{**row, "user": row["user"] if user is None else user})
+    return HistoryRow(**{**row, "user": source.owner_of(row["user"])})
 
 
 def _text(value: object) -> str:

@@ -1,8 +1,9 @@
 """How each attempt of a job ended: files in the job's folder that later attempts do not replace.
 
 ``attempt-N.json`` is the job's record as attempt N ended. ``attempt-N.use.json`` says how busy its GPUs were. A mark
-``history/UID/ended.ID`` says that the history (`gpurun.history`) may lack the newest of them. gpurun makes the mark
-first, so a crash afterwards loses no row. The job's owner owns the folder ``history/UID``.
+``history/UID/ended.ID.N`` says that the history (`gpurun.history`) may lack attempt N. gpurun makes the mark first, so
+a crash afterwards loses no row: a mark without its file stays until the file is there. The job's owner owns the folder
+``history/UID``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,28 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.gpu_use import GpuUse
-from gpurun.jobs.record import ID_PATTERN, JobRecord
+from gpurun.jobs.record import JobRecord
 from gpurun.state import durable
+from gpurun.state.clock import head_clock
 from gpurun.state.path import StatePath, blame
 from gpurun.state.people import user_name
 
-HISTORY, MARK = "history", "ended."
+HISTORY = "history"
+_MARK = re.compile(r"ended\.(j-[0-9a-f]{8})\.(\d{1,9})")
 _RECORD = re.compile(r"attempt-(\d{1,9})\.json")
+
+
+class Mark(NamedTuple):
+    """The history may lack this attempt."""
+
+    name: str
+    job: str
+    attempt: int
 
 
 def history_folder(home: Path, uid: int) -> StatePath:
@@ -56,7 +68,7 @@ def keep(folder: JobFolder, record: JobRecord) -> None:
     Raises:
         StateUnavailable: the state directory cannot be used now. Any other damage does not prevent the end of a job.
     """
-    for store in (_mark, _store):
+    for store in (_mark, _store, _touch_mark):  # again: a collector may have removed the mark of an older version
         try:
             store(folder, record)
         except StateUnavailable:
@@ -66,12 +78,17 @@ def keep(folder: JobFolder, record: JobRecord) -> None:
 
 
 def _mark(folder: JobFolder, record: JobRecord) -> None:
+    durable.sync_folder(_touch_mark(folder, record))
+
+
+def _touch_mark(folder: JobFolder, record: JobRecord) -> StatePath:
     marks = make_history_folder(folder.path.home, record.owner_uid)
-    (marks / f"{MARK}{folder.id}").touch()
-    durable.sync_folder(marks)
+    (marks / f"ended.{folder.id}.{record.attempt}").touch()
+    return marks
 
 
 def _store(folder: JobFolder, record: JobRecord) -> None:
+    record = record.on(head_clock().boot_now())
     durable.write_record(folder.path / f"attempt-{record.attempt}.json", record)
 
 
@@ -98,13 +115,24 @@ def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
             yield record, read_use(folder, number)
 
 
-def marked(marks: StatePath) -> Iterator[str]:
-    """Yield the jobs whose newest attempt may be missing in the history. Raises FileNotFoundError without that
-    history.
-    """
+def marked(marks: StatePath) -> Iterator[Mark]:
+    """Yield the attempts that may be missing in the history. Raises FileNotFoundError without that history."""
     for name in sorted(marks.names()):
-        if name.startswith(MARK) and ID_PATTERN.fullmatch(name.removeprefix(MARK)):
-            yield name.removeprefix(MARK)
+        if found := _MARK.fullmatch(name):
+            yield Mark(name, found[1], int(found[2]))
+
+
+def version_of(folder: JobFolder, attempt: int) -> tuple[int, int] | None:
+    """Return which version of an attempt's end is stored; (0, 0) if the job was removed.
+
+    Returns:
+        None: the process that ends the attempt has not stored it yet, or was killed; then its successor stores it.
+    """
+    try:
+        found = (folder.path / f"attempt-{attempt}.json").stat()
+    except FileNotFoundError:
+        return None if folder.path.exists() else (0, 0)
+    return found.st_ino, found.st_mtime_ns
 
 
 def read_use(folder: JobFolder, attempt: int) -> GpuUse | None:

@@ -25,6 +25,15 @@ def has_account(uid: int) -> bool:
     return True
 
 
+def is_account(name: str) -> bool:
+    """Return whether a user of this name exists on this machine."""
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, ValueError):  # a name with a zero byte
+        return False
+    return True
+
+
 def myself() -> str:
     """The name of the user that this process runs as."""
     return user_name(os.getuid())

@@ -19,6 +19,16 @@ def submit(home, *, now_s=100.0, **changes):
     return store.create(replace(SPEC, **changes), inventory=home / "inventory.yaml", now_s=now_s)
 
 
+def running(home):
+    """A job whose hosts are fenced: only its end is left to be written."""
+    folder = submit(home)
+    folder.move(State.GRANTED, attempt=1, granted_s=110.0, granted=(Grant("h1", (0, 1, 2, 3)),))
+    for state in (State.PREPARING, State.STARTING, State.RUNNING):
+        folder.move(state)
+    folder.move(State.STOPPING, outcome=State.SUCCEEDED)
+    return folder
+
+
 def run(home, folder, *, at_s, stopped_s, outcome=State.SUCCEEDED, use=None, **changes):
     """An attempt from its grant to its end."""
     gpus = folder.record().gpus

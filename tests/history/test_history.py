@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sqlite3
 from dataclasses import asdict, replace
 
 import pytest
-from ended_jobs import SPEC, fail_once, run, submit, uses
+from ended_jobs import SPEC, fail_once, run, running, submit, uses
 
 from gpurun.errors import StateError
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
 from gpurun.history import collect as collecting
 from gpurun.history import database
+from gpurun.history.accounts import accounts
 from gpurun.history.collect import collect, rebuild, sources
 from gpurun.history.row import HistoryRow
 from gpurun.history.select import Wanted, rows
 from gpurun.jobs import attempts
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore, end_queued_job
+from gpurun.jobs.store import JobStore, end_queued_job, finish
+
+MANY = 24
 
 
 @pytest.fixture
@@ -108,12 +112,81 @@ def test_a_crash_between_the_end_and_the_row_loses_nothing(home, monkeypatch):
 def test_a_crash_between_row_and_mark_writes_the_row_twice(home, monkeypatch):
     run(home, submit(home), at_s=110.0, stopped_s=200.0)
     marks = attempts.history_folder(home, os.getuid())
-    (mark,) = [name for name in marks.names() if name.startswith(attempts.MARK)]
+    (mark,) = attempts.marked(marks)
     assert collect(home) == 1
-    (marks / mark).touch()
+    (marks / mark.name).touch()
     assert collect(home) == 1
     assert collect(home) == 0
     assert len(everything(home)) == 1
+
+
+def test_a_collector_between_the_mark_and_the_record_of_an_end_leaves_the_mark(home, monkeypatch):
+    """Another process of the same user: a command, or the supervisor of another job that ends."""
+    real, collected = attempts._store, []
+
+    def late(folder, record):
+        collected.append(collect(home))
+        real(folder, record)
+
+    monkeypatch.setattr(attempts, "_store", late)
+    fail_once(home, folder := submit(home), at_s=110.0, stopped_s=200.0)
+    run(home, folder, at_s=250.0, stopped_s=350.0)
+    assert collected == [0, 1]  # the second look writes the row of the first attempt
+    assert [row.attempt for row in everything(home)] == [2, 1]
+    assert list(attempts.marked(attempts.history_folder(home, os.getuid()))) == []
+
+
+def test_a_collector_that_read_an_end_before_it_was_written_again_leaves_no_old_row(home, monkeypatch):
+    run(home, folder := submit(home), at_s=110.0, stopped_s=200.0)
+    (record, _), real = next(attempts.kept(folder)), database.put
+
+    def then_again(connection, rows):
+        real(connection, rows)
+        monkeypatch.setattr(database, "put", real)
+        attempts.keep(folder, record.but(ended_s=300.0))
+
+    monkeypatch.setattr(database, "put", then_again)
+    collect(home)
+    assert [row.ended_s for row in everything(home)] == [300.0]
+
+
+def test_a_mark_of_a_job_that_was_removed_goes(home):
+    folder = submit(home)
+    attempts._mark(folder, folder.record().but(attempt=1))
+    assert collect(home) == 0
+    assert len(list(attempts.marked(attempts.history_folder(home, os.getuid())))) == 1
+    folder.path.rmtree()
+    assert collect(home) == 1
+    assert list(attempts.marked(attempts.history_folder(home, os.getuid()))) == []
+
+
+def ends(home, folders):
+    """A process that ends jobs and then collects, as supervisors do."""
+    for folder in folders:
+        finish(JobStore(home), folder.record(), now_s=200.0)
+        collect(home)
+
+
+def collects(home, stop):
+    while not stop.is_set():
+        collect(home)
+
+
+def test_processes_that_end_jobs_and_others_that_collect_lose_no_row(home):
+    folders = [running(home) for _ in range(MANY)]
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    enders = [context.Process(target=ends, args=(home, folders[part::4])) for part in range(4)]
+    collectors = [context.Process(target=collects, args=(home, stop)) for _ in range(2)]
+    for process in (*collectors, *enders):
+        process.start()
+    for process in enders:
+        process.join()
+    stop.set()
+    for process in collectors:
+        process.join()
+    assert [process.exitcode for process in (*enders, *collectors)] == [0] * 6
+    assert len(everything(home)) == MANY
 
 
 def test_an_end_is_not_stopped_by_a_damaged_history(home):
@@ -200,6 +273,31 @@ def test_the_history_of_others_is_read_and_is_theirs(home, theirs):
     assert theirs.read_bytes() == before
 
 
+def test_a_user_keeps_the_name_after_the_account_is_gone(home, theirs):
+    """And whoever has the number by then does not inherit the rows."""
+    with sqlite3.connect(theirs) as connection:
+        connection.execute("UPDATE attempts SET user = 'carol'")
+    connection.close()
+    assert {row.user for row in everything(home)} == {"carol"}
+    assert len(everything(home, Wanted(user="carol"))) == 4
+    assert len(everything(home, Wanted(user=str(OTHER)))) == len(everything(home, Wanted(user=f"uid {OTHER}"))) == 4
+    assert everything(home, Wanted(user="root")) == []
+    with sources(home, pytest.fail) as found:
+        assert list(accounts(found, Wanted(), now_s=600.0).users) == ["carol"]
+        heir = [replace(source, user="dave") for source in found]
+        assert {row.user for row in rows(heir, Wanted())} == {"carol"}
+        assert rows(heir, Wanted(user="dave")) == []
+
+
+@pytest.mark.parametrize("name", ["x'00ff'", "NULL", "17", "''", "'uid 0'", "CAST(x'00' AS TEXT)", "'\x1b[2J'"])
+def test_names_in_the_file_of_others_may_be_anything(home, theirs, name):
+    with sqlite3.connect(theirs) as connection:
+        connection.execute(f"UPDATE OR IGNORE attempts SET user = {name}")
+    connection.close()
+    assert len(everything(home)) == len(everything(home, Wanted(user=str(OTHER)))) == 4
+    assert everything(home, Wanted(user="root")) == []
+
+
 HOSTILE = {
     "a view": "DROP TABLE attempts; CREATE VIEW attempts AS SELECT 1",
     "a trigger": "CREATE TRIGGER t AFTER INSERT ON attempts BEGIN DELETE FROM attempts; END",
@@ -220,8 +318,6 @@ def test_a_strange_schema_of_others_is_refused(home, theirs, sql):
 
 @pytest.mark.parametrize("value", ["x'00ff'", "'\x1b[2J; DROP TABLE'", "9e999", "-9e999", "NULL", "1e300"])
 def test_columns_of_others_may_hold_anything(home, theirs, value):
-    from gpurun.history.accounts import accounts
-
     connection = sqlite3.connect(theirs)
     sets = ", ".join(f"{name} = {value}" for name in ("gpu_s", "gpus", "use_percent", "ended_s", "granted_s", "reason"))
     connection.execute(f"UPDATE OR IGNORE attempts SET {sets}")
