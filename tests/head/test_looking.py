@@ -1,0 +1,166 @@
+"""Looks at hosts: what is noted, what a supervisor is told, and rounds of looks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpurun.doctor.survey import Survey
+from gpurun.errors import HostUnreachable, StateDiskError
+from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.head import looking
+from gpurun.head.looking import AT_ONCE, look_at, look_round
+from gpurun.inventory.load import load
+from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 1, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[01-40]": {}}}}
+"""
+UID = os.getuid()
+ID = "a" * 32
+
+
+class Fleet:
+    """A stand-in for agents on hosts.
+
+    Attributes:
+        broken: host → why it cannot be reached.
+        asked: the hosts of each look.
+    """
+
+    def __init__(self):
+        self.broken, self.asked, self.ids = {}, [], {}
+
+    def open(self, targets, *, limit, timeout_s):
+        assert limit == AT_ONCE
+        self.asked.append([target.name for target in targets])
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def probe(self, _fleet, _inventory, hosts):
+        failed = {host: HostUnreachable(self.broken[host], host=host) for host in hosts if host in self.broken}
+        sound = Hardware(
+            "h", gpus=(Gpu(0, generation="pascal"),), docker=DockerFacts(version="26.1", gpu_support="cdi")
+        )
+        ok = {
+            host: Hardware(
+                host, machine_id=self.ids.get(host, ID), gpus=sound.gpus, docker=sound.docker, driver="535.1"
+            )
+            for host in hosts
+            if host not in self.broken
+        }
+        return Survey(ok, failed)
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    made = Fleet()
+    monkeypatch.setattr(looking, "Fleet", made)
+    monkeypatch.setattr(looking, "probe", made.probe)
+    return made
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return load(tmp_path / "inventory.yaml")
+
+
+def known(home):
+    return {machine.name: machine for machine in read_machines(home, UID).values()}
+
+
+def test_a_look_says_and_notes_which_hosts_are_out(tmp_path, inventory, fleet):
+    fleet.broken = {"h02": "no route to host"}
+    begun_s = time.time()
+    found = look_at(tmp_path, inventory, ["h01", "h02", "h02", "stranger"])
+    assert found["h01"] is None
+    assert (found["h02"].check, found["h02"].reason) == ("ssh", "no route to host")
+    assert set(found) == {"h01", "h02"}
+    noted = known(tmp_path)
+    assert noted["h01"].out is None and noted["h01"].id == ID and noted["h01"].inventory == inventory.source
+    assert noted["h02"].out == found["h02"] and noted["h02"].id == ""
+    assert begun_s <= noted["h01"].seen_s <= time.time()
+
+
+def test_a_host_comes_back_by_the_same_look(tmp_path, inventory, fleet):
+    fleet.broken = {"h01": "no route to host"}
+    look_at(tmp_path, inventory, ["h01"])
+    note_looks(tmp_path, {"h01:22": Machine("h01", 1.0, out=known(tmp_path)["h01"].out)})
+    fleet.broken = {}
+    assert look_at(tmp_path, inventory, ["h01"]) == {"h01": None}
+    assert known(tmp_path)["h01"].out is None
+
+
+def test_many_supervisors_that_fail_on_one_host_make_one_look(tmp_path, inventory, fleet):
+    fleet.broken = {"h01": "no route to host"}
+    first = look_at(tmp_path, inventory, ["h01"])
+    assert [look_at(tmp_path, inventory, ["h01"])["h01"].reason for _ in range(5)] == [first["h01"].reason] * 5
+    assert len(fleet.asked) == 1
+    for _ in range(2):
+        look_at(tmp_path, inventory, ["h02"])
+    assert len(fleet.asked) == 3, "that a host is sound must be so at this moment"
+
+
+def test_at_most_16_hosts_are_looked_at_at_once(tmp_path, inventory, fleet):
+    look_at(tmp_path, inventory, [host.name for host in inventory.hosts])
+    assert [len(some) for some in fleet.asked] == [16, 16, 8]
+
+
+def test_a_full_disk_of_the_head_changes_no_answer(tmp_path, inventory, fleet, monkeypatch):
+    def full(*_):
+        raise StateDiskError("the disk is full")
+
+    monkeypatch.setattr(looking, "note_looks", full)
+    fleet.broken = {"h01": "no route to host"}
+    assert look_at(tmp_path, inventory, ["h01"])["h01"].reason == "no route to host"
+
+
+@pytest.mark.parametrize("said", ["A" * 32, "a" * 33, "a" * 10**6, "../../etc", "", "a" * 31 + "\n"])
+def test_what_a_hostile_host_calls_itself_is_not_kept(tmp_path, inventory, fleet, said):
+    fleet.ids = {"h01": said}
+    look_at(tmp_path, inventory, ["h01"])
+    assert known(tmp_path)["h01"].id == ""
+
+
+def test_a_round_looks_at_hosts_that_are_due_those_that_are_out_first(tmp_path, inventory, fleet):
+    now_s = time.time()
+    note_looks(tmp_path, {f"h{n:02}:22": Machine(f"h{n:02}", now_s) for n in range(1, 38)})
+    note_looks(tmp_path, {"h09:22": Machine("h09", now_s - 60, out=Out("ssh", "no", now_s - 60))})
+    look_round(tmp_path, [inventory.source, "/nowhere.yaml"])
+    assert fleet.asked == [["h09", "h38", "h39", "h40"]]
+    look_round(tmp_path, [inventory.source])
+    assert len(fleet.asked) == 1, "now all are known"
+
+
+def test_one_round_runs_at_a_time(tmp_path, inventory, fleet):
+    with own_lock(tmp_path, "looking"):
+        look_round(tmp_path, [inventory.source])
+    assert fleet.asked == []
+
+
+def test_a_round_begins_no_look_when_its_time_is_over(tmp_path, inventory, fleet, monkeypatch):
+    monkeypatch.setattr(looking, "BEGIN_WITHIN_S", -1.0)
+    look_round(tmp_path, [inventory.source])
+    assert fleet.asked == []
+
+
+def test_the_process_ends_by_itself(tmp_path):
+    """The kernel ends it, whatever it waits for."""
+    code = (
+        "import sys, time\nfrom gpurun.head import looking\nlooking.ROUND_S = 1\n"
+        "looking.look_round = lambda *_: time.sleep(60)\nsys.exit(looking.main([]))"
+    )
+    environ = {**os.environ, "GPURUN_HOME": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == -signal.SIGALRM
