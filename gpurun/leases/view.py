@@ -128,10 +128,14 @@ class View:
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
-        """Promise the GPUs that are kept for queued gangs of one inventory, and exclude GPUs that hosts refused."""
-        records = (job.record for job in jobs if job.record.kept is not None or job.record.refusals)
+        """Promise the GPUs that are kept for queued gangs of one inventory, and exclude GPUs that hosts refused.
+
+        Nothing is kept for a job that no pass may start: it could keep other jobs from these GPUs for ever.
+        """
+        records = [job.record for job in jobs if job.record.kept is not None or job.record.refusals]
+        left_out = self.left_out() if any(record.kept is not None for record in records) else {}
         for record in sorted(records, key=place_of):
-            if record.kept is not None:
+            if record.kept is not None and record.id not in left_out:
                 self.occupancy.promise(record.id, record.kept.placement.grants, inventory)
             for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
