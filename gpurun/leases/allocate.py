@@ -31,6 +31,7 @@ from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
 from gpurun.leases.known import ids_of
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.look import at_inventory, loaded, look
+from gpurun.leases.not_granted import with_refused
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.leases.view import View, place_of
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
@@ -118,6 +119,7 @@ class _Passing:
         self._view = view
         self._ports = {port for lease in self._view.leases for port in lease.ports}
         self._granted: list[tuple[Lease, LeaseLock]] = []
+        self._refused: dict[str, str] = {}
         self._unusable: dict[str, GpurunError] = {}
         # Each inventory is loaded once, so that a problem is reported once.
         self._load = cache(lambda path: loaded(path, lambda error: self._note(path, error)))
@@ -137,8 +139,8 @@ class _Passing:
                 error.where = error.where or path
                 self._note(path, error)
                 continue
-            snapshots[path], decisions[path] = seen, answer
             self._carry_out(inventory, answer)
+            snapshots[path], decisions[path] = seen, with_refused(answer, self._refused)
         if self._commit:
             self._preempt([one for answer in decisions.values() for one in answer.preempts])
             self._drain()
@@ -166,7 +168,7 @@ class _Passing:
                 if self._is_unchanged(job):
                     self._grant(job, placement, inventory)
             else:
-                self._view.occupancy.promise(gang.id, placement.grants, inventory)
+                self._promise(job, placement, inventory)
         for name, kept in decisions.kept.items():
             self._view.occupancy.promise(name, kept.placement.grants, inventory)
         if self._commit:
@@ -184,16 +186,31 @@ class _Passing:
         self._store.forget(job.record.id)
         return False
 
-    def _grant(self, job: LiveJob, placement: Placement, inventory: Inventory) -> None:
+    def _promise(self, job: LiveJob, placement: Placement, inventory: Inventory) -> None:
+        """Promise GPUs to a job that this pass does not grant. A pass without `commit` checks what a grant would do."""
+        if not self._commit:
+            try:
+                lease = self._lease_of(job, placement, inventory)
+                self._view.occupancy.check(lease)
+                self._ports.update(lease.ports)
+            except StateError as error:
+                self._refuse(job, error)
+        self._view.occupancy.promise(job.record.id, placement.grants, inventory)
+
+    def _refuse(self, job: LiveJob, error: StateError) -> None:
+        self._problems.append(error)
+        self._refused[job.record.id] = f"GPUs are free for it, but it cannot have them: {error.message}"
+
+    def _lease_of(self, job: LiveJob, placement: Placement, inventory: Inventory) -> Lease:
+        """Return the lease of a job that starts. Raises StateError if there are no ports for it."""
         record, port_count = job.record, job.wants.ports_on(placement.grants) if job.wants is not None else 1
         ssh_port = free_ports(self._ports, port_count)
         if ssh_port is None:
-            self._problems.append(StateError(
+            raise StateError(
                 f"of {len(SSH_PORTS)} ports for jobs {port_count} in a row are not free", job=record.id,
                 hint="the job starts when others have ended",
-            ))  # fmt: skip
-            return
-        lease = Lease(
+            )  # fmt: skip
+        return Lease(
             job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
             ssh_port=ssh_port, granted_s=self._view.now_s,
@@ -201,16 +218,19 @@ class _Passing:
             places=places_of(inventory, placement.grants), port_count=port_count,
             ids=ids_of(inventory, placement.grants, self._view.machines),
         )  # fmt: skip
+
+    def _grant(self, job: LiveJob, placement: Placement, inventory: Inventory) -> None:
         try:
+            lease = self._lease_of(job, placement, inventory)
             lock = self._leases.grant(lease, self._view.occupancy)
         except StateError as error:  # two names of one inventory are one machine, or another lease came by hand
-            self._problems.append(error)
+            self._refuse(job, error)
             return
         self._ports.update(lease.ports)
         mark_granted(self._store, lease)
         self._granted.append((lease, lock))
         hosts = [grant.host for grant in lease.grants]
-        audit.note(self._home, "grant", job=record.id, attempt=lease.attempt, hosts=hosts)
+        audit.note(self._home, "grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
 
     def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
         if record.kept != kept and record.id not in started and record.owner_uid == self._view.uid:
