@@ -22,7 +22,6 @@ from gpurun.head.looks import due_by_inventory
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
 from gpurun.remote.target import target_of
-from gpurun.state import clock
 from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
 from gpurun.state.shared import enter
 
@@ -50,7 +49,7 @@ def look_at(
         Host → why it is out; None = its check passed. A host that is not in the inventory is not among them. The result
         is right even if it cannot be noted.
     """
-    known, now_s = read_machines(home, os.getuid()), clock.now_s()
+    known, now_s = read_machines(home, os.getuid()), time.time()
     found: dict[str, Out | None] = {}
     wanted: list[Host] = []
     for name in dict.fromkeys(hosts):
@@ -73,10 +72,10 @@ def _look(home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: fl
     targets = [target_of(host, inventory) for host in hosts]
     with Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s) as fleet:
         seen = probe(fleet, inventory, [host.name for host in hosts])
-    outs = outs_in(inventory, seen, hosts, clock.now_s())
+    outs = outs_in(inventory, seen, hosts, time.time())
     looks = {
         host.machine: Machine(
-            host.name, clock.now_s(), _id(seen, host.name), outs[host.name], inventory.source
+            host.name, time.time(), _id(seen, host.name), outs[host.name], inventory.source
         )
         for host in hosts
     }  # fmt: skip
@@ -111,7 +110,7 @@ def look_round(home: Path, paths: Iterable[str]) -> None:
     begun_s = time.monotonic()
     try:
         with own_lock(home, "looking", patience_s=0.0):
-            for inventory, hosts in due_by_inventory(home, paths, clock.now_s()):
+            for inventory, hosts in due_by_inventory(home, paths, time.time()):
                 for some in _batches([inventory.by_name[name] for name in hosts]):
                     if time.monotonic() - begun_s > BEGIN_WITHIN_S:
                         return
