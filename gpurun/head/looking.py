@@ -68,17 +68,21 @@ def _batches(hosts: Sequence[Host]) -> Iterator[Sequence[Host]]:
     return (hosts[begin : begin + AT_ONCE] for begin in range(0, len(hosts), AT_ONCE))
 
 
-def _look(home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float) -> dict[str, Out | None]:
+def _look(home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float) -> Mapping[str, Out | None]:
     targets = [target_of(host, inventory) for host in hosts]
     with Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s) as fleet:
         seen = probe(fleet, inventory, [host.name for host in hosts])
-    outs = outs_in(inventory, seen, hosts, time.time())
+    return note_survey(home, inventory, hosts, seen)
+
+
+def note_survey(home: Path, inventory: Inventory, hosts: Sequence[Host], seen: Survey) -> Mapping[str, Out | None]:
+    """Note what a survey has seen of hosts, as this user's knowledge. Returns host → why it is out, as `look_at`."""
+    now_s = time.time()
+    outs = outs_in(inventory, seen, hosts, now_s)
     looks = {
-        host.machine: Machine(
-            host.name, time.time(), _id(seen, host.name), outs[host.name], inventory.source
-        )
+        host.machine: Machine(host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source)
         for host in hosts
-    }  # fmt: skip
+    }
     with suppress(StateError):
         note_looks(home, looks)
     return outs

@@ -1,0 +1,51 @@
+"""`gpurun doctor` notes which hosts are out, as a waiter's look does: a repaired host returns at once."""
+
+import os
+
+import pytest
+
+from gpurun.inventory.load import load
+from gpurun.state.machines import Machine, Out, note_looks, read_machines
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {address: 127.0.0.1, port: 1}, h2: {address: 127.0.0.1, port: 2}}}}
+"""
+UID = os.getuid()
+
+
+@pytest.fixture
+def inventory(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return tmp_path / "inventory.yaml"
+
+
+def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path):
+    old = Out("ssh", "power off", 5.0)
+    note_looks(tmp_path / "home", {"127.0.0.1:2": Machine("h2", 5.0, out=old)})
+    assert gpurun("doctor", "h1", "-i", str(inventory))[0] == 4
+    found = read_machines(tmp_path / "home", UID)
+    machine = load(inventory).by_name["h1"].machine
+    assert found[machine].out.check == "ssh" and "refused" in found[machine].out.reason
+    assert found["127.0.0.1:2"].out == old, "not checked"
+
+
+def test_doctor_believes_no_host_broken_that_had_little_time(gpurun, inventory, tmp_path):
+    (tmp_path / "home").mkdir()
+    assert gpurun("doctor", "-i", str(inventory), "--timeout", "1")[0] == 4
+    assert read_machines(tmp_path / "home", UID) == {}
+
+
+def test_doctor_makes_no_state_directory(gpurun, inventory, tmp_path):
+    assert gpurun("doctor", "-i", str(inventory))[0] == 4
+    assert not (tmp_path / "home").exists()
+
+
+def test_doctor_works_beside_a_state_directory_that_is_not_safe(gpurun, inventory, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    assert gpurun("doctor", "-i", str(inventory))[0] == 4
+    assert not (tmp_path / "home/machines").exists()
