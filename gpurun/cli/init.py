@@ -15,11 +15,12 @@ from gpurun.cli.printing import printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gpurun.doctor.survey import Survey
     from gpurun.facts.hardware import Hardware
     from gpurun.inventory.imports.draft import Draft
+    from gpurun.inventory.model import Inventory
 
 GUESSED_INTERFACE = "eth0"
 PLACES = ("inventory.ini", "hosts", "hosts.yml", "hosts.ini", "/etc/ansible/hosts", "/etc/slurm", "~/.ssh/config")
@@ -42,26 +43,60 @@ def init(
     """Make your first inventory: find hosts, trust their host keys, detect their GPUs, suggest next steps.
 
     Runs `inventory import`, `inventory trust` and `inventory probe`. Exits 4 if a host did not answer; the inventory
-    lists that host, too.
+    lists that host, too. If it was stopped before the hosts told what they have, run it again: it continues with the
+    inventory that it wrote, and keeps what you have edited there.
     """
     from gpurun.inventory.locate import is_there
 
     target = Path(inventory or "inventory.yaml").absolute()
-    if is_there(target):
-        raise BadInput(
-            "there is an inventory already", where=str(target),
-            hint="`gpurun doctor` checks its hosts; `gpurun init -i FILE` makes another one",
-        )  # fmt: skip
-    draft = _read(source if source is not None else _asked())
-    _step(1, f"{len(draft.values)} hosts")
-    _write(draft, target, user)
-    _step(2, "host keys")
-    _trust(target, yes=yes)
-    _step(3, "what the hosts have")
-    failed = _probe(target, yes=yes)
+    is_continued = is_there(target)
+    if is_continued:
+        _check_unfinished(target, source, user)
+    else:
+        draft = _read(source if source is not None else _asked())
+        _step(1, f"{len(draft.values)} hosts")
+        _write(draft, target, user)
+    try:
+        _step(2, "host keys")
+        _trust(target, yes=yes)
+        _step(3, "what the hosts have")
+        failed = _probe(target, yes=yes, keep=is_continued)
+    except BadInput as error:
+        error.hint = f"{error.hint}; `gpurun init` continues here" if error.hint else "`gpurun init` continues here"
+        raise
     _say_next(target, failed)
     if failed:
         raise typer.Exit(HostFailure.exit_code)
+
+
+def _check_unfinished(target: Path, source: str | None, user: str | None) -> None:
+    """Check that a second `init` may continue with an inventory: some of its values are guesses.
+
+    Raises:
+        BadInput: the inventory has no guess, or the arguments do not fit it.
+    """
+    from gpurun.inventory.imports.guesses import guesses
+    from gpurun.inventory.load import parse, read
+
+    data = read(target)
+    found = parse(data, target)
+    if not guesses(data.decode()):
+        raise BadInput(
+            "there is an inventory already", where=str(target),
+            hint="`gpurun doctor` checks its hosts, `gpurun inventory trust @all` and `gpurun inventory probe --write` "
+            "compare it with them; `gpurun init -i FILE` makes another one",
+        )  # fmt: skip
+    if source is not None and set(_read(source).values) != set(found.by_name):
+        raise BadInput(
+            "there is an inventory of other hosts already", where=str(target),
+            hint="`gpurun init` without hosts continues with it; `gpurun init -i FILE` makes another one",
+        )  # fmt: skip
+    if user is not None and any(host.user != user for host in found.hosts):
+        raise BadInput(
+            f"the inventory names another user than {user!r}", where=str(target),
+            hint=f"gpurun inventory set @all user={user}",
+        )  # fmt: skip
+    say(printable(f"{target}: continues with its {len(found.hosts)} hosts"))
 
 
 def _step(number: int, what: str) -> None:
@@ -121,24 +156,57 @@ def _trust(target: Path, *, yes: bool) -> None:
         say("hosts without a trusted key are not probed")
 
 
-def _probe(target: Path, *, yes: bool) -> dict[str, GpurunError]:
-    """Probe the hosts and write the results into the inventory. Returns the error of each host that did not answer."""
+def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:
+    """Probe the hosts and write the results into the inventory. Returns the error of each host that did not answer.
+
+    Args:
+        keep: replace only guesses, and add missing values: a person may have edited the others.
+    """
     from gpurun.cli.inventory_editing import change_file
-    from gpurun.cli.probe import differing, rewritten, survey_of
+    from gpurun.cli.probe import differing, survey_of
     from gpurun.inventory.load import load
 
     found = load(target)
     survey = survey_of(found, [host.name for host in found.hosts], 15.0)
-    interface = interface_of(survey.hardware.values())
-    differences = differing(found, survey)
-
-    def rewrite(text: bytes) -> bytes:
-        if interface is not None:
-            text = text.replace(f"interface: {GUESSED_INTERFACE}".encode(), f"interface: {interface}".encode())
-        return rewritten(text, target, differences)
-
-    change_file(target, rewrite, yes=yes)
+    change_file(target, lambda text: _with_answers(text, target, survey, keep=keep), yes=yes)
+    for host, left in differing(load(target), survey).items():
+        for one in left:
+            say(printable(f"{host}: {one.key} is {one.found}; the inventory says {one.stated}, and that stays"))
     return _said(survey)
+
+
+def _with_answers(text: bytes, target: Path, survey: Survey, *, keep: bool) -> bytes:
+    """Return the inventory's text with what the hosts have told, as `_probe` writes it."""
+    from gpurun.cli.probe import differing, rewritten
+    from gpurun.inventory.imports.guesses import guessed_hosts, guesses, settled
+    from gpurun.inventory.load import parse
+
+    interface = interface_of(survey.hardware.values())
+    if interface is not None:
+        text = text.replace(f"interface: {GUESSED_INTERFACE}".encode(), f"interface: {interface}".encode())
+    now, told = text.decode(), _told(parse(text, target), survey)
+    guessed: dict[str, tuple[str, ...]] = {}
+    for guess in guesses(now):
+        hosts = guessed[guess.key] = guessed_hosts(now, guess, target)
+        values = Counter(str(told[host][guess.key]) for host in hosts if told.get(host, {}).get(guess.key) is not None)
+        if values:
+            unknown = [host for host in hosts if told.get(host, {}).get(guess.key) is None]
+            now = settled(now, guess, values.most_common(1)[0][0], unknown)
+    differences = differing(parse(now.encode(), target), survey)
+    if keep:
+        differences = {
+            host: tuple(one for one in found if one.stated in (None, ()) or host in guessed.get(one.key, ()))
+            for host, found in differences.items()
+        }
+    return rewritten(now.encode(), target, differences)
+
+
+def _told(inventory: Inventory, survey: Survey) -> dict[str, Mapping[str, object]]:
+    """Return host → key → the value that the host has."""
+    from gpurun.doctor.compare import detected
+
+    hosts = ((inventory.by_name[name], hardware) for name, hardware in survey.hardware.items())
+    return {host.name: detected(inventory.fabric_of(host), hardware) for host, hardware in hosts}
 
 
 def _said(survey: Survey) -> dict[str, GpurunError]:

@@ -26,15 +26,19 @@ class Difference:
 
 def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Difference]:
     """Yield every difference. Skips GPUs if they could not be read or one is lost."""
-    if found.gpu_problem or not found.gpus or any(gpu.problem for gpu in found.gpus):
-        return
-    for key, value in _facts(fabric, found).items():
+    for key, value in detected(fabric, found).items():
         stated = getattr(host, key)
         if value is not None and value != stated and not _close(key, stated, value):
             yield Difference(host.name, key, stated, value)
 
 
-def _facts(fabric: Fabric, found: Hardware) -> Mapping[str, object]:
+def detected(fabric: Fabric, found: Hardware) -> Mapping[str, object]:
+    """Return key → value for the keys of a host that the probe knows; None = an inventory cannot express the value.
+
+    Empty if the GPUs could not be read or one is lost.
+    """
+    if found.gpu_problem or not found.gpus or any(gpu.problem for gpu in found.gpus):
+        return {}
     return {
         "gpus": len(found.gpus),
         "generation": _only({gpu.generation for gpu in found.gpus}),

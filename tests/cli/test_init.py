@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpurun.cli import init
-from gpurun.facts.hardware import Hardware, Nic
+from gpurun.doctor.survey import Survey
+from gpurun.errors import BadInput, HostUnreachable
+from gpurun.facts.hardware import Gpu, Hardware, Nic
 from gpurun.inventory.load import load
 
 
@@ -26,7 +30,9 @@ def test_hosts_that_do_not_answer_are_in_the_inventory_and_named(gpurun, place):
     assert code == 4, err
     assert [host.name for host in load(place / "inventory.yaml").hosts] == ["dead-1", "dead-2"]
     assert "2 hosts did not answer" in err and "gpurun doctor" in err
-    assert gpurun("init", "dead-[1-2]")[0] == 2, "it does not replace an inventory"
+    text = (place / "inventory.yaml").read_text()
+    assert gpurun("init", "dead-[1-2]")[0] == 4, "it continues, and asks nothing, because there is no key to trust"
+    assert (place / "inventory.yaml").read_text() == text
 
 
 def test_a_file_of_another_tool_is_read(gpurun, place):
@@ -61,3 +67,107 @@ def test_the_interface_is_the_fastest_that_most_hosts_have():
     )
     assert init.interface_of([machine(*others, slow, fast), machine(fast, slow), machine(slow)]) == "ens1"
     assert init.interface_of([machine(*others)]) is init.interface_of([]) is None
+
+
+class Hosts:
+    """Hosts that a probe reaches, and what they have."""
+
+    def __init__(self, monkeypatch):
+        self.gpus: dict[str, int] = {}
+        self.trusted: list[bool] = []
+        monkeypatch.setattr("gpurun.cli.probe.survey_of", self.survey)
+        monkeypatch.setattr(init, "_trust", self.trust)
+
+    def survey(self, inventory, names, timeout_s):
+        hardware = {
+            name: Hardware(
+                name, gpus=tuple(Gpu(at, "V100", "volta", 16384) for at in range(self.gpus[name])),
+                nics=(Nic("ens1", "up", speed_mbit=25000, addresses=("10.0.0.1/24",)),),
+            ) for name in names if name in self.gpus
+        }  # fmt: skip
+        return Survey(
+            hardware, {name: HostUnreachable("no answer", host=name) for name in names if name not in hardware}
+        )
+
+    def trust(self, target, *, yes):
+        self.trusted.append(yes)
+        if not yes:
+            raise BadInput("nobody is there to compare the fingerprints", hint="--yes trusts them")
+
+
+def gpus_in(place):
+    return {host.name: host.gpus for host in load(place / "inventory.yaml").hosts}
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    return Hosts(monkeypatch)
+
+
+def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
+    hosts.gpus = {"n1": 4, "n2": 4, "n3": 4}
+    code, _, err = gpurun("init", "n[1-3]")
+    assert (
+        code == 2 and "`gpurun init` continues" in err and "Guessed: gpus 1" in (place / "inventory.yaml").read_text()
+    )
+    code, _, err = gpurun("init", "--yes")
+    assert code == 0 and "continues with its 3 hosts" in err and "[3/3]" in err
+    text = (place / "inventory.yaml").read_text()
+    found = load(place / "inventory.yaml")
+    assert {(host.gpus, host.generation, host.gpu_model) for host in found.hosts} == {(4, "volta", "V100")}
+    assert found.fabrics["tcp"].interface == "ens1"
+    assert "Guessed: gpus" not in text and "Guessed: generation" not in text and "gpus: 1" not in text
+    assert "defaults: {generation: volta, gpus: 4}" in text
+    code, _, err = gpurun("init", "--yes")
+    assert code == 2 and "there is an inventory already" in err and "gpurun inventory probe --write" in err
+
+
+def test_the_first_init_leaves_no_guess_that_the_hosts_have_answered(gpurun, place, hosts):
+    hosts.gpus = {"n1": 4, "n2": 1, "n3": 4}
+    assert gpurun("init", "n[1-4]", "--yes")[0] == 4
+    text = (place / "inventory.yaml").read_text()
+    assert gpus_in(place) == {"n1": 4, "n2": 1, "n3": 4, "n4": 4}
+    assert "# Guessed: gpus 4 for n4, as most others have" in text and "every host" not in text
+    hosts.gpus["n4"] = 8
+    assert gpurun("init", "n[1-4]", "--yes")[0] == 0
+    assert gpus_in(place) == {"n1": 4, "n2": 1, "n3": 4, "n4": 8}
+    assert "Guessed: gpus" not in (place / "inventory.yaml").read_text()
+
+
+def test_what_a_person_has_edited_stays(gpurun, place, hosts):
+    hosts.gpus = {"n1": 4, "n2": 4, "n3": 4}
+    assert gpurun("init", "n[1-3]")[0] == 2
+    file = place / "inventory.yaml"
+    edited = file.read_text().replace('"n[1-3]": {}', 'n1: {gpus: 1}  # one is lent\n      "n[2-3]": {}')
+    file.write_text(edited.replace("interface: eth0", "interface: ib0"))
+    code, _, err = gpurun("init", "--yes")
+    assert code == 0 and "n1: gpus is 4; the inventory says 1, and that stays" in err
+    found = load(file)
+    assert {host.name: host.gpus for host in found.hosts} == {"n1": 1, "n2": 4, "n3": 4}
+    assert found.fabrics["tcp"].interface == "ib0" and "# one is lent" in file.read_text()
+
+
+def test_a_second_init_of_other_hosts_or_for_another_user_changes_nothing(gpurun, place, hosts):
+    gpurun("init", "n[1-3]", "--user", "train")
+    text = (place / "inventory.yaml").read_text()
+    for argv in (("m[1-3]",), ("n[1-4]",), ("--user", "root"), ("n[1-3]", "--user", "root")):
+        code, _, err = gpurun("init", *argv, "--yes")
+        assert code == 2 and err.count("gpurun: ") == 1 and (place / "inventory.yaml").read_text() == text
+    (place / "inventory.yaml").write_text("racks: {")
+    assert gpurun("init", "--yes")[0] == 2 and (place / "inventory.yaml").read_text() == "racks: {"
+
+
+@pytest.mark.parametrize("lie", ["x, gpus: 99}", "'", "\x1b[2J", "a\nb", "ü"])
+def test_a_host_that_lies_about_its_generation_writes_nothing_else(gpurun, place, hosts, monkeypatch, lie):
+    hosts.gpus = {"n1": 2}
+    honest = hosts.survey
+
+    def lying(inventory, names, timeout_s):
+        survey = honest(inventory, names, timeout_s)
+        return replace(survey, hardware={"n1": replace(survey.hardware["n1"], gpus=(Gpu(0, "V100", lie),))})
+
+    monkeypatch.setattr("gpurun.cli.probe.survey_of", lying)
+    code, _, err = gpurun("init", "n1", "--yes")
+    assert code == 2 and "\x1b" not in err
+    (host,) = load(place / "inventory.yaml").hosts
+    assert (host.gpus, host.generation) == (1, "unknown")
