@@ -10,7 +10,7 @@ import typer
 
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption
-from gpurun.cli.printing import print_json, say
+from gpurun.cli.printing import print_json, printable, say
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: J
     with changing_cordons(found.home) as cordons:
         lifted = [name for name in names if lift_cordons(cordons, found.known[name])]
     _report(names, lifted, "ok", as_json)
+    for name in names if not as_json else ():
+        if (out := found.outs.get(name)) is not None:
+            say(
+                printable(f"{name}: {out.words}; it returns when a check passes, and `gpurun doctor {name}` checks now")
+            )
     if lifted:
         _start_what_fits(found.home)
 

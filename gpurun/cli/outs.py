@@ -51,5 +51,5 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     looks = waiter_lives(home(os.environ), owner_uid)
     typer.echo(
         f"    gpurun looks at them again within {LOOKED_AT_WITHIN_S} s"
-        if looks else "    nobody looks at them now: `gpurun recover` does"
+        if looks else "    nobody looks at them now: `gpurun doctor` does"
     )  # fmt: skip

@@ -110,7 +110,7 @@ def unheard_lines(ages: Mapping[str, float | None], fold: Fold, duration: Callab
         (never, "never looked at"),
     ):
         if names:
-            yield [(printable(f"{fold(names)}: {since}; `gpurun recover` looks at hosts"), "dim")]
+            yield [(printable(f"{fold(names)}: {since}; `gpurun doctor` looks now"), "dim")]
 
 
 def _cell_marks(picture: Picture) -> dict[str, Span]:

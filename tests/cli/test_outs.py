@@ -120,6 +120,13 @@ def test_a_cordoned_host_that_is_out_says_both(gpurun, home):
     assert "drained, out" in gpurun("status").out and "drained by " in gpurun("inventory", "list", "h1").out
 
 
+def test_uncordon_says_that_a_host_is_out_and_what_brings_it_back(gpurun, home):
+    looked(home, "h1", out=DEAD)
+    said = gpurun("inventory", "uncordon", "h[1-2]")
+    assert "h1: out: no answer from h1; it returns when a check passes, and `gpurun doctor h1` checks now" in said.err
+    assert gpurun("inventory", "uncordon", "h1", "--json").json["changed"] == []
+
+
 def test_inventory_list_shows_it_and_at_out_names_such_hosts(gpurun, home):
     looked(home, "h2", "h3", out=DEAD)
     assert "out: no answer from h1" in gpurun("inventory", "list").out
@@ -133,7 +140,7 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     job = submit(home)
     said = gpurun("why", job.id)
     assert "h[1-4]: out for 1m30s: no answer from h1" in said.out and "→ switch it on" in said.out
-    assert "nobody looks at them now: `gpurun recover` does" in said.out
+    assert "nobody looks at them now: `gpurun doctor` does" in said.out
     monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
     assert "gpurun looks at them again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json
@@ -163,7 +170,7 @@ def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, a
     if ago_s is not None:
         looked(home, "h1", "h2", "h3", "h4", ago_s=ago_s)
     lines = [line for line in gpurun("status").out.splitlines() if "look" in line]
-    assert lines == ([f"{said}; `gpurun recover` looks at hosts"] if said else [])
+    assert lines == ([f"{said}; `gpurun doctor` looks now"] if said else [])
 
 
 def test_while_a_waiter_lives_it_looks(gpurun, home, monkeypatch):
