@@ -78,25 +78,55 @@ class NeverFits(GpurunError):
 
 
 class HostFailure(GpurunError):
-    """A host or the network failed, or a host is not what the inventory says."""
+    """A host or the network failed, or a host is not what the inventory says.
+
+    Args:
+        kind: one word for the class of the failure, such as ``no-space``; "" = the type of the error says it.
+    """
 
     exit_code = 4
+    kind = ""
+
+    def __init__(
+        self, message: str, *, kind: str = "", host: str | None = None, job: str | None = None,
+        where: str | None = None, hint: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message, host=host, job=job, where=where, hint=hint)
+        if kind:
+            self.kind = kind
 
 
 class HostUnreachable(HostFailure):
     """gpurun could not open an SSH session to the host, or lost an open one."""
 
+    kind = "unreachable"
+
 
 class HostKeyMismatch(HostFailure):
     """The host's key is unknown, or differs from the key in known_hosts. gpurun does not connect."""
+
+    kind = "host-key"
 
 
 class AuthenticationFailed(HostFailure):
     """The host refused every key that gpurun offered."""
 
+    kind = "login"
+
 
 class HostNotReady(HostFailure):
     """The host answers but lacks something a job needs: Docker, python3, disk space."""
+
+
+class NoRoom(HostNotReady):
+    """Something that the job needs does not fit on the host's disk.
+
+    Attributes:
+        lacks_mib: how much more space it needs there.
+    """
+
+    kind = "no-space"
+    lacks_mib = 0
 
 
 class StateError(GpurunError):

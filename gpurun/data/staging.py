@@ -387,5 +387,5 @@ def _typed(error: GpurunError) -> GpurunError:
     if not isinstance(error, RemoteOpFailed):
         return error
     if error.kind == "no-space":
-        return HostNotReady(error.message, host=error.host, hint=FULL_HINT)
-    return HostFailure(error.message, host=error.host)
+        return HostNotReady(error.message, kind=error.kind, host=error.host, hint=FULL_HINT)
+    return HostFailure(error.message, kind=error.kind, host=error.host)

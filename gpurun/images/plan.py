@@ -180,7 +180,20 @@ def _expected(layers: Sequence[LayerPlan], copies: int) -> float:
     return max(mib / EXPORT_MIB_S, copies * mib / LINK_MIB_S, mib / LOAD_MIB_S)
 
 
-def lacks_room(plan: ShipPlan, answer: Answer) -> str | None:
+@dataclass(frozen=True)
+class LackOfRoom:
+    """Layers do not fit on a host's disk.
+
+    Attributes:
+        why: for people.
+        lacks_mib: how much more space they need.
+    """
+
+    why: str
+    lacks_mib: int
+
+
+def lacks_room(plan: ShipPlan, answer: Answer) -> LackOfRoom | None:
     """Return why the layers do not fit on a host's disks; None if they fit.
 
     Docker unpacks the tar into its own folder, and then each layer: twice the bytes there. The spool needs the bytes
@@ -197,5 +210,6 @@ def lacks_room(plan: ShipPlan, answer: Answer) -> str | None:
         needs = [(answer.docker_free_bytes, 2 * own + spool, answer.docker_root or "Docker's folder")]
     for free, needed, place in needs:
         if free is not None and free < needed:
-            return f"its disk is too full: {free >> 20} MiB free in {place}, {needed >> 20} MiB needed"
+            why = f"its disk is too full: {free >> 20} MiB free in {place}, {needed >> 20} MiB needed"
+            return LackOfRoom(why, max(1, (needed - free) >> 20))
     return None

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import GpurunError, HostFailure, HostNotReady
+from gpurun.errors import GpurunError, HostFailure, HostNotReady, NoRoom
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.events import HostShip, ShipEvent, ShipReport
 from gpurun.images.export import Exporter, default_folder
@@ -201,9 +201,11 @@ class Shipment:
     def _with_room(self, answers: list[Answer]) -> ShipPlan:
         """Return the plan without the hosts whose disks are too full."""
         plan = self.plan(answers)
-        full = {answer.host: why for answer in answers if not answer.present and (why := lacks_room(plan, answer))}
-        for host, why in full.items():
-            self._done(host, "failed", HostNotReady(why, host=host, hint=HINTS["no-space"]))
+        full = {answer.host: lack for answer in answers if not answer.present and (lack := lacks_room(plan, answer))}
+        for host, lack in full.items():
+            error = NoRoom(lack.why, host=host, hint=HINTS["no-space"])
+            error.lacks_mib = lack.lacks_mib
+            self._done(host, "failed", error)
         return self.plan([answer for answer in answers if answer.host not in full]) if full else plan
 
     def _exact(self, plan: ShipPlan) -> ShipPlan:
@@ -386,5 +388,5 @@ def typed_error(error: GpurunError) -> GpurunError:
     if not isinstance(error, RemoteOpFailed):
         return error
     if error.kind in HINTS:
-        return HostNotReady(error.message, host=error.host, hint=HINTS[error.kind])
-    return HostFailure(error.message, host=error.host)
+        return HostNotReady(error.message, kind=error.kind, host=error.host, hint=HINTS[error.kind])
+    return HostFailure(error.message, kind=error.kind, host=error.host)

@@ -18,6 +18,8 @@ RequestKind = Literal["cancel", "preempt"]
 Rehearsal = Literal["", "due", "passed"]
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
+AVOID_MOST_S = 600.0
+"""A job avoids a host that could not start its gang for no longer."""
 _STAMPS = (
     "submitted_s", "queued_s", "granted_s", "started_s", "checkpoint_s", "ended_s", "gpu_s_until_s", "stopping_s",
 )  # fmt: skip
@@ -120,13 +122,42 @@ class HostRefusal:
 
 
 @dataclass(frozen=True)
+class StartFailure:
+    """Why a host could not start its part of a gang. The newest one of each host (`gpurun.supervisor.unstarted`).
+
+    Attributes:
+        host: the host's name in the job's inventory.
+        attempt: the attempt that failed there.
+        kind: the class of the failure, such as ``no-space`` or ``docker``.
+        words: the failure, without what differs between hosts and attempts, to compare it with other hosts' failures.
+        reason: the failure, for people.
+        at_s: when it happened, seconds since the epoch.
+        until_s: passes avoid the host for this job until then.
+        is_sound: a check that depends on no job found nothing wrong with the host.
+        times: how often in a row the host failed in this way.
+        lacks_mib: how much space an image or a data set lacks on the host; 0 = unknown, or another failure.
+    """
+
+    host: str
+    attempt: int
+    kind: str
+    words: str
+    reason: str
+    at_s: float
+    until_s: float
+    is_sound: bool = False
+    times: int = 1
+    lacks_mib: int = 0
+
+
+@dataclass(frozen=True)
 class Restart:
-    """A job's next start after a failed attempt, or after pre-flight refused a host that the job avoids.
+    """A job's next start after a failed attempt, or the next placement of a gang that could not start.
 
     Attributes:
         at_s: the earliest start, seconds since the epoch.
-        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows; after
-            pre-flight, of the placements that it allows.
+        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows; 0 = a
+            placement, which is not counted.
         of: how many starts are allowed; None = unlimited, because the gang is formed again.
     """
 
@@ -139,9 +170,12 @@ class Restart:
         return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
 
     def words(self, now_s: float) -> str:
-        """Describe the restart for people: ``restarts in 12 s (attempt 3 of 5)``. Afterwards it may still wait for
-        GPUs.
+        """Describe the restart for people: ``restarts in 12 s (attempt 3 of 5)``, ``is placed again in 12 s``.
+        Afterwards it may still wait for GPUs.
         """
+        if not self.attempt:
+            left = f"in {max(1, round(self.at_s - now_s))} s"
+            return "waits to be placed again" if self.is_due(now_s) else f"is placed again {left}"
         which = f"(attempt {self.attempt})" if self.of is None else f"(attempt {self.attempt} of {self.of})"
         if self.is_due(now_s):
             return f"waits to be restarted {which}"
@@ -219,7 +253,8 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         restart: from the end of a failed attempt to the next grant: when the job will restart.
         setback: the last failed attempt, kept to recognise a later attempt that fails in the same way.
         refusals: hosts that refused GPUs, because another job or a process holds them (`gpurun.leases.refusals`).
-        placements: how often pre-flight moved the job to other hosts since it last ran.
+        placements: how often the job was placed since it last ran, and its gang could not start.
+        start_failures: why; the newest failure of each host. Empty once the gang runs.
         outputs_left: outputs that are not on the head after an attempt; None = all are on the head.
         rehearsal: "due": the current or next attempt is a rehearsal; "passed": the rehearsal succeeded, and is
             stopping.
@@ -272,6 +307,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     gpu_s: float = 0.0
     gpu_s_until_s: float | None = None
     stopping_s: float | None = None
+    start_failures: tuple[StartFailure, ...] = ()
     boot: str = ""
     boot_s: float = 0.0
 
@@ -304,6 +340,16 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """Return the hosts to avoid after these hosts have failed the job, too."""
         failed = sorted({*hosts})
         return (*(host for host in self.avoid if host not in failed), *failed)
+
+    @property
+    def failed_to_start(self) -> tuple[str, ...]:
+        """Return the hosts that failed before the current attempt could run."""
+        return tuple(each.host for each in self.start_failures if each.attempt == self.attempt)
+
+    def avoided(self, now_s: float) -> tuple[str, ...]:
+        """Return the hosts to avoid now. A clock that was set back prolongs nothing."""
+        recent = [each.host for each in self.start_failures if 0.0 < each.until_s - now_s <= AVOID_MOST_S]
+        return self.avoiding(recent) if recent else self.avoid
 
     def last_words(self) -> str:
         """Return the final reason, including outputs that are still on hosts."""

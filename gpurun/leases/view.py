@@ -104,13 +104,21 @@ class View:
         running = self._running(inventory)
         queue = list(
             gangs_of(
-                ((job.record, job.wants) for job in waiting if job.wants and job.record.inventory == inventory.source),
+                (
+                    (self._avoiding(job.record), job.wants)
+                    for job in waiting
+                    if job.wants and job.record.inventory == inventory.source
+                ),
                 self.holders,
             )
         )
         used = {(grant.host, gpu) for run in running for grant in run.placement.grants for gpu in grant.gpus}
         taken = self.occupancy.taken(inventory, but={gang.id for gang in queue}, used=used)
         return Snapshot(inventory, tuple(running), tuple(queue), self.unusable(inventory), taken, self.now_s)
+
+    def _avoiding(self, record: JobRecord) -> JobRecord:
+        """Return the record with the hosts to avoid now, also those that recently could not start its gang."""
+        return record.but(avoid=record.avoided(self.now_s)) if record.start_failures else record
 
     def _running(self, inventory: Inventory) -> list[Running]:
         running = []

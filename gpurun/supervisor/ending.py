@@ -41,7 +41,8 @@ class Ending:
         """Return the initial state for an attempt on `hosts`."""
         owed = frozenset() if record.reached == "nothing" else frozenset(hosts)
         printed = owed if record.reached == "containers" else frozenset()
-        return cls(suspects=owed.intersection(record.avoid), lines=printed, outputs=owed, proof=owed)
+        suspects = owed.intersection((*record.avoid, *record.failed_to_start))
+        return cls(suspects=suspects, lines=printed, outputs=owed, proof=owed)
 
     @property
     def asked(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpurun.errors import GpurunError, HostUnreachable, StateUnavailable
+from gpurun.errors import GpurunError, HostFailure, HostUnreachable, StateUnavailable
 from gpurun.jobs.record import FirstFailure, GpuHolder, Restart
 from gpurun.jobs.states import State
 
@@ -20,6 +20,8 @@ class End:
         exit_code: the job's own exit code, if a rank has ended.
         ladder: ranks may still be running, and get SIGTERM and their grace period before SIGKILL.
         suspects: hosts at fault.
+        by_host: host → its failure that ended the attempt; "" = the head's. `gpurun.supervisor.unstarted` decides what
+            follows if the gang has not run.
         refused: host → who holds the gang's GPUs there; the gang is placed again, and no host is at fault.
         restart: when the queued job may be placed again, if not at once.
     """
@@ -31,6 +33,7 @@ class End:
     failure: FirstFailure | None = None
     ladder: bool = False
     suspects: tuple[str, ...] = ()
+    by_host: Mapping[str, HostFailure] = field(default_factory=dict)
     refused: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
     restart: Restart | None = None
 
@@ -43,8 +46,11 @@ class GangEnd(Exception):
         self.end = end
 
 
-def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
+def failed(error: GpurunError, *, ladder: bool = False, more: str = "") -> GangEnd:
     """Return the end of an attempt that failed with an error; if it names a host, that host is at fault.
+
+    Args:
+        more: what to add to the error's message.
 
     Raises:
         StateUnavailable: the error is one. A full disk of the head ends no gang.
@@ -53,8 +59,10 @@ def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
         raise error
     hint = f" ({error.hint})" if error.hint else ""
     kind = "host-lost" if isinstance(error, HostUnreachable) else ""
-    failure = FirstFailure(reason=error.message, host=error.host, kind=kind)
-    suspects = (error.host,) if error.host and error.exit_code == 4 else ()
-    return GangEnd(
-        End(State.FAILED, f"{error}{hint}", error.exit_code, failure=failure, ladder=ladder, suspects=suspects)
-    )
+    failure = FirstFailure(reason=f"{error.message}{more}", host=error.host, kind=kind)
+    by_host = {error.host or "": error} if isinstance(error, HostFailure) else {}
+    end = End(
+        State.FAILED, f"{error}{more}{hint}", error.exit_code, failure=failure, ladder=ladder,
+        suspects=tuple(filter(None, by_host)), by_host=by_host,
+    )  # fmt: skip
+    return GangEnd(end)

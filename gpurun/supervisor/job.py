@@ -199,7 +199,7 @@ class SupervisedJob:
         Raises:
             GangEnd: a host cannot be reached, or is another machine than before.
         """
-        raise_first(self.links.open())
+        raise_first(self.links.open(), kind="connection")
 
     @property
     def spans_hosts(self) -> bool:
@@ -234,7 +234,10 @@ class SupervisedJob:
         mine = {host: account for host, account in self.accounts.items() if host in self.hosts}
         found = contradictions(mine) if self.spans_hosts else {}
         hint = "give each host a hostname and a fabric address of its own; `hostnamectl set-hostname` sets the name"
-        return {host: HostFailure(why, host=host, job=self.lease.job, hint=hint) for host, why in found.items()}
+        return {
+            host: HostFailure(why, kind="contradiction", host=host, job=self.lease.job, hint=hint)
+            for host, why in found.items()
+        }
 
     def _account(self, host: str, said: Mapping[str, str]) -> HostAccount:
         described = self.inventory.by_name[host]
@@ -243,7 +246,8 @@ class SupervisedJob:
             fabric = self.inventory.fabric_of(described)
             raise failed(
                 HostFailure(
-                    f"its interface {fabric.interface!r} has no IPv4 address", host=host, job=self.lease.job,
+                    f"its interface {fabric.interface!r} has no IPv4 address", kind="address", host=host,
+                    job=self.lease.job,
                     hint=f"correct the interface of fabric {fabric.name!r}, or give the host a fabric_address",
                 )
             )  # fmt: skip
@@ -295,11 +299,15 @@ def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, 
         return unknown_spec(record), error
 
 
-def raise_first(failures: Mapping[str, GpurunError]) -> None:
-    """End the attempt if there is a failure: the first by host name, with the number of others.
+def raise_first(failures: Mapping[str, GpurunError], *, kind: str = "") -> None:
+    """End the attempt if there is a failure: the first by host name, with the number of others. A failure of the job
+    comes before failures of hosts.
 
     A refused claim is not a failure. The gang then goes back to the queue, even if other hosts failed: the next attempt
     will find such hosts.
+
+    Args:
+        kind: for failures of hosts that have no kind.
 
     Raises:
         GangEnd: names the host.
@@ -308,11 +316,13 @@ def raise_first(failures: Mapping[str, GpurunError]) -> None:
         return
     if refused := refusals_in(failures):
         raise GangEnd(refused_end(refused))
-    host = min(failures)
+    by_host = {host: error for host, error in failures.items() if isinstance(error, HostFailure)}
+    for host_error in by_host.values():
+        host_error.kind = host_error.kind or kind
+    host = min(failures.keys() - by_host.keys() or failures)
     error = failures[host]
     error.host = error.host or host
-    if len(failures) > 1:
-        others = ", ".join(sorted(failures)[1:4])
-        error.message = f"{error.message} (so did {len(failures) - 1} more: {others})"
-    end = failed(error).end
-    raise GangEnd(replace(end, suspects=tuple(sorted(failures)) if end.suspects else ()))
+    others = ", ".join(sorted(failures.keys() - {host})[:3])
+    more = f" (so did {len(failures) - 1} more: {others})" if others else ""
+    end = failed(error, more=more).end
+    raise GangEnd(replace(end, suspects=tuple(sorted(failures)), by_host=by_host) if host in by_host else end)

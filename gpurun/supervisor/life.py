@@ -17,7 +17,7 @@ from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
 from gpurun.leases.refusals import remember
 from gpurun.state import durable
-from gpurun.supervisor import restarts
+from gpurun.supervisor import elsewhere, restarts, unstarted
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.interrupt import giving_way
@@ -125,6 +125,10 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
+    """Record the end of an attempt, and what follows. The one place that decides whether the job is placed again."""
+    placing: Mapping[str, object] = {}
+    if unstarted.is_unstarted(job.record.state, end):
+        end, placing = elsewhere.settled(job, end)
     restart, setback, rehearsal = end.restart, job.record.setback, job.record.rehearsal
     if rehearsal:
         rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
@@ -138,6 +142,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
         code=end.code, exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder,
         restarts=job.record.restarts + again, avoid=job.record.avoiding(end.suspects), restart=restart, setback=setback,
         rehearsal=rehearsal, refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
+        **placing,
     )  # fmt: skip
 
 

@@ -12,15 +12,10 @@ from gpurun.doctor.preflight import Preflight, preflight
 from gpurun.errors import HostFailure
 from gpurun.facts.claims import printable
 from gpurun.facts.hardware import GpuProcess, Hardware
-from gpurun.jobs.record import GpuHolder, Restart
-from gpurun.jobs.states import State
-from gpurun.leases.refusals import FIRST_PAUSE_S
+from gpurun.jobs.record import GpuHolder
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.host_claims import refused_end, report_refusals
 from gpurun.supervisor.job import SupervisedJob
-
-MOST_PLACEMENTS = 5
-"""A gang is placed elsewhere because of what pre-flight finds at most this often; then it fails and says why."""
 
 MOST_NAMED = 2
 """So many processes on a GPU are named; the others are counted."""
@@ -30,8 +25,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """Probe new hosts, keep the results for the plan, and refuse hosts that would make the gang fail.
 
     Raises:
-        GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts. If only
-            processes are in the way, it waits for them as for another job's claims.
+        GangEnd: something would make it fail or hang. If only processes are in the way, the gang waits for them as for
+            another job's claims.
     """
     new = {
         grant.host: grant.gpus for grant in job.lease.grants if grant.host in hosts and grant.host not in job.hardware
@@ -50,22 +45,18 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     }
     report_refusals(job, refused)
     others = found.without_strangers
-    raise GangEnd(replace(_end_by(job, others), refused=refused) if others.blocking else refused_end(refused))
+    raise GangEnd(replace(_end_by(others), refused=refused) if others.blocking else refused_end(refused))
 
 
-def _end_by(job: SupervisedJob, found: Preflight) -> End:
-    """Return the end by bad hosts. Without a better host, the gang gets them again, and pauses longer each time."""
-    worst, bad = found.blocking[0], tuple(sorted(found.bad_hosts))
-    error = HostFailure(f"{worst.check}: {worst.evidence}", host=bad[0] if bad else None, hint=worst.remedy)
-    end = replace(failed(error).end, suspects=bad)
-    placements = job.record.placements + 1
-    if bad and placements < MOST_PLACEMENTS:
-        pause_s = FIRST_PAUSE_S * 2 ** (placements - 1)
-        again = Restart(job.clock() + pause_s, attempt=placements + 1, of=MOST_PLACEMENTS)
-        is_known = not set(bad).isdisjoint(job.record.avoid)
-        job.amend(placements=placements)
-        end = replace(end, outcome=State.QUEUED, restart=again if is_known else None)
-    return end
+def _end_by(found: Preflight) -> End:
+    """Return the end by bad hosts."""
+    worst, bad = found.blocking[0], sorted(found.bad_hosts)
+    failures = {host: HostFailure(found.bad_hosts[host], kind="preflight", host=host) for host in bad}
+    error = HostFailure(
+        f"{worst.check}: {worst.evidence}", kind="preflight", host=bad[0] if bad else None, hint=worst.remedy
+    )
+    end = failed(error).end
+    return replace(end, suspects=tuple(bad), by_host=failures) if bad else end
 
 
 def _processes_on(found: Hardware, gpus: set[int]) -> tuple[GpuHolder, ...]:

@@ -43,7 +43,7 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     job.connect()
     job.ask_accounts([host for host in job.hosts if host not in job.accounts])
     if _is_launched(job):
-        return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
+        return _running(job)
     examine(job, job.hosts)
     if unknown := [host for host in job.hosts if host not in job.image_ids]:  # an earlier supervisor prepared them
         ship_image(job, unknown, cancelled=is_asked)
@@ -55,7 +55,11 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
         [others, [first]] if plan.has_launcher else [[first, *others]]
     ):  # a launcher reaches the others at once
         raise_first(_explained(job, go(job, plan, hosts)).failed)
-    return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
+    return _running(job)
+
+
+def _running(job: SupervisedJob) -> State:
+    return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0, start_failures=())
 
 
 def _is_launched(job: SupervisedJob) -> bool:
@@ -86,6 +90,7 @@ def _remove_parts(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
 def _create_all(job: SupervisedJob) -> Plan:
     """Create files, sshd and container on every host; choose other ports if another program uses ours."""
+    taken: list[RemoteOpFailed] = []
     for _ in range(PORT_TRIES):
         plan = job.plan
         results = job.links.each(lambda agent, plan=plan: create(job, agent, plan))  # type: ignore[misc]
@@ -96,7 +101,8 @@ def _create_all(job: SupervisedJob) -> Plan:
         job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: taking another one")
         _remove_parts(job, job.hosts)
         job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
-    raise failed(HostFailure(f"no free port for the job in {PORT_TRIES} tries", job=job.lease.job))
+    why = f"no free port for the job in {PORT_TRIES} tries"
+    raise failed(HostFailure(why, kind="port-in-use", host=taken[0].host, job=job.lease.job))
 
 
 def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What pre-flight's findings mean for a gang: it is placed elsewhere, waits for a process to end, or fails."""
+"""What pre-flight's findings mean for a gang: it is placed elsewhere, or waits for a process to end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
-from gpurun.leases.refusals import FIRST_PAUSE_S
 from gpurun.supervisor import preflight
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.unstarted import NEVER_THE_JOBS, is_unstarted
 
 RECORD = JobRecord("j-00000001", "n", "o", 0, "/i", 4, State.PREPARING, 0.0, 0.0, attempt=6)
 H1 = SimpleNamespace(name="h1", gpus=4)
@@ -49,36 +49,24 @@ def end_of(job, monkeypatch, *blocking, processes=()):
     return raised.value.end
 
 
-def test_a_job_that_was_preempted_often_is_placed_elsewhere_at_its_first_finding(monkeypatch):
-    job = Job()
-    end = end_of(job, monkeypatch, FULL)
-    assert (end.outcome, end.suspects, job.record.placements, end.restart) == (State.QUEUED, ("h1",), 1, None)
-
-
-def test_the_fifth_finding_in_a_row_fails_the_job_and_says_why(monkeypatch):
-    end = end_of(Job(RECORD.but(placements=preflight.MOST_PLACEMENTS - 1)), monkeypatch, FULL)
-    assert end.outcome is State.FAILED and end.restart is None
+def test_a_finding_is_its_host_s_failure_and_no_job_s(monkeypatch):
+    """`test_unstarted.py` has what follows: another placement, uncounted."""
+    end = end_of(Job(), monkeypatch, FULL)
+    assert (end.outcome, end.suspects, end.restart) == (State.FAILED, ("h1",), None)
+    assert is_unstarted(State.PREPARING, end)
+    assert {host: (error.kind, error.message) for host, error in end.by_host.items()} == {
+        "h1": ("preflight", "shared-folder: is on nfs")
+    }
     assert "shared-folder: is on nfs" in end.reason and "folder=DIR" in end.reason
-
-
-def test_a_gang_that_gets_the_avoided_host_again_pauses_longer_each_time(monkeypatch):
-    """No other host fits. Five placements on one host took 6 s, and then the job failed."""
-    job, pauses = Job(RECORD.but(avoid=("h1",))), []
-    for number in range(1, preflight.MOST_PLACEMENTS):
-        end = end_of(job, monkeypatch, FULL)
-        job.hardware = {}
-        assert (end.outcome, job.record.placements) == (State.QUEUED, number)
-        assert (end.restart.attempt, end.restart.of) == (number + 1, preflight.MOST_PLACEMENTS)
-        pauses.append(end.restart.at_s - 1000.0)
-    assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S]
+    assert "preflight" in NEVER_THE_JOBS
 
 
 def test_a_gang_waits_for_a_process_that_no_job_started_and_never_fails_because_of_it(monkeypatch):
     """The process kept its GPU for a minute: after five placements, in 6 s, the job had failed."""
-    job = Job(RECORD.but(placements=preflight.MOST_PLACEMENTS - 1, avoid=("h1",)))
+    job = Job(RECORD.but(placements=4, avoid=("h1",)))
     end = end_of(job, monkeypatch, processes=[(EVE,), (), (EVE,)])
     assert (end.outcome, end.suspects, end.failure, end.restart) == (State.QUEUED, (), None, None)
-    assert job.record.placements == preflight.MOST_PLACEMENTS - 1
+    assert job.record.placements == 4 and end.by_host == {}
     assert end.reason == "h1: python3 of eve (pid 7) holds GPUs 0, 2: no job of gpurun started it"
     (holder,) = end.refused["h1"]
     assert (holder.gpus, holder.job, holder.user, holder.process) == ((0, 2), "", "eve", "python3 of eve (pid 7)")
@@ -95,7 +83,7 @@ def test_processes_of_gpurun_s_jobs_and_gpus_that_no_inventory_has_are_nobody_s(
 def test_a_process_beside_another_problem_excludes_its_gpus_and_the_host_is_avoided(monkeypatch):
     job = Job()
     end = end_of(job, monkeypatch, FULL, processes=[(EVE,)])
-    assert (end.outcome, end.suspects, job.record.placements) == (State.QUEUED, ("h1",), 1)
+    assert (end.outcome, end.suspects, [*end.by_host]) == (State.FAILED, ("h1",), ["h1"])
     assert end.reason.startswith("h1: shared-folder:")
     assert [each.gpus for each in end.refused["h1"]] == [(0,)]
 

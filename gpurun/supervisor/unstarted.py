@@ -1,0 +1,187 @@
+"""Decide what follows an attempt whose containers did not run: another placement, or the job's end. Pure.
+
+Nothing that goes wrong with a host ends a job before its gang runs, and no restart is counted. If a check that depends
+on no job finds the host broken, the host is out, and the failure says nothing about the job. If the check finds nothing
+wrong, the job avoids the host for a while. The failure is the job's if three such hosts failed in the same way, or
+every host that could hold the gang. Some failures are never the job's: it waits until they are over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpurun.errors import HostFailure, NoRoom
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.record import FirstFailure, JobRecord, Restart, StartFailure
+from gpurun.jobs.spec import Wants
+from gpurun.jobs.states import State
+from gpurun.scheduler.index import serves
+from gpurun.state.machines import Out
+from gpurun.supervisor.ends import End
+
+BEFORE_RUNNING = frozenset({State.QUEUED, State.GRANTED, State.PREPARING, State.STARTING})
+ENOUGH_HOSTS = 3
+"""If so many sound hosts fail in the same way, the job is at fault."""
+ENOUGH_TIMES = 2
+"""If fewer hosts could hold the gang, all of them fail in the same way, in all at least so often."""
+FREE_PLACEMENTS = 3
+"""So many placements on hosts that are new to the job follow each other at once; later ones after a pause."""
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+FLAPPING_S = 30.0
+"""A host that was out, returned and failed again within this time is not tried at once."""
+FIRST_AVOID_S = 60.0
+LONGEST_AVOID_S = 600.0
+FORGET_S = 6 * 3600.0
+MOST_FAILURES = 64
+MOST_WORDS = 200
+
+NEVER_THE_JOBS = frozenset(
+    {"unreachable", "host-key", "login", "connection", "preflight", "contradiction", "address", "port-in-use",
+     "claimed", "no-docker", "no-space", "read-only", "timeout"}
+)  # fmt: skip
+"""Kinds of failures that no job brings about, and room that a job waits for."""
+SAID_BY_KIND = frozenset({"prolog", "architecture"})
+"""Kinds of failures that are the same whatever the host's words are."""
+
+_JOB = re.compile(r"\bj-[0-9a-f]{8}\b")
+_PATH = re.compile(r"(?<![\w/])~?/[^\s'\":,;()]*")
+_DIGEST = re.compile(r"\b[0-9a-f]{7,}\b")
+_ADDRESS = re.compile(r"\b[0-9a-f]*(?::[0-9a-f]*){2,}")
+_NUMBER = re.compile(r"\d[\d.]*(?:\s*[kmgt]i?b\b)?")
+
+
+@dataclass(frozen=True)
+class Next:
+    """What follows.
+
+    Attributes:
+        end: the end of the attempt.
+        failures, placements: for the job's record.
+    """
+
+    end: End
+    failures: tuple[StartFailure, ...]
+    placements: int
+
+
+def is_unstarted(state: State, end: End) -> bool:
+    """Return whether an attempt ended by failures of hosts, or of the head, before its gang ran."""
+    return state in BEFORE_RUNNING and end.outcome is State.FAILED and bool(end.by_host)
+
+
+def after(
+    record: JobRecord, end: End, looks: Mapping[str, Out | None], able: Collection[str], *, hosts: Collection[str],
+    now_s: float,
+) -> Next:  # fmt: skip
+    """Return what follows an attempt for which `is_unstarted` is true.
+
+    Args:
+        looks: failed host → why it is out; None = nothing is wrong with it. A host that is missing was not checked.
+        able: the hosts that could hold the gang now, or a part of it.
+        hosts: names that may occur in the failures: the gang's hosts.
+        now_s: the head's clock, seconds since the epoch.
+    """
+    before = {each.host: each for each in record.start_failures if abs(now_s - each.at_s) < FORGET_S}
+    new = [
+        _failure(record.attempt, host, error, looks, before.get(host), hosts=hosts, now_s=now_s)
+        for host, error in sorted(end.by_host.items())
+        if host
+    ]
+    known = {**before, **{each.host: each for each in new}}
+    failures = tuple(sorted(known.values(), key=lambda each: (each.at_s, each.host))[-MOST_FAILURES:])
+    placements = record.placements + 1
+    for each in new:
+        alike = [other for other in failures if _counts(other) and is_same(each, other)]
+        if _counts(each) and _is_the_jobs(alike, able):
+            return Next(_the_jobs(end, each, alike), failures, placements)
+    pause_s = _pause_s(new, before, looks, placements, now_s)
+    again = Restart(now_s + pause_s, attempt=0, of=None) if pause_s else None
+    reason = end.reason if again else f"{end.reason}; gpurun places it elsewhere"
+    return Next(replace(end, outcome=State.QUEUED, reason=reason, suspects=(), restart=again), failures, placements)
+
+
+def _failure(
+    attempt: int, host: str, error: HostFailure, looks: Mapping[str, Out | None], before: StartFailure | None, *,
+    hosts: Collection[str], now_s: float,
+) -> StartFailure:  # fmt: skip
+    is_out = looks.get(host) is not None
+    found = StartFailure(
+        host, attempt, error.kind, normalised(error.message, {host, *hosts}), error.message[:MOST_WORDS], now_s, now_s,
+        is_sound=host in looks and not is_out, lacks_mib=error.lacks_mib if isinstance(error, NoRoom) else 0,
+    )  # fmt: skip
+    times = before.times + 1 if before is not None and is_same(before, found) else 1
+    avoid_s = 0.0 if is_out else min(FIRST_AVOID_S * 2.0 ** min(times - 1, 30), LONGEST_AVOID_S)
+    return replace(found, times=times, until_s=now_s + avoid_s)
+
+
+def is_same(one: StartFailure, other: StartFailure) -> bool:
+    """Return whether two failures have the same cause."""
+    return one.kind == other.kind and (one.kind in SAID_BY_KIND or one.words == other.words)
+
+
+def normalised(message: str, hosts: Collection[str]) -> str:
+    """Return a message without what differs between hosts and attempts: names of hosts and jobs, paths, digests,
+    addresses, numbers.
+    """
+    text = message[: 10 * MOST_WORDS].lower()
+    for host in sorted(hosts, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.-]){re.escape(host.lower())}(?![\w-])", "HOST", text)
+    for pattern, name in ((_JOB, "JOB"), (_PATH, "PATH"), (_DIGEST, "DIGEST"), (_ADDRESS, "ADDRESS"), (_NUMBER, "N")):
+        text = pattern.sub(name, text)
+    return " ".join(text.split())[:MOST_WORDS]
+
+
+def _counts(failure: StartFailure) -> bool:
+    return failure.is_sound and failure.kind not in NEVER_THE_JOBS
+
+
+def _is_the_jobs(alike: Sequence[StartFailure], able: Collection[str]) -> bool:
+    hosts = {each.host for each in alike}
+    is_everywhere = bool(able) and hosts.issuperset(able) and sum(each.times for each in alike) >= ENOUGH_TIMES
+    return len(hosts) >= ENOUGH_HOSTS or is_everywhere
+
+
+def _the_jobs(end: End, failure: StartFailure, alike: Sequence[StartFailure]) -> End:
+    error = end.by_host[failure.host]
+    names = sorted(each.host for each in alike)
+    named = ", ".join(names[:ENOUGH_HOSTS]) + (f" and {len(names) - ENOUGH_HOSTS} more" if len(names) > 3 else "")
+    hint = f" ({error.hint})" if error.hint else ""
+    reason = f"{named}: {error.message}{hint}; a check finds nothing wrong with {'them' if len(names) > 1 else 'it'}"
+    first = FirstFailure(reason=error.message, host=failure.host, kind="")
+    return replace(end, reason=reason, code=error.exit_code, failure=first, suspects=())
+
+
+def _pause_s(
+    new: Sequence[StartFailure], before: Mapping[str, StartFailure], looks: Mapping[str, Out | None], placements: int,
+    now_s: float,
+) -> float:  # fmt: skip
+    """Return the wait before the next placement; 0 = none.
+
+    The scheduler keeps all jobs off hosts that are out. Other hosts may fail again: the waits double, so a job that
+    can start nowhere is placed every five minutes.
+    """
+    if new and all(looks.get(each.host) is not None for each in new):
+        recent = [each for each in new if each.host in before and now_s - before[each.host].at_s < FLAPPING_S]
+        return FIRST_PAUSE_S if recent else 0.0
+    is_new = bool(new) and all(each.host not in before for each in new)
+    if is_new and placements <= FREE_PLACEMENTS:
+        return 0.0
+    return min(FIRST_PAUSE_S * 2.0 ** min(max(placements - 2, 0), 30), LONGEST_PAUSE_S)
+
+
+def able_hosts(inventory: Inventory, wants: Wants, unusable: Collection[str]) -> frozenset[str]:
+    """Return the hosts that could hold a gang now, or a part of it, whatever runs there."""
+    asked = wants.constraints
+    least = asked.gpus_per_host or (wants.min_gpus or wants.gpus if asked.locality == "host" else 1)
+    return frozenset(
+        host.name
+        for host in inventory.hosts
+        if host.name not in unusable
+        and host.name not in asked.avoid
+        and (not asked.hosts or host.name in asked.hosts)
+        and host.gpus >= least
+        and serves((host.generation, host.gpu_model, host.gpu_memory_mib), asked)
+    )
