@@ -15,6 +15,8 @@ import typer
 from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, say_problem
+from gpurun.cli.shares import lines as share_lines
+from gpurun.cli.shares import shares_of
 from gpurun.errors import BadInput, StateError
 from gpurun.state import clock
 
@@ -67,6 +69,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     if origin["diff"]:
         lines.append(("changed since", f"{origin['diff'].count(chr(10))} lines of diff, in {folder.path}/origin.json"))
     lines += [("ran on", text) for text in ran_on]
+    lines += [("may use", printable(line)) for line in share_lines(shares_of(folder))]
     width = max(len(name) for name, _ in lines)
     typer.echo("\n".join(f"{name:>{width}}  {value}" for name, value in lines))
 

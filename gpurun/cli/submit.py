@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
-    from gpurun.jobs.spec import JobSpec
+    from gpurun.jobs.spec import Grant, JobSpec
 
 
 def _option(*names: str, metavar: str | None = None, text: str) -> Any:
@@ -73,6 +73,12 @@ def submit(
     ] = None,
     max_restarts: Annotated[
         str | None, _option("--max-restarts", metavar="N", text="Restart up to N times after a host's fault.")
+    ] = None,
+    memory: Annotated[
+        str | None, _option("--memory", metavar="64GiB", text="Memory on each host. Default: the share of its GPUs.")
+    ] = None,
+    cpus: Annotated[
+        str | None, _option("--cpus", metavar="N", text="Cores on each host. Default: the share of its GPUs.")
     ] = None,
     env: Annotated[
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
@@ -135,6 +141,7 @@ def submit(
         "--pool": ("pool", pool), "--project": ("project", project), "--priority": ("priority", priority),
         "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
+        "--memory": ("memory", memory), "--cpus": ("cpus", cpus),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
@@ -193,6 +200,7 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
         print_json({"job": job_json(record)})
     elif record.granted:
         say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
+        say_shares(spec, record.granted, inventory)
     elif record.state.ended:
         say(f"{folder.id} is {record.state.value}: {printable(record.reason)}")
     else:
@@ -248,6 +256,16 @@ def _warn_of_secrets(spec: JobSpec) -> None:
             f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to all who may use Docker on a host\n"
             "  → give it as a file: `secrets: {NAME: FILE}` in the recipe, /run/secrets/NAME in the container"
         )
+
+
+def say_shares(spec: JobSpec, grants: Sequence[Grant], inventory: Inventory) -> None:
+    """Say what memory and cores the job may use on its hosts, as far as the inventory knows."""
+    from gpurun.cli.shares import lines
+    from gpurun.launch.share import shares
+
+    known = [grant for grant in grants if grant.host in inventory.by_name]
+    for line in lines(shares(spec, known, inventory)):
+        say(f"  {line}")
 
 
 def pairs_of(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:

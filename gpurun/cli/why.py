@@ -12,6 +12,7 @@ import typer
 from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.cli.shares import lines, shares_of
 from gpurun.errors import GpurunError
 from gpurun.state import clock
 
@@ -47,6 +48,8 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
             print_json({"job": record.id, "state": record.state.value, "message": said})
         else:
             typer.echo(f"{record.id} is {record.state.value}{': ' if said else ''}{printable(said)}")
+            for line in lines(shares_of(folder)):
+                typer.echo(f"  {line}")
         return
     snapshot = looked.snapshots[inventory]
     explanation = explain(decisions, snapshot, record.id)

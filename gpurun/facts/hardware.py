@@ -154,6 +154,8 @@ class DockerFacts:
         has_own_network: containers with the "host's" network do not have this host's; None = not known.
         memlock_bytes, nofile: the engine's own hard limits; -1 = unlimited, None = not known.
         may_raise_limits: whether the engine can give containers more than that (CAP_SYS_RESOURCE).
+        memory_bytes, cores: all memory and all cores that the engine has for containers; None = not known.
+        limits_memory: whether the engine can limit the memory of containers; None = not known.
         problem: why nothing is known, if nothing is.
     """
 
@@ -170,6 +172,9 @@ class DockerFacts:
     memlock_bytes: int | None = None
     nofile: int | None = None
     may_raise_limits: bool | None = None
+    memory_bytes: int | None = None
+    cores: int | None = None
+    limits_memory: bool | None = None
     problem: str = ""
 
     def can_grant(self, hard_limit: int | None, wanted: int) -> bool:
@@ -208,14 +213,14 @@ class Hardware:
         infiniband_nodes: names in /dev/infiniband.
         folder: where gpurun keeps its files there.
         folder_kind: the type of file system that holds it, such as ``ext4`` or ``nfs4``.
+        folder_fault: why a job can keep no files there: ``denied``, ``read-only``, ``full``, ``hangs`` or ``broken``.
+        folder_problem: the same for people, with the path; empty = a small file could be written there.
+        folder_free_bytes, folder_free_inodes: of its file system, for this user; None = not known, or without limit.
         problems: section → what could not be read and why.
         elapsed_s: how long the probe took on the host.
     """
 
     host: str
-        folder_fault: why a job can keep no files there: ``denied``, ``read-only``, ``full``, ``hangs`` or ``broken``.
-        folder_problem: the same for people, with the path; empty = a small file could be written there.
-        folder_free_bytes, folder_free_inodes: of its file system, for this user; None = not known, or without limit.
     hostname: str = ""
     machine_id: str = ""
     kernel: str = ""
@@ -237,15 +242,15 @@ class Hardware:
     limits: Limits = Limits()
     folder: str = ""
     folder_kind: str = ""
+    folder_fault: str = ""
+    folder_problem: str = ""
+    folder_free_bytes: int | None = None
+    folder_free_inodes: int | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
     elapsed_s: float | None = None
 
     def nic(self, name: str) -> Nic | None:
         """The interface of that name, if the host has it."""
-    folder_fault: str = ""
-    folder_problem: str = ""
-    folder_free_bytes: int | None = None
-    folder_free_inodes: int | None = None
         return next((nic for nic in self.nics if nic.name == name), None)
 
     def hca(self, name: str) -> Hca | None:

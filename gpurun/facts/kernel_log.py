@@ -14,7 +14,9 @@ _ADDRESS = r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
 _XID = re.compile(rf"NVRM: Xid \({_ADDRESS}(?:[. ][^)]{{0,40}})?\): (\d{{1,4}})\b")
 _FELL_OFF = re.compile(rf"NVRM: GPU(?: at)? {_ADDRESS}\.[0-7]:? (?:GPU )?has fallen off the bus")
 _OOM = re.compile(
-    r"oom-kill:constraint=(CONSTRAINT_[A-Z_]+),.*?task_memcg=([^,]*),task=.*,pid=(\d+),uid=\d+\s*\Z", re.DOTALL
+    r"oom-kill:constraint=(CONSTRAINT_[A-Z_]+),.*?(?:oom_memcg=([^,]*),)?task_memcg=([^,]*),task=.*,pid=(\d+),uid=\d+"
+    r"\s*\Z",
+    re.DOTALL,
 )
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory): Kill(?:ed)? process (\d+) \(")
 _CONTAINER = re.compile(r"(?:docker-|/docker/)([0-9a-f]{64})(?:\.scope)?(?:/|\Z)")
@@ -33,7 +35,8 @@ class OomLine:
     """The kernel killed a process because memory ran out.
 
     Attributes:
-        limit: the memory limit of the process's group was reached; otherwise the whole host had no memory left.
+        limit: the memory limit of the process's container was reached; otherwise the host had no memory left, or the
+            group that contains all containers.
         container: the Docker container of the process; "" = the line does not say.
     """
 
@@ -49,9 +52,10 @@ def parse(text: str) -> XidLine | OomLine | None:
     if found := _FELL_OFF.match(text):
         return XidLine(_pci(found[1]), 79)
     if found := _OOM.match(text):
-        container = _CONTAINER.search(found[2])
-        limit = found[1] == "CONSTRAINT_MEMCG"
-        return OomLine(int(found[3]), limit, container[1] if container else "")
+        container = _CONTAINER.search(found[3])
+        has_own = found[2] is None or container is None or container[1] in found[2]
+        limit = found[1] == "CONSTRAINT_MEMCG" and has_own
+        return OomLine(int(found[4]), limit, container[1] if container else "")
     if found := _KILLED.match(text):
         return OomLine(int(found[2]), found[1].startswith("Memory cgroup"), "")
     return None

@@ -22,7 +22,7 @@ from gpurun.jobs.environment import environment_of
 from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELD_OF, FIELDS
-from gpurun.jobs.spec import Constraints, HorovodKnobs, JobSpec, Roles
+from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
 
 RECIPE_FILE = "recipe.yaml"
 MAX_BYTES = 1 << 20
@@ -131,6 +131,7 @@ def _check(spec: JobSpec) -> None:
         raise BadInput(f"command: {spec.command[0]!r} is no program")
     _check_env(spec)
     check_length(spec)
+    _check_memory(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
@@ -145,6 +146,17 @@ def _check(spec: JobSpec) -> None:
             raise BadInput(f"the secret {name!r} is not a file", where=file)
     if spec.python is not None and spec.python.secret and not stat.S_ISREG(mode_of(Path(spec.python.secret))):
         raise BadInput("python: the secret is not a file", where=spec.python.secret)
+
+
+def _check_memory(spec: JobSpec) -> None:
+    memory_mib, shm_mib = spec.memory_mib, spec.shm_size_mib
+    if memory_mib is not None and memory_mib < LEAST_MEMORY_MIB:
+        raise BadInput(f"memory is {memory_mib} MiB; at least {LEAST_MEMORY_MIB} MiB are needed")
+    if memory_mib is not None and shm_mib is not None and shm_mib > memory_mib:
+        raise BadInput(
+            f"shm_size ({shm_mib} MiB) is more than memory ({memory_mib} MiB)",
+            hint="what is in /dev/shm counts as memory: give memory at least as much",
+        )
 
 
 def _check_env(spec: JobSpec) -> None:

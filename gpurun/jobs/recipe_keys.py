@@ -304,7 +304,20 @@ class RecipeKeys(TypedDict, total=False):
         Duration,
         means("time between SIGTERM and SIGKILL, for each rank; also after other ranks have ended", "15s"),
     ]
-    shm_size: Annotated[Size, means("`/dev/shm` of each container", "1GiB")]
+    memory: Annotated[
+        Size,
+        means(
+            "memory of the job on each host, with its `/dev/shm`. Default: the share of its GPUs, such as 1/8 for one "
+            "of eight. If you ask for more than that and the host runs out of memory, this job is killed first",
+            "64GiB",
+        ),
+    ]
+    cpus: Annotated[
+        float,
+        Meta(ge=0.1, le=4096, title="a number of cores from 0.1 to 4096"),
+        means("cores of the job on each host while other jobs run there. Default: the share of its GPUs", "12"),
+    ]
+    shm_size: Annotated[Size, means("`/dev/shm` of each container, part of its `memory`. Default: half of it", "8GiB")]
     constraints: Annotated[ConstraintKeys, means("where the job may run", "{locality: rack}")]
     horovod: Annotated[HorovodKeys, means("horovodrun's own settings", "{cycle_time_ms: 1}")]
     roles: Annotated[RoleKeys, means("what ranks do with the launcher `tensorflow`", "{ps: 2}")]

@@ -18,6 +18,8 @@ DEFAULT_LAUNCHER = "horovod"
 """What starts the ranks of a job that does not say."""
 DATA = "/data"
 """Where containers have data sets, each under its name."""
+LEAST_MEMORY_MIB = 16
+"""The smallest limit of a container's memory. Docker refuses less than 6 MiB."""
 MOST_GPUS = 1024
 """More GPUs than any host has; an inventory allows 128."""
 
@@ -262,7 +264,10 @@ class JobSpec:
         hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
         grace_s: seconds between SIGTERM and SIGKILL.
         max_restarts: how often the job may restart after a host's fault.
-        shm_size_mib: size of ``/dev/shm`` in each container.
+        memory_mib: the memory of each container, ``/dev/shm`` included; None = the share of its GPUs
+            (`gpurun.launch.share`).
+        cpus: the cores of each container while another job runs on its host; None = the share of its GPUs.
+        shm_size_mib: size of ``/dev/shm`` in each container, at most its memory; None = half of its memory.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
         rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = no rehearsal.
         reforms: an elastic gang whose ranks cannot continue when hosts join or leave: gpurun stops it, and starts it
@@ -295,7 +300,9 @@ class JobSpec:
     hang_timeout_s: float | None = None
     grace_s: float = 15.0
     max_restarts: int = 0
-    shm_size_mib: int = 1024
+    memory_mib: int | None = None
+    cpus: float | None = None
+    shm_size_mib: int | None = None
     mounts: tuple[tuple[str, str, str], ...] = ()
     launcher: str = DEFAULT_LAUNCHER
     image_id: str = ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpurun.jobs.spec import DATA, DataSource, JobSpec
 from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
+from gpurun.launch.share import HostShare
 from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels
 
 WORKSPACE = "/workspace"
@@ -100,6 +101,7 @@ def run_argv(
     cards: Sequence[Card],
     names: Mapping[str, str],
     environment: Mapping[str, str],
+    share: HostShare,
     fabric_flags: Sequence[str],
     main: Sequence[str],
 ) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ def run_argv(
         cards: its GPUs on this host: device indices, and UUIDs if known.
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
         environment: the container's environment; ranks inherit it.
+        share: its memory and cores.
         fabric_flags: devices, capabilities and limits that the fabric needs.
         main: argv of the container's main process; replaces the image's entry point.
     """
@@ -125,7 +128,7 @@ def run_argv(
     if cards:
         argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
     argv += ["--pids-limit", str(PIDS_PER_GPU * max(1, len(cards)))]
-    argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
+    argv += [*share.flags, *fabric_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]
     for mount in mounts(job, spec, account):

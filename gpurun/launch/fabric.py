@@ -28,7 +28,7 @@ from gpurun.launch.fabric_roce import gid_need
 Source = Literal["inventory", "probe", "default", "user"]
 
 NOFILE = 1_048_576
-"""Open files of an RDMA container: the kernel's default upper bound (``fs.nr_open``)."""
+"""Open files of a container: the kernel's default upper bound (``fs.nr_open``)."""
 
 USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
 """A user's variables with these names count as fabric settings and are shown with them."""
@@ -225,21 +225,20 @@ def _limits(fabric: Fabric, facts: Hardware | None) -> tuple[str, ...]:
 
     NCCL "Sharing Data": containers have "limited shared and pinned memory resources" and need ``--shm-size=1g --ulimit
     memlock=-1``. NVIDIA's container guide adds ``--ulimit stack=67108864``: the stack must be finite, because glibc
-    falls back to 2 MiB thread stacks if it is unlimited (NCCL_SET_STACK_SIZE). Each queue pair is an open file, hence
-    ``nofile``.
+    falls back to 2 MiB thread stacks if it is unlimited (NCCL_SET_STACK_SIZE). Each queue pair is an open file, and so
+    is each tensor that a data loader passes on, hence ``nofile`` on every fabric: the limit of an engine may be 1024.
 
     An engine without CAP_SYS_RESOURCE refuses to start a container with higher limits than its own hard limits. So
     gpurun does not request limits that the probe has found impossible (doctor reports them). Without a probe, a TCP
-    gang requests no limit, because it needs none.
+    gang requests none of these limits, because it can do without.
     """
     docker = facts.docker if facts is not None else None
     if docker is None:
         raised = [] if fabric.kind is FabricKind.TCP else ["memlock=-1:-1", f"nofile={NOFILE}:{NOFILE}"]
     else:
         raised = ["memlock=-1:-1"] if docker.can_grant(docker.memlock_bytes, -1) else []
-        if fabric.kind is not FabricKind.TCP:
-            nofile = NOFILE if docker.can_grant(docker.nofile, NOFILE) else docker.nofile
-            raised.append(f"nofile={nofile}:{nofile}")
+        nofile = NOFILE if docker.can_grant(docker.nofile, NOFILE) else docker.nofile
+        raised.append(f"nofile={nofile}:{nofile}")
     return tuple(flag for limit in (*raised, "stack=67108864:67108864") for flag in ("--ulimit", limit))
 
 

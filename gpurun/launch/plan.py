@@ -18,6 +18,7 @@ from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
 from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
+from gpurun.launch.share import HostShare, shares
 from gpurun.node.gpu.claim_rules import Card, Claimant
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
@@ -35,6 +36,7 @@ class HostPlan:
         files: path below `folder` → (text, mode).
         ranks: the variables of each of its ranks, in rank order; empty if a launcher sets them.
         ports: TCP ports on which its ranks may listen, if gpurun starts them.
+        share: the memory and cores of its container; None in a plan of an older gpurun.
     """
 
     host: str
@@ -47,6 +49,7 @@ class HostPlan:
     files: Mapping[str, tuple[str, int]]
     ranks: tuple[Mapping[str, str], ...] = ()
     ports: tuple[int, ...] = ()
+    share: HostShare | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ def make_plan(
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
+    given = shares(spec, grants, inventory, hardware)
     notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
         host: rank.rank_script(found.environment, launcher, grace_s=spec.grace_s, notice_s=notice_s)
@@ -162,7 +166,8 @@ def make_plan(
             run=docker.run_argv(
                 claimant=claimant, spec=spec, account=mine, image=images.get(grant.host, spec.image_id or spec.image),
                 cards=cards(grant, hardware.get(grant.host)), names=names,
-                environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
+                environment=_environment(job, attempt, spec, found), share=given[grant.host],
+                fabric_flags=found.docker_flags, main=main,
             ),
             settings=found.environment,
             files={
@@ -173,6 +178,7 @@ def make_plan(
             },
             ranks=told(launcher, gang, grant.host) if launcher.argv is None else (),
             ports=gang.ports_of(grant.host) if launcher.argv is None else (),
+            share=given[grant.host],
         )  # fmt: skip
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))

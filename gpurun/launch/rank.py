@@ -11,6 +11,7 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
         told                             empty: the launcher's signal was passed on to the rank
         end.CODE                         empty: the rank has ended, 128 + n by signal n
         now                              the rank's present number, if `gpurun.runtime` knows that it has changed
+    cgroup.ATTEMPT/                      what the kernel counted of the container when a rank failed
 
 `horovodrun` (Gloo) signals the script alone, so the rank runs in the background and the script passes HUP, INT and TERM
 on. `mpirun` signals the rank's process group, so the script passes nothing on. After the agent's notice, the script
@@ -149,6 +150,17 @@ gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who
   mkfifo "$gpurun_folder/pipe" && exec 8<>"$gpurun_folder/pipe" 3<"$gpurun_folder/pipe" 4>"$gpurun_folder/pipe" 8>&- &&
     rm "$gpurun_folder/pipe"
 }
+gpurun_count() {  # keeps what the kernel counted of the container: its control group goes with it
+  mkdir -p "$GPURUN_RUN/cgroup.$GPURUN_ATTEMPT" || return
+  for gpurun_file in events peak current max; do gpurun_keep memory.$gpurun_file; done
+  for gpurun_file in oom_control failcnt max_usage_in_bytes limit_in_bytes; do
+    gpurun_keep memory/memory.$gpurun_file
+  done
+  for gpurun_file in pids.events pids.max pids/pids.events pids/pids.max; do gpurun_keep $gpurun_file; done
+}
+gpurun_keep() {  # gpurun_keep NAME: a file of cgroup v2, or FOLDER/NAME of v1
+  [ ! -r "/sys/fs/cgroup/$1" ] || cat "/sys/fs/cgroup/$1" >"$GPURUN_RUN/cgroup.$GPURUN_ATTEMPT/${1##*/}"
+}
 gpurun_id=$GPURUN_JOB/$GPURUN_ATTEMPT/${gpurun_folder##*/}
 export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}"
 if ! gpurun_pipe || ! exec 5<&3 6>&4 3<&- 4>&- || ! gpurun_pipe; then
@@ -190,6 +202,7 @@ fi
 exec 4>&- 6>&-
 unset GPURUN_RANK_ID
 gpurun_last_words 4  # something that lives on may keep the pipes
+[ "$gpurun_code" = 0 ] || gpurun_count
 true >"$gpurun_folder/end.$gpurun_code"
 gpurun_clock
 gpurun_ended=$gpurun_now

@@ -68,6 +68,7 @@ class Inspected(TypedDict):
     started: Text
     finished: Text
     ended_ago_s: Seconds | None
+    memory_bytes: NotRequired[Count | None]
 
 
 class EngineSame(Struct, tag_field="state", tag="same"):
@@ -114,8 +115,8 @@ class Rest(TypedDict):
     users: list[HoldingProcess]
     gpu_problem: Text
     claims: list[Text]
-
     epilog: NotRequired[Text]
+
 
 class ToldProgress(TypedDict):
     """``gang.progress``: the values of a rank come from its program, and may be anything."""
@@ -125,6 +126,16 @@ class ToldProgress(TypedDict):
     ranks: dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,7}\Z")], dict[Literal["progress", "checkpoint"], Any]]
 
 
+class MemoryUsed(Struct):
+    """The memory that a container may use and the most that it has used, None = no limit or not known; and whether it
+    has reached its own limit.
+    """
+
+    limit_bytes: Count | None = None
+    peak_bytes: Count | None = None
+    is_own_limit: bool = True
+
+
 class KernelNews(Struct, tag_field="kind", tag="kernel", omit_defaults=True):
     """``health``: a line of the kernel's log."""
 
@@ -132,6 +143,7 @@ class KernelNews(Struct, tag_field="kind", tag="kernel", omit_defaults=True):
     rank: RankNumber | None
     cards: dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,6}\Z")], Text]
     age_s: Seconds = 0.0
+    memory: MemoryUsed | None = None
 
 
 class XidNews(Struct, tag_field="kind", tag="xid"):
@@ -164,6 +176,27 @@ class DiskNews(Struct, tag_field="kind", tag="disk"):
     free_bytes: Count
 
 
+class MemoryNews(MemoryUsed, tag_field="kind", tag="memory", kw_only=True):
+    """``health``: the kernel has killed processes of the container because its memory, or the host's, ran out."""
+
+    kills: Count
+
+
+class PidsNews(Struct, tag_field="kind", tag="pids"):
+    """``health``: the container has reached the limit of its processes."""
+
+    refused: Count
+    most: Count | None = None
+
+
+class FilledNews(Struct, tag_field="kind", tag="filled"):
+    """``health``: the container filled Docker's disk and was killed."""
+
+    path: Text
+    free_bytes: Count
+    written_bytes: Count
+
+
 class NvmlNews(Struct, tag_field="kind", tag="nvml"):
     """``health``: NVML does not answer."""
 
@@ -187,7 +220,9 @@ class UseNews(Struct, tag_field="kind", tag="use"):
     gpus: list[UseOfGpu]
 
 
-Health = list[KernelNews | XidNews | LostNews | EccNews | DiskNews | NvmlNews | UseNews]
+Health = list[
+    KernelNews | XidNews | LostNews | EccNews | DiskNews | MemoryNews | PidsNews | FilledNews | NvmlNews | UseNews
+]
 
 
 class RankStart(Struct, tag_field="kind", tag="start"):
@@ -344,6 +379,8 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "gang.progress": AnswerTypes(ToldProgress),
     "health.watch": AnswerTypes(None, Health),
     "health.recent": AnswerTypes(Health),
+    "hooks.health": AnswerTypes(fields(said=Text)),
+    "hooks.prolog": AnswerTypes(),
     "images.ask": AnswerTypes(ImageAnswer),
     "images.name": AnswerTypes(),
     "images.install": AnswerTypes(
@@ -379,8 +416,6 @@ class NotAnAnswer(ValueError):
 
 
 def checked(op: str, said: object, *, item: bool = False) -> Any:
-    "hooks.health": AnswerTypes(fields(said=Text)),
-    "hooks.prolog": AnswerTypes(),
     """Return a host's answer, as JSON values, if it is valid for this operation. Drops unknown keys.
 
     Args:

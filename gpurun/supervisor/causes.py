@@ -17,9 +17,11 @@ from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.supervisor.ends import End
 
-Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "engine", "host-lost"]
+Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "pids", "engine", "host-lost"]
 _NO_SPACE = ("No space left on device", "ENOSPC", "Disk quota exceeded")
 TAIL_LINES = 200
+HINTS = ("xid", "pids")
+"""A cause of these kinds that is the program's own only adds a hint to what the launcher says."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,46 @@ def cause_of(
             text = f"{item['count'] - item['before']} uncorrectable memory errors since the attempt began"
             said = f"uncorrected volatile ECC errors of GPU {gpu}: {item['before']} → {item['count']}"
             return Cause(at_s, host, "ecc", text, said, "hardware", True, gpu, rank)
-        case "disk":
-            said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
-            return Cause(at_s, host, "disk-full", f"{item['what']} is full", said, "host")
+        case "disk" | "memory" | "pids" | "filled":
+            return _of_use(item, host, at_s)
     return None
+
+
+def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
+    """Return the cause in what a host counted of the gang's own container, or of its disks."""
+    if item["kind"] == "disk":
+        said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
+        return Cause(at_s, host, "disk-full", f"{item['what']} is full", said, "host")
+    if item["kind"] == "memory":
+        had, used = item["limit_bytes"], item["peak_bytes"]
+        said = f"oom_kill {item['kills']}, memory.max {had}, memory.peak {used}"
+        if item["is_own_limit"] and had:
+            return Cause(at_s, host, "oom", _out_of_own_memory(had, used), said, "program")
+        return Cause(
+            at_s, host, "oom", "out of memory on the host: the kernel killed a process of the job", said, "host"
+        )
+    if item["kind"] == "pids":
+        text = f"the job has reached its limit of {item['most']} processes and threads on this host"
+        return Cause(at_s, host, "pids", text, f"pids.events: max {item['refused']}", "program")
+    text = (
+        f"the job's container filled Docker's disk: it wrote {_gib(item['written_bytes'])}, so gpurun ended it before "
+        "other jobs there failed. Write to the outputs or to a mount instead"
+    )
+    said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
+    return Cause(at_s, host, "disk-full", text, said, "program", fatal=True)
+
+
+def _out_of_own_memory(had_bytes: int, used_bytes: int | None) -> str:
+    more_mib = 2 * (had_bytes >> 20)
+    return (
+        f"out of memory: the job had {_gib(had_bytes)} on this host and used {_gib(used_bytes or had_bytes)}, so the "
+        f"kernel killed a process of it; ask for more with --memory {more_mib}MiB (`memory:` in a recipe), or for more "
+        "GPUs"
+    )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3g} GiB" if size_bytes >= 1 << 30 else f"{size_bytes >> 20} MiB"
 
 
 def _of_line(
@@ -107,9 +145,13 @@ def _of_line(
                 rank = rank_of(grants, host, gpu)
                 return None if rank is None else _xid(at_s, host, line.number, said, gpu, rank)
     if isinstance(line, OomLine) and (item["rank"] is not None or line.container in set(containers)):
-        where = "in its memory limit" if line.limit else "on the host"
+        memory = item.get("memory") or {}
+        is_own = line.limit and memory.get("is_own_limit", True)  # else the limit of a group of containers
+        where = "in its memory limit" if is_own else "on the host"
         text = f"out of memory {where}: the kernel killed process {line.pid}"
-        return Cause(at_s, host, "oom", text, said, "program" if line.limit else "host", rank=item["rank"])
+        if is_own and memory.get("limit_bytes"):
+            text = _out_of_own_memory(memory["limit_bytes"], memory["peak_bytes"])
+        return Cause(at_s, host, "oom", text, said, "program" if is_own else "host", rank=item["rank"])
     return None
 
 
@@ -134,7 +176,7 @@ def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:
         for cause in causes
         if cause.kind == "oom" or cause.blame == "hardware" or cause.fatal or (cause.kind == "disk-full" and complained)
     ]
-    others = [cause for cause in causes if cause.kind == "xid"]
+    others = [cause for cause in causes if cause.kind in HINTS]
     return min(explain or others, key=lambda cause: cause.at_s, default=None)
 
 
@@ -155,16 +197,17 @@ def explained(end: End, cause: Cause | None) -> End:
     """
     if cause is None or end.outcome is not State.FAILED:
         return end
-    if end.failure is not None and cause.blame in ("program", "unclear") and cause.kind == "xid":
+    if end.failure is not None and cause.blame in ("program", "unclear") and cause.kind in HINTS:
         reason = f"{end.reason} ({cause.reason})"
-        return replace(end, reason=reason, failure=replace(end.failure, kind="xid", evidence=cause.evidence))
+        return replace(end, reason=reason, failure=replace(end.failure, kind=cause.kind, evidence=cause.evidence))
     before = end.failure or FirstFailure(end.reason)
     if cause.rank is None and before.host == cause.host:
         cause = replace(cause, rank=before.rank)
     by_cause = end_of(cause)
     assert by_cause.failure is not None
+    is_whole = cause.kind == "oom" or cause.blame == "program"
     failure = replace(by_cause.failure, exit_code=before.exit_code, excerpt=before.excerpt)
     return replace(
         end, reason=by_cause.reason, code=by_cause.code, failure=failure,
-        suspects=tuple(sorted({*end.suspects, *by_cause.suspects})) if cause.kind != "oom" else by_cause.suspects,
+        suspects=by_cause.suspects if is_whole else tuple(sorted({*end.suspects, *by_cause.suspects})),
     )  # fmt: skip

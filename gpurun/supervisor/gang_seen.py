@@ -24,6 +24,7 @@ class ContainerEnd:
         code: its exit code, if known.
         engine_out: the engine's last error, if the engine stopped answering and ended the container.
         ended_ago_s: how long before `seen_s` it ended, by its host's clock.
+        memory_bytes: the limit of its memory, if it had one.
     """
 
     seen_s: float
@@ -32,6 +33,12 @@ class ContainerEnd:
     is_removed: bool = False
     engine_out: str = ""
     ended_ago_s: float | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def is_own_memory(self) -> bool:
+        """Return whether it ran out of its own memory, not of its host's."""
+        return self.is_oom and bool(self.memory_bytes)
 
     @property
     def at_s(self) -> float:
@@ -59,6 +66,10 @@ class ContainerEnd:
             return "its Docker engine has stopped, and the job's container with it"
         if self.is_removed:
             return "the job's container was removed by somebody else"
+        if self.is_own_memory:
+            had_mib = (self.memory_bytes or 0) >> 20
+            more = f"ask for more with --memory {2 * had_mib}MiB"
+            return f"out of memory: the job had {had_mib} MiB on this host and used them, so it was killed; {more}"
         if self.is_oom:
             return "the job's container ran out of memory and was killed"
         if self.code == UNTOLD:

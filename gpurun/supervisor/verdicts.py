@@ -67,7 +67,7 @@ def _failed_by_launcher(
     if launcher.was_ended or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
         why = f"{seen.first}: {failure.reason}"
-        return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
+        return _by_container(seen.first, launcher, End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure))
     if named is not None and not (failed is not None and _was_told_to_end(seen, named.rank)):
         return rank_failed(named.rank, _host_of(named, seen, place), named.exit_code, who=seen.title_of(named.rank))
     if failed is not None:
@@ -120,10 +120,15 @@ def _lacks_command(failure: FirstFailure, command: str) -> bool:
 
 
 def container_ended(host: str, found: ContainerEnd) -> End:
-    """Return the end after the job's container on a host ended; the host is the suspect."""
+    """Return the end after the job's container on a host ended."""
     failure = found.failure(host)
     reason = f"{host}: {failure.reason}"
-    return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
+    return _by_container(host, found, End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True))
+
+
+def _by_container(host: str, found: ContainerEnd, end: End) -> End:
+    """Return the end with the host as the suspect, unless the job used up the memory of its container."""
+    return replace(end, code=1) if found.is_own_memory else replace(end, suspects=(host,))
 
 
 def unreachable(hosts: Sequence[str]) -> End:

@@ -101,7 +101,13 @@ class Watchers:
         mine = next((state for state in states if state["name"] == container), None)
         if mine is None:
             return ContainerEnd(time.monotonic(), code, is_removed=True)
-        return ContainerEnd(time.monotonic(), code, is_oom=bool(mine["oom"]), ended_ago_s=mine["ended_ago_s"])
+        return ContainerEnd(
+            time.monotonic(),
+            code,
+            is_oom=bool(mine["oom"]),
+            ended_ago_s=mine["ended_ago_s"],
+            memory_bytes=mine.get("memory_bytes"),
+        )
 
     def _is_over(self, host: str) -> bool:
         """Return whether a host need not be watched any more."""

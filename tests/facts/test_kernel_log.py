@@ -51,6 +51,9 @@ OOM_LINES = [
     # by hand: the same of a container's limit, under cgroup v1
     (f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={ID},mems_allowed=0,oom_memcg=/docker/{ID},"
      f"task_memcg=/docker/{ID},task=python3,pid=15617,uid=0", 15617, True, ID),
+    # by hand: the limit of a group that contains the container: not the job's own
+    ("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice,"
+     f"task_memcg=/system.slice/docker-{ID}.scope,task=python3,pid=15617,uid=0", 15617, False, ID),
     # docker/for-linux issue 1001, cut short
     ("Memory cgroup out of memory: Killed process 15617 (python3) total-vm:11892kB, anon-rss:4kB", 15617, True, ""),
     # apache/doris issue 3525, kernel 3.10

@@ -88,6 +88,8 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("time_limit: 3651d", "time_limit: '3651d' is more than 3650d"),
         ("horovod: {gloo_timeout: 99999999999999999999999d}", "gloo_timeout: .* is more than 3650d"),
         ("shm_size: 99999999999999999999999TiB", "shm_size: .* is more than 1048576TiB"),
+        ("memory: 1Ki", "memory: '1Ki' is not a size such as"),
+        ("cpus: 0", r"cpus: '0' is out of range \(allowed: 0.1 to 4096\)"),
         ("env: {[a]: b}", "a key of env must be a plain word"),
         ("env: {A: 1, A: 2}", "'A' is given twice in env"),
         ("env: {A: [1]}", "env.A must be a text, not a list or a mapping"),
@@ -122,6 +124,10 @@ def test_contradictions(tmp_path):
         build(given_recipe, {}, {"gpus_per_host": 3})
     with pytest.raises(BadInput, match="min_gpus"):
         build(given_recipe, {"min_gpus": 9}, {})
+    with pytest.raises(BadInput, match=r"memory is 8 MiB; at least 16 MiB"):
+        build(given_recipe, {"memory_mib": 8}, {})
+    with pytest.raises(BadInput, match=r"shm_size \(64 MiB\) is more than memory \(32 MiB\)"):
+        build(given_recipe, {"memory_mib": 32, "shm_size_mib": 64}, {})
     with pytest.raises(BadInput, match="not a folder"):
         build(given_recipe, {"workdir": "/nonexistent"}, {})
 

@@ -211,14 +211,14 @@ def test_limits_an_engine_cannot_give_are_not_asked_for():
     weak = DockerFacts(memlock_bytes=8 << 20, nofile=524288, may_raise_limits=False)
     stack = "stack=67108864:67108864"
     assert limits(settings(ROCE, HOST, (0,), roce_facts(V2_IPV4, docker=weak))) == ["nofile=524288:524288", stack]
-    assert limits(settings(TCP, HOST, (0,), roce_facts(V2_IPV4, docker=weak))) == [stack]
+    assert limits(settings(TCP, HOST, (0,), roce_facts(V2_IPV4, docker=weak))) == ["nofile=524288:524288", stack]
 
 
 def test_limits_where_everything_is_possible():
     strong = DockerFacts(memlock_bytes=8 << 20, nofile=1024, may_raise_limits=True)
     stack, nofile = "stack=67108864:67108864", "nofile=1048576:1048576"
     assert limits(settings(ROCE, HOST, (0,), roce_facts(docker=strong))) == ["memlock=-1:-1", nofile, stack]
-    assert limits(settings(TCP, HOST, (0,), roce_facts(docker=strong))) == ["memlock=-1:-1", stack]
+    assert limits(settings(TCP, HOST, (0,), roce_facts(docker=strong))) == ["memlock=-1:-1", nofile, stack]
     assert limits(settings(ROCE, HOST, (0,))) == ["memlock=-1:-1", nofile, stack]
     assert limits(settings(TCP, HOST, (0,))) == [stack]
 

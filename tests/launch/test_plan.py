@@ -8,7 +8,7 @@ import pytest
 from own_sshd import own_sshd
 
 from gpurun.errors import BadInput
-from gpurun.facts.hardware import Gpu, Hardware
+from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import jobssh
@@ -124,6 +124,17 @@ def test_one_host_needs_no_interface_and_no_peers():
 def test_a_fork_bomb_has_an_end():
     limits = [options(host.run, "--pids-limit") for host in plan().hosts]
     assert limits == [["32768"], ["65536"]], "for two GPUs and for four"
+
+
+def test_memory_and_cores_follow_the_gpus_of_each_host():
+    engine = DockerFacts(memory_bytes=64 << 30, cores=16, nofile=1024, may_raise_limits=True)
+    first, second = plan(hardware={host: Hardware(host, docker=engine) for host in ("h2", "h3")}).hosts
+    usable = 64 * 1024 - 64 * 1024 * 5 // 100
+    assert [options(host.run, "--memory") for host in (first, second)] == [[f"{usable // 2}m"], [f"{usable}m"]]
+    assert [options(host.run, "--shm-size") for host in (first, second)] == [[f"{usable // 4}m"], [f"{usable // 2}m"]]
+    assert "gpurun.cpus=8.00" in options(first.run, "--label")
+    assert "nofile=1048576:1048576" in options(first.run, "--ulimit"), "on TCP, too"
+    assert (first.share.memory_mib, second.share.gpus) == (usable // 2, 4)
 
 
 def test_rank_order():

@@ -46,6 +46,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.containers: dict[str, dict[str, object]] = {}
         self.names: set[str] = set()
         self.images = ["sha256:1"]
+        self.changes: list[tuple[str, str]] = []
         self.slow = ""
         self.is_full = False
         self.may_finish = threading.Event()
@@ -71,6 +72,21 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
             ident = f"{len(self.containers):x}".rjust(64, "c") if name != self.slow else "5" * 64
             self.containers[ident] = {"Id": ident, "Names": [f"/{name}"], "Labels": labels, "State": "created"}
         return ident
+
+    def run(self, labels: dict[str, str], *, written: int = 0) -> str:
+        """Add a running container; return its id."""
+        ident = self.make(f"c{len(self.names)}", labels)
+        assert ident is not None
+        self.containers[ident] |= {"HostConfig": {"CpuQuota": 0}, "SizeRw": written}
+        return ident
+
+    def change(self, ident: str, how: str, body: dict[str, object]) -> None:
+        """Change the limits of a running container, or kill it."""
+        self.changes.append((ident, how))
+        if how == "kill":
+            self.remove(ident)
+        elif (found := self.containers.get(ident)) is not None:
+            found["HostConfig"] = {**found["HostConfig"], **body}  # type: ignore[dict-item]
 
     def remove(self, ident: str) -> None:
         with self.lock:
@@ -102,6 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, [{"Id": image} for image in self.server.images])
         elif asked.path == "/volumes":
             self._answer(200, {"Volumes": []})
+        elif asked.path != "/containers/json":
+            found = self.server.containers.get(asked.path.split("/")[2])
+            self._answer(200 if found else 404, found or {"message": "No such container"})
         else:
             (label,) = json.loads(parse_qs(asked.query)["filters"][0])["label"]
             name, _, value = label.partition("=")
@@ -110,8 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, [one for one in found if not value or one["Labels"].get(name) == value])  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
         asked = urlsplit(self.path)
+        if asked.path.endswith(("/update", "/kill")):
+            self.server.change(asked.path.split("/")[2], asked.path.rpartition("/")[2], body)
+            self._answer(200, {"Warnings": []})
+            return
         name, labels = parse_qs(asked.query)["name"][0], body.get("Labels") or {}
         ident = None if self.server.is_full else self.server.make(name, labels)
         if self.server.is_full:

@@ -10,7 +10,7 @@ import time
 import pytest
 from waiting import until
 
-from gpurun.node.job import health
+from gpurun.node.job import container_watch, health
 
 XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
 
@@ -79,7 +79,7 @@ def test_a_log_that_may_not_be_read_has_no_lines(tmp_path):
 
 
 def test_gpu_news_are_told_once():
-    seen = health._Seen({})
+    seen = health._Seen({}, container_watch.ContainerWatch("j-00000001"))
 
     def gpu(**facts):
         return {"gpus": [{"index": 3, "lost": "", "ecc": 0, "xids": [], **facts}]}

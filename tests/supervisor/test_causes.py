@@ -101,3 +101,43 @@ def test_memory_errors_that_grow():
     assert isinstance(cause, Cause)
     assert (cause.rank, cause.blame, cause.fatal) == (2, "hardware", True)
     assert "2 uncorrectable memory errors" in cause.reason
+
+
+def used(is_own, kills=1):
+    return {"kind": "memory", "limit_bytes": 1 << 30, "peak_bytes": 1 << 30, "is_own_limit": is_own, "kills": kills}
+
+
+def test_who_exceeds_its_memory_is_named_with_what_it_had_and_used_and_the_flag_to_write():
+    cause = seen(used(True))
+    end = explained(BY_LAUNCHER, cause)
+    assert (end.suspects, end.code, end.failure.kind) == ((), 1, "oom")
+    assert end.reason.startswith("b: out of memory: the job had 1 GiB on this host and used 1 GiB")
+    assert "--memory 2048MiB (`memory:` in a recipe)" in end.reason
+    line = kernel(oom(CONTAINER, "CONSTRAINT_MEMCG"), rank=2)
+    assert seen({**line, "memory": used(True)}).text == cause.text
+    assert seen({**line, "memory": used(True)}).rank == 2
+
+
+def test_the_victim_of_a_host_without_memory_is_not_at_fault_even_if_no_kernel_log_can_be_read():
+    end = explained(BY_LAUNCHER, first_cause([seen(used(False))], []))
+    assert (end.suspects, end.code, end.failure.cordon) == (("b",), 4, False)
+    assert "out of memory on the host" in end.reason
+    limit_of_all = kernel("Memory cgroup out of memory: Killed process 7 (x) total-vm:1kB", rank=2)
+    assert seen({**limit_of_all, "memory": used(False)}).blame == "host"
+    assert seen({**used(True), "limit_bytes": None}).blame == "host", "a limit that is none was not reached"
+
+
+def test_who_fills_the_disk_is_ended_for_it():
+    item = {"kind": "filled", "path": "/var/lib/docker", "free_bytes": 1 << 30, "written_bytes": 37 << 30}
+    cause = seen(item)
+    assert cause.fatal
+    by_container = replace(BY_LAUNCHER, suspects=("b",))
+    end = explained(by_container, first_cause([cause], []))
+    assert (end.suspects, end.code) == ((), 1), "another host would be filled, too"
+    assert "wrote 37 GiB" in end.reason
+
+
+def test_a_limit_of_processes_is_a_hint():
+    end = explained(BY_LAUNCHER, first_cause([seen({"kind": "pids", "refused": 4, "most": 16384})], []))
+    assert (end.code, end.exit_code, end.failure.kind) == (1, 134, "pids")
+    assert "failed first, with exit code 134 (b: the job has reached its limit of 16384 processes" in end.reason

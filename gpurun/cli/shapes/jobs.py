@@ -9,6 +9,7 @@ from gpurun.jobs.record import OutputsLeft, Restart
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.fabric import Setting
+from gpurun.launch.share import HostShare
 from gpurun.scaling.choice import SmallerGang
 from gpurun.scheduler.changes import Change
 from gpurun.scheduler.explain import Explanation, Occupant, PoolUse
@@ -196,12 +197,14 @@ class PlanShape(_PlanAlways, total=False):
         launch: the argv of the launcher, or of each rank.
         ranks: by host: the environment of each rank, where gpurun starts the ranks itself.
         settings: by host: fabric settings with their reasons; only with a placement.
+        shares: by host: the memory and cores that the job may use there; only with a placement.
         wait: why the job would wait; only without a placement.
         environment: only if the recipe has `python`.
         image_problem: why `submit` would refuse the job: the head does not have the image, or has no Docker.
     """
 
     settings: dict[str, list[Setting]]
+    shares: dict[str, HostShare]
     wait: Explanation
     environment: EnvironmentShape
     image_problem: str

@@ -15,6 +15,8 @@ Card = Tuple[int, str]
 PREFIX = "gpurun-gpu-"
 CLAIM_LABEL = "gpurun.claim"
 JOB_LABEL = "gpurun.job"
+CPUS_LABEL = "gpurun.cpus"
+"""The cores of a container's share, such as ``7.50`` (`gpurun.node.job.neighbours`)."""
 VERSION = "1"
 
 _JOB = re.compile(r"j-[0-9a-f]{8}\Z")

@@ -174,9 +174,10 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
     """Return the job's containers on this host and their states.
 
     Returns:
-        A list of ``{"id", "name", "attempt", "status", "code", "oom", "error", "started", "finished", "ended_ago_s"}``:
-        ``status`` is Docker's word (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by
-        this host's clock, None if it has not ended.
+        A list of ``{"id", "name", "attempt", "status", "code", "oom", "memory_bytes", "error", "started", "finished",
+        "ended_ago_s"}``: ``memory_bytes`` is the limit of its memory, None if it has none; ``status`` is Docker's word
+        (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by this host's clock, None if it
+        has not ended.
     """
     connection = docker.connect(call)
     try:
@@ -213,6 +214,7 @@ def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, 
         "status": state["Status"],
         "code": state["ExitCode"],
         "oom": state["OOMKilled"],
+        "memory_bytes": found["HostConfig"].get("Memory") or None,
         "error": state["Error"],
         "started": state["StartedAt"],
         "finished": state["FinishedAt"],

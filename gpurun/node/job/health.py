@@ -1,7 +1,8 @@
 """Report problems of a job's hardware on this host while it runs; see `watch`.
 
-Reads the kernel's log, NVML, and free disk space. Reports only facts: it sends lines that name a GPU error or a killed
-process as they are; the head interprets them (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
+Reads the kernel's log, NVML, free disk space, and what the kernel counts of the container
+(`gpurun.node.job.container_watch`). Reports only facts: it sends lines that name a GPU error or a killed process
+as they are; the head interprets them (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
 """
 
 import os
@@ -14,6 +15,7 @@ from gpurun.node.agent.call import Call
 from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
 from gpurun.node.gpu.use import UseTally
 from gpurun.node.job import job_parts, rank_processes
+from gpurun.node.job.container_watch import ContainerWatch, memory_of
 from gpurun.node.probe import docker_facts
 
 EVERY_S = 1.0
@@ -105,16 +107,20 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
         ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
         ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
+        ``{"kind": "memory", "limit_bytes", "peak_bytes", "kills", "is_own_limit"}``, ``{"kind": "pids", "most"}``,
+        ``{"kind": "filled", "path", "free_bytes", "written_bytes"}``: the container filled the disk and was killed,
         ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
     """
     log = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
     cards = job_parts.cards(job, gpus)
-    seen, use = _Seen(cards=job_parts.known_cards(job)), UseTally(cards)
+    seen, use = _Seen(job_parts.known_cards(job), ContainerWatch(job)), UseTally(cards)
     try:
         yield []
         while True:
-            found = seen.slowly(job)
+            seen.container.share_cores(call)
+            found = seen.slowly(job, call)
+            found += seen.container.counts()
             found += [_named(item, job, seen) for item in log.lines()]
             if found:
                 yield found
@@ -138,11 +144,13 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
 
 
 def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
-    """Return problems of the last `age_s` seconds in the kernel's log and on the disks, after an attempt has failed."""
+    """Return problems of the last `age_s` seconds in the kernel's log, of the disks and of the container, after an
+    attempt has failed.
+    """
     log = KernelLog(age_s)
-    seen = _Seen(cards=job_parts.known_cards(job))
+    seen = _Seen(job_parts.known_cards(job), ContainerWatch(job))
     try:
-        return seen.slowly(job) + [_named(item, job, seen) for item in log.lines()]
+        return seen.slowly(job) + seen.container.counts() + [_named(item, job, seen) for item in log.lines()]
     finally:
         log.close()
 
@@ -150,8 +158,9 @@ def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
 class _Seen:
     """Remembers what has been reported."""
 
-    def __init__(self, cards: Dict[int, Dict[str, str]]) -> None:
+    def __init__(self, cards: Dict[int, Dict[str, str]], container: ContainerWatch) -> None:
         self.cards = cards
+        self.container = container
         self._lost: Dict[int, str] = {}
         self._ecc: Dict[int, int] = {}
         self._full: Dict[str, bool] = {}
@@ -174,15 +183,20 @@ class _Seen:
                 self._ecc[index] = count
         return found
 
-    def slowly(self, job: str) -> List[Dict[str, Any]]:
-        """Check disks, and the ranks' pids, if it is time again."""
+    def slowly(self, job: str, call: Optional[Call] = None) -> List[Dict[str, Any]]:
+        """Check disks, and the ranks' pids, if it is time again.
+
+        Args:
+            call: whoever fills Docker's disk is ended; None = not now.
+        """
         if time.monotonic() - self._slow_s < SLOW_S:
             return []
         self._slow_s = time.monotonic()
         _ranks.setdefault(job, {}).update(ranks(job))  # those that have just been killed are the ones asked for
         if not self._docker_root:
             self._docker_root = str(docker_facts.facts().get("root") or "/")
-        return [found for what, path in self._disks(job) for found in self._disk(what, path)]
+        filled = [] if call is None else [*self.container.disk(call, self._docker_root)]
+        return filled + [found for what, path in self._disks(job) for found in self._disk(what, path)]
 
     def _disks(self, job: str) -> Iterator["tuple[str, str]"]:
         yield "Docker's disk", self._docker_root
@@ -213,7 +227,9 @@ def _named(item: Dict[str, Any], job: str, seen: _Seen) -> Dict[str, Any]:
     pid = int(pids.group(1) or pids.group(2)) if pids else None
     rank = None if pid is None else _ranks.get(job, {}).get(pid)
     cards = {str(index): facts.get("pci_bus", "") for index, facts in seen.cards.items()}
-    return {**item, "kind": "kernel", "rank": rank, "cards": cards}
+    counted = seen.container.counted() if pids else None
+    memory = None if counted is None else memory_of(counted)
+    return {**item, "kind": "kernel", "rank": rank, "cards": cards, "memory": memory}
 
 
 OPS = {"watch": watch, "recent": recent}

@@ -55,6 +55,7 @@ def facts() -> Dict[str, Any]:
         "gpu_support": gpu_support(info),
         "is_rootless": rootless,
         **_space(root),
+        **_share(info),
         **limits,
     }
 
@@ -67,9 +68,9 @@ def _docker_info(path: str) -> Dict[str, Any]:
         problem = "this user may not use %s" % path
     except (FileNotFoundError, ConnectionRefusedError):
         problem = "no Docker engine answers at %s" % path
-    except (OSError, ValueError) as error:
     except socket.timeout:
         problem = "the Docker engine at %s does not answer within %g s" % (path, ANSWER_TIMEOUT_S)
+    except (OSError, ValueError) as error:
         problem = "%s: %s" % (type(error).__name__, error)
     else:
         if _is_podman(version):
@@ -159,6 +160,16 @@ def _has_nvidia_spec(folder: str) -> bool:
         return any("nvidia" in name for name in os.listdir(folder))
     except OSError:
         return False
+
+
+def _share(info: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the engine has for containers, and whether it can limit it; None for what it does not say."""
+    memory, cores, limits = info.get("MemTotal"), info.get("NCPU"), info.get("MemoryLimit")
+    return {
+        "memory_bytes": memory if isinstance(memory, int) and memory > 0 else None,
+        "cores": cores if isinstance(cores, int) and cores > 0 else None,
+        "limits_memory": limits if isinstance(limits, bool) else None,
+    }
 
 
 def _space(root: str) -> Dict[str, Any]:

@@ -1,0 +1,155 @@
+"""Containers share a host's cores while they are several, and the one that fills Docker's disk is ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from engine_stand_in import EngineStandIn
+
+from gpurun.node import docker
+from gpurun.node.agent.call import Call
+from gpurun.node.job import container_watch, job_parts, neighbours
+from gpurun.node.job.container_watch import ContainerWatch
+from gpurun.node.job.neighbours import Neighbours, settle
+
+JOB, OTHER = "j-0a1b2c3d", "j-0000000e"
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    made = EngineStandIn(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{made.path}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def call():
+    return Call(1, lambda *_: None, False, b"")
+
+
+def quota(engine, ident):
+    return engine.containers[ident]["HostConfig"]["CpuQuota"]
+
+
+def job(name, cpus="2.50"):
+    return {"gpurun.job": name, "gpurun.cpus": cpus}
+
+
+def test_a_container_has_its_share_while_another_is_there_and_all_cores_before_and_after(engine):
+    watch, mine = Neighbours(), engine.run(job(JOB))
+    watch.look(call())
+    assert quota(engine, mine) == 0 and engine.changes == [], "alone: nothing to do"
+    other = engine.run(job(OTHER, "0.50"))
+    watch.look(call())
+    assert (quota(engine, mine), quota(engine, other)) == (250_000, 50_000)
+    changes = len(engine.changes)
+    watch.look(call())
+    assert len(engine.changes) == changes, "nobody has come or gone"
+    engine.remove(other)
+    watch.look(call())
+    assert quota(engine, mine) == -1
+
+
+def test_a_new_agent_corrects_what_another_one_left(engine):
+    mine = engine.run(job(JOB))
+    engine.containers[mine]["HostConfig"] = {"CpuQuota": 50_000}
+    Neighbours().look(call())
+    assert quota(engine, mine) == -1
+
+
+def test_who_comes_while_quotas_are_set_gets_one_too(engine, monkeypatch):
+    mine, other = engine.run(job(JOB)), engine.run(job(OTHER))
+    set_quota, late = neighbours._set_quota, []
+
+    def slow(connection, container, quota_us):
+        if not late:
+            late.append(engine.run(job("j-0000000f", "1.00")))
+            engine.remove(other)
+        set_quota(connection, container, quota_us)
+
+    monkeypatch.setattr(neighbours, "_set_quota", slow)
+    connection = docker.connect(call())
+    assert settle(connection) == {mine, *late}
+    connection.close()
+    assert [quota(engine, each) for each in (mine, *late)] == [250_000, 100_000]
+
+
+@pytest.mark.parametrize("cpus", ["", "x", "nan", "inf", "-1", "0", "1e300", "9" * 400])
+def test_a_label_that_is_no_number_of_cores_limits_nothing(engine, cpus):
+    mine, other = engine.run(job(JOB, cpus)), engine.run({"gpurun.job": OTHER})
+    Neighbours().look(call())
+    assert quota(engine, mine) == quota(engine, other) == 0
+
+
+def test_without_docker_the_weights_remain(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    Neighbours().look(call())
+
+
+# -- the disk ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk of 1 TiB; `free` may be changed."""
+    found = SimpleNamespace(free=1 << 39)
+
+    def statvfs(_):
+        return SimpleNamespace(f_bavail=found.free, f_blocks=1 << 40, f_frsize=1)
+
+    monkeypatch.setattr(container_watch, "os", SimpleNamespace(path=os.path, statvfs=statvfs))
+    return found
+
+
+def look(watch):
+    return list(watch.disk(call(), "/var/lib/docker"))
+
+
+def test_the_container_that_fills_the_disk_is_ended_and_no_other(engine, disk):
+    mine, theirs = ContainerWatch(JOB), ContainerWatch(OTHER)
+    filler = engine.run(job(JOB), written=500 << 30)
+    neighbour = engine.run(job(OTHER), written=3 << 30)
+    assert look(mine) == look(theirs) == [], "there is room"
+    disk.free = 1 << 30
+    assert look(theirs) == [] and engine.changes == []
+    assert look(mine) == [
+        {"kind": "filled", "path": "/var/lib/docker", "free_bytes": 1 << 30, "written_bytes": 500 << 30}
+    ]
+    assert engine.changes == [(filler, "kill")] and neighbour in engine.containers
+
+
+def test_a_disk_that_something_else_fills_ends_nobody(engine, disk):
+    engine.run(job(JOB), written=1 << 30)
+    disk.free = 0
+    assert look(ContainerWatch(JOB)) == [] and engine.changes == []
+
+
+def test_a_disk_that_cannot_be_asked_ends_nobody(engine, monkeypatch):
+    engine.run(job(JOB), written=1 << 60)
+    assert list(ContainerWatch(JOB).disk(call(), "/nonexistent")) == []
+
+
+# -- memory and processes ----------------------------------------------------------------------------------
+
+
+def test_kills_are_told_once_also_after_the_container_has_gone(engine):
+    watch, folder = ContainerWatch(JOB), Path(job_parts.folder(JOB))
+    assert watch.counts() == []
+    copies = folder / "run/cgroup.3"
+    copies.mkdir(parents=True)
+    (folder / "attempt").write_text("3")
+    for name, text in {
+        "memory.events": "oom 1\noom_kill 1\n", "memory.max": "1048576", "memory.peak": "1048576",
+        "pids.events": "max 9", "pids.max": "64",
+    }.items():  # fmt: skip
+        (copies / name).write_text(text)
+    assert watch.counts() == [
+        {"kind": "memory", "kills": 1, "limit_bytes": 1 << 20, "peak_bytes": 1 << 20, "is_own_limit": True},
+        {"kind": "pids", "refused": 9, "most": 64},
+    ]
+    assert watch.counts() == []
