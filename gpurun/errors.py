@@ -81,14 +81,14 @@ class HostFailure(GpurunError):
     """A host or the network failed, or a host is not what the inventory says.
 
     Args:
-        kind: one word for the class of the failure, such as ``no-space``; "" = the type of the error says it.
+        kind: one word for the class of the failure, such as ``no-space``; default: what the type of the error says.
     """
 
     exit_code = 4
     kind = ""
 
     def __init__(
-        self, message: str, *, kind: str = "", host: str | None = None, job: str | None = None,
+        self, message: str, *, kind: str | None = None, host: str | None = None, job: str | None = None,
         where: str | None = None, hint: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message, host=host, job=job, where=where, hint=hint)

@@ -334,6 +334,11 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
             changes["refusals"] = tuple(
                 replace(each, until_s=boot.moved_ahead(each.until_s, then)) for each in self.refusals
             )
+        if self.start_failures:
+            changes["start_failures"] = tuple(
+                replace(each, at_s=boot.moved(each.at_s, then), until_s=boot.moved_ahead(each.until_s, then))
+                for each in self.start_failures
+            )
         return msgspec.structs.replace(self, **changes)
 
     def avoiding(self, hosts: Iterable[str]) -> tuple[str, ...]:

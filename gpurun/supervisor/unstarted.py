@@ -18,8 +18,10 @@ from gpurun.jobs.record import FirstFailure, JobRecord, Restart, StartFailure
 from gpurun.jobs.spec import Wants
 from gpurun.jobs.states import State
 from gpurun.scheduler.index import serves
-from gpurun.state.machines import Out
 from gpurun.supervisor.ends import End
+
+Looks = Mapping[str, object | None]
+"""Host that was checked → why it is out (`gpurun.state.machines.Out`); None = nothing is wrong with it."""
 
 BEFORE_RUNNING = frozenset({State.QUEUED, State.GRANTED, State.PREPARING, State.STARTING})
 ENOUGH_HOSTS = 3
@@ -73,13 +75,13 @@ def is_unstarted(state: State, end: End) -> bool:
 
 
 def after(
-    record: JobRecord, end: End, looks: Mapping[str, Out | None], able: Collection[str], *, hosts: Collection[str],
+    record: JobRecord, end: End, looks: Looks, able: Collection[str], *, hosts: Collection[str],
     now_s: float,
 ) -> Next:  # fmt: skip
     """Return what follows an attempt for which `is_unstarted` is true.
 
     Args:
-        looks: failed host → why it is out; None = nothing is wrong with it. A host that is missing was not checked.
+        looks: the checks of the failed hosts.
         able: the hosts that could hold the gang now, or a part of it.
         hosts: names that may occur in the failures: the gang's hosts.
         now_s: the head's clock, seconds since the epoch.
@@ -104,7 +106,7 @@ def after(
 
 
 def _failure(
-    attempt: int, host: str, error: HostFailure, looks: Mapping[str, Out | None], before: StartFailure | None, *,
+    attempt: int, host: str, error: HostFailure, looks: Looks, before: StartFailure | None, *,
     hosts: Collection[str], now_s: float,
 ) -> StartFailure:  # fmt: skip
     is_out = looks.get(host) is not None
@@ -155,7 +157,7 @@ def _the_jobs(end: End, failure: StartFailure, alike: Sequence[StartFailure]) ->
 
 
 def _pause_s(
-    new: Sequence[StartFailure], before: Mapping[str, StartFailure], looks: Mapping[str, Out | None], placements: int,
+    new: Sequence[StartFailure], before: Mapping[str, StartFailure], looks: Looks, placements: int,
     now_s: float,
 ) -> float:  # fmt: skip
     """Return the wait before the next placement; 0 = none.
