@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +51,7 @@ def _text(inventory: str | None) -> str:
     from gpurun.metrics.exposition import exposition
     from gpurun.metrics.measures import measure_all
 
-    return exposition(measure_all(cluster(inventory), now_s=clock.now_s()))
+    return exposition(measure_all(cluster(inventory), now_s=clock.now_s(), wall_s=time.time()))
 
 
 def _serve(address: str, inventory: str | None) -> None:

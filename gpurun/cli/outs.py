@@ -1,21 +1,23 @@
-"""Hosts that are out and keep a job waiting: for `gpurun why`."""
+"""Hosts that keep a job waiting, because they are out or could not start it: for `gpurun why`."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
-from gpurun.cli.printing import duration
+from gpurun.cli.printing import duration, printable
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.record import StartFailure
     from gpurun.scheduler.explain import Explanation
     from gpurun.state.machines import Out
 
+MOST_FAILURES = 8
 LOOKED_AT_WITHIN_S = 30
 """So soon a waiter looks again at a host that is out: `gpurun.head.looks.AGAIN_S` and the longest look."""
 
@@ -28,6 +30,20 @@ def outs_in_the_way(inventory: Inventory, explanation: Explanation) -> dict[str,
     outs = Cluster(inventory, home(os.environ)).outs
     barred = {host: group.why for group in explanation.groups for host in group.hosts}
     return {host: out for host, out in outs.items() if barred.get(host) == out.words}
+
+
+def print_start_failures(failures: Sequence[StartFailure], now_s: float) -> None:
+    """Print why hosts could not start a job, how much space they lack, and when the job tries them again."""
+    from gpurun.scheduler.wording import in_time
+
+    if failures:
+        typer.echo("  hosts that could not start it:")
+    for each in failures[:MOST_FAILURES]:
+        lacks = f" ({each.lacks_mib / 1024:.1f} GiB too little)" if each.lacks_mib else ""
+        again = f"; tried again {in_time(each.until_s, now_s)}" if each.until_s > now_s else ""
+        typer.echo(printable(f"    {each.host}: {each.reason}{lacks}{again}"))
+    if left := failures[MOST_FAILURES:]:
+        typer.echo(f"    … and {len(left)} more hosts")
 
 
 def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
@@ -44,9 +60,9 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     from gpurun.views.lines import out_lines, plain
     from gpurun.views.reading import out_host
 
-    now_s = time.time()
+    wall_s = time.time()
     typer.echo("  hosts that are out, and return when a check passes:")
-    for line in out_lines([(host, out_host(out, now_s)) for host, out in outs.items()], fold, duration):
+    for line in out_lines([(host, out_host(out, wall_s)) for host, out in outs.items()], fold, duration):
         typer.echo(f"    {plain(line)}")
     looks = waiter_lives(home(os.environ), owner_uid)
     typer.echo(

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
-    from gpurun.cli.outs import outs_in_the_way, print_outs
+    from gpurun.cli.outs import outs_in_the_way, print_outs, print_start_failures
     from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
     from gpurun.views.reading import with_trouble
 
     folder = find_job(job)
     record = with_trouble(JobStore(folder.path.home), folder.record())
+    failed = {"start_failures": [vars(each) for each in record.start_failures]} if record.start_failures else {}
     if record.waits_for_restart(clock.now_s()):
         story = record.story(clock.now_s())
         if as_json:
-            print_json({"job": record.id, "state": record.state.value, "message": story})
+            print_json({"job": record.id, "state": record.state.value, "message": story, **failed})
         else:
             typer.echo(f"{record.id} {printable(story)}")
+            print_start_failures(record.start_failures, clock.now_s())
         return
     looked = _look()
     inventory = os.path.realpath(record.inventory)
@@ -58,9 +60,10 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     if as_json:
         before = {"reason": record.reason} if record.reason else {}
         after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
-        print_json({"job": record.id, **before, **asdict(explanation), **after})
+        print_json({"job": record.id, **before, **asdict(explanation), **after, **failed})
         return
     print_explanation(explanation, record.id)
+    print_start_failures(record.start_failures, clock.now_s())
     print_outs(outs, record.owner_uid)
     if record.reason:
         typer.echo(f"  its last attempt ended: {printable(record.reason)}")

@@ -29,8 +29,12 @@ STALE_S = 120.0
 _GPU = ("gpu", "UUID", "host", "job_id")
 
 
-def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
+def measure_all(cluster: Cluster, *, now_s: float, wall_s: float | None = None) -> list[MetricFamily]:
     """Everything.
+
+    Args:
+        now_s: the head's clock, seconds since the epoch.
+        wall_s: the wall clock, which looks at hosts are stamped with; None = as the head's clock.
 
     Raises:
         StateError: the cordons cannot be read.
@@ -43,7 +47,7 @@ def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
     waiting = [record for record in records if record.state is State.QUEUED]
     found = [
         *_hosts(cluster.rows(view), looks, are_known=not view.damaged),
-        *_looks(cluster.inventory, looks, now_s),
+        *_looks(cluster.inventory, looks, now_s if wall_s is None else wall_s),
         *_pools(records),
         *_queue(waiting, now_s),
         *_jobs(cluster.home, records, now_s),
@@ -92,7 +96,7 @@ def _is_out_for_all(host: Host, looks: Looks) -> bool:
     return bool(found) and all(found)
 
 
-def _looks(inventory: Inventory, looks: Looks, now_s: float) -> Iterable[MetricFamily]:
+def _looks(inventory: Inventory, looks: Looks, wall_s: float) -> Iterable[MetricFamily]:
     """What each user's looks at hosts found."""
     out = MetricFamily(
         "gpurun_host_out", "gauge", "A host that a check of the user found broken; the value is 1.",
@@ -107,7 +111,7 @@ def _looks(inventory: Inventory, looks: Looks, now_s: float) -> Iterable[MetricF
             if (found := outs.get(host.machine)) is not None:
                 out.add(1, host.name, user, found.check)
             if (seen := machines.get(host.machine)) is not None:
-                age.add(max(0.0, now_s - seen.seen_s), host.name, user)
+                age.add(max(0.0, wall_s - seen.seen_s), host.name, user)
     return out, age
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,12 +72,13 @@ def read(
 def _unheard(rows: Sequence[HostRow], view: View, source: str) -> dict[str, float | None]:
     """Return the hosts that nobody has looked at for a while; none while this user's waiter looks at hosts.
 
-    A look in the future counts as one now.
+    A look in the future counts as one now. Looks have the wall clock's time.
     """
     if view.looked_after(view.uid):
         return {}
     heard = heard_in((job.record for job in view.jobs.values()), view.uid, source)
-    ages = {row.host.name: None if row.seen_s is None else max(0.0, view.now_s - row.seen_s) for row in rows}
+    wall_s = time.time()
+    ages = {row.host.name: None if row.seen_s is None else max(0.0, wall_s - row.seen_s) for row in rows}
     return {host: age for host, age in ages.items() if host not in heard and (age is None or age > STALE_S)}
 
 
@@ -117,13 +119,17 @@ def _cells(row: HostRow, view: View, known: KnownAs) -> HostCells:
         FOREIGN if gpu in foreign and gpu not in held else _cell(held[gpu]) if gpu in held else nobody
         for gpu in range(host.gpus)
     )
-    out = out_host(row.out, view.now_s) if row.out else None
+    out = out_host(row.out, time.time()) if row.out else None
     return HostCells(host.name, host.rack, host.generation, host.gpus, row.free, row.state, row.shown, cells, out)
 
 
-def out_host(out: Out, now_s: float) -> OutHost:
-    """Return why a host is out, for views."""
-    return OutHost(out.reason, out.remedy, max(0.0, now_s - out.since_s))
+def out_host(out: Out, wall_s: float) -> OutHost:
+    """Return why a host is out, for views.
+
+    Args:
+        wall_s: the wall clock, seconds since the epoch.
+    """
+    return OutHost(out.reason, out.remedy, max(0.0, wall_s - out.since_s))
 
 
 def _cell(holder: Holder) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from json_shapes import printed_problems
 
 from gpurun.cli.main import main
-from gpurun.head import waiter
 from gpurun.inventory.load import load
+from gpurun.jobs.record import Restart, StartFailure
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster
@@ -42,7 +42,7 @@ class Said:
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, nothing_resumes):
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -50,7 +50,6 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(TEXT)
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(waiter, "ensure_waiter", lambda *_: None)
     (tmp_path / "state").mkdir()
     return tmp_path / "state"
 
@@ -207,3 +206,28 @@ def test_many_reasons_are_counted(gpurun, home):
     shown = [lines.plain(each) for each in lines.out_lines(
         [(f"h{at}", lines.OutHost(f"reason {at}", "", 1.0)) for at in range(20)], ",".join, str)]  # fmt: skip
     assert len(shown) == 9 and shown[-1].startswith("… and 12 more hosts are out")
+
+
+def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpurun, home):
+    looked(home, "h1", "h2", "h3", "h4")
+    full = "its disk is too full: 100 MiB free in /var/lib/docker, 12544 MiB needed"
+    now_s = time.time()
+    failures = [
+        StartFailure("h1", 1, "no-space", "w", full, now_s, now_s + 40.0, True, 1, 12444),
+        StartFailure("h2", 1, "no-space", "w", full, now_s, now_s - 1.0, True, 2, 512),
+        StartFailure("h3", 1, "docker", "w", "\x1b[2Jrefused", now_s, now_s),
+    ]
+    job = submit(home, gpus=16)
+    job.write(job.record().but(start_failures=tuple(failures), reason="no room"))
+    lines = gpurun("why", job.id).out.splitlines()
+    at = lines.index("  hosts that could not start it:")
+    assert lines[at + 1].startswith(f"    h1: {full} (12.2 GiB too little); tried again in ")
+    assert lines[at + 2] == f"    h2: {full} (0.5 GiB too little)"
+    assert lines[at + 3] == "    h3: \\x1b[2Jrefused"
+    told = gpurun("why", job.id, "--json").json["start_failures"]
+    assert [(each["host"], each["lacks_mib"]) for each in told] == [("h1", 12444), ("h2", 512), ("h3", 0)]
+    many = tuple(replace(failures[0], host=f"h{at}") for at in range(20))
+    job.write(job.record().but(start_failures=many, restart=Restart(now_s + 60.0, 0, None)))
+    said = gpurun("why", job.id)
+    assert said.out.count("GiB too little") == 8 and "… and 12 more hosts" in said.out
+    assert len(gpurun("why", job.id, "--json").json["start_failures"]) == 20

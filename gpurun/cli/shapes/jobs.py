@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from gpurun.jobs.origin import Origin
-from gpurun.jobs.record import OutputsLeft, Restart
+from gpurun.jobs.record import OutputsLeft, Restart, StartFailure
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.fabric import Setting
@@ -231,6 +231,7 @@ class WhyShape(_WhyAlways, total=False):
         changes: changes that would start the job now.
         smaller_gang: a smaller job that would start now, if that is known.
         out: by host: why the last check found it broken, for hosts that the job could use otherwise.
+        start_failures: why hosts could not start the job, the newest failure of each; only if there are any.
     """
 
     reason: str
@@ -248,6 +249,7 @@ class WhyShape(_WhyAlways, total=False):
     changes: list[Change]
     smaller_gang: SmallerGang | None
     out: dict[str, Out]
+    start_failures: list[StartFailure]
 
 
 class QueueShape(TypedDict):
