@@ -28,6 +28,7 @@ from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.fence import fence
 from gpurun.supervisor.frozen import freeze
+from gpurun.supervisor.hooks import epilog_failures
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.last_lines import end_output
@@ -228,7 +229,7 @@ class Members:
         durable.sync_file(job.folder.log)
         waiting = {each.host for each in unbrought if each.may_come}
         asked = [host for host in answering if host not in waiting]
-        unproven.update(fence(job.links, lease, asked, state=job.state_id))
+        unproven.update(fence(job.links, lease, asked, state=job.state_id, said=epilog_failures(job.events)))
         fenced = [host for host in asked if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)

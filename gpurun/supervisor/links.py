@@ -62,6 +62,7 @@ class Links:
 
     def __init__(self, inventory: Inventory, hosts: Iterable[str]) -> None:
         self.targets = {name: target_of(inventory.by_name[name], inventory) for name in hosts}
+        self.epilogs = {name: inventory.by_name[name].epilog for name in self.targets}
         self.fleet = Fleet({}, {})
         self._begun_s = time.monotonic()
         self._answers = FirstAnswers(time.monotonic)
@@ -69,7 +70,9 @@ class Links:
 
     def add(self, hosts: Iterable[str], inventory: Inventory) -> None:
         """Allow connections to more hosts."""
-        self.targets = {**self.targets, **{name: target_of(inventory.by_name[name], inventory) for name in hosts}}
+        more = [inventory.by_name[name] for name in hosts]
+        self.targets = {**self.targets, **{host.name: target_of(host, inventory) for host in more}}
+        self.epilogs = {**self.epilogs, **{host.name: host.epilog for host in more}}
 
     def drop(self, hosts: Collection[str]) -> None:
         """Forget hosts."""

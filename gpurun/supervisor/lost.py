@@ -21,6 +21,7 @@ from gpurun.state.identity import state_id
 from gpurun.supervisor.ending import with_only_copies
 from gpurun.supervisor.fence import fence
 from gpurun.supervisor.frozen import cluster_of
+from gpurun.supervisor.hooks import epilog_failures
 from gpurun.supervisor.last_lines import end_late_output
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import bring_late
@@ -54,9 +55,10 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             links.open(sorted(pending), timeout_s=10.0)
             end_late_output(folder, lease, links, pending)
             keep = with_only_copies(None if lease.found else _record(folder), lease, pending)
-            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True))
+            said = epilog_failures(events)
+            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True, said=said))
             if keep:
-                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False))
+                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False, said=said))
             fenced = pending - unproven
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since

@@ -14,6 +14,7 @@ from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
 from gpurun.supervisor.data import send_data
 from gpurun.supervisor.ends import failed
+from gpurun.supervisor.hooks import run_prologs
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.outputs import send_outputs
@@ -42,11 +43,12 @@ def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
 
 
 def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
-    """Send the image, data, code and secrets to connected hosts that have reported about themselves.
+    """Run the prolog of connected hosts that have reported about themselves; send them image, data, code and secrets.
 
     Raises:
         GangEnd: a host failed, the image is not on the head, or it was cancelled.
     """
+    raise_first(run_prologs(job.links, job.inventory, job.lease, hosts))
     ship_image(job, hosts, cancelled=cancelled)
     send_data(job, hosts, cancelled=cancelled)
     _send_workdir(job, hosts)

@@ -20,6 +20,7 @@ from gpurun.state import durable
 from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ending import Ending
 from gpurun.supervisor.fence import fence
+from gpurun.supervisor.hooks import epilog_failures
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.last_lines import LOG_SILENT_S, end_output
 from gpurun.supervisor.outputs import collect_autotune, collect_outputs
@@ -63,7 +64,10 @@ def _ask_for_proof(job: SupervisedJob, hosts: Collection[str]) -> Mapping[str, G
     durable.sync_file(job.folder.log)
     if not hosts:
         return {}
-    unproven = fence(job.links, job.lease, hosts, state=job.state_id, containers=job.record.reached == "containers")
+    unproven = fence(
+        job.links, job.lease, hosts, state=job.state_id, containers=job.record.reached == "containers",
+        said=epilog_failures(job.events),
+    )  # fmt: skip
     for host, error in unproven.items():
         job.events.emit("host", host=host, state="not fenced", reason=error.message)
     return unproven

@@ -190,6 +190,7 @@ class Agents:
     def __init__(self, world: Any, head: str, inventory: Any, hosts: Iterable[str]) -> None:
         self._world, self._head = world, head
         self.targets: dict[str, str] = {}
+        self.epilogs: dict[str, tuple[str, ...]] = {}
         self._opened: set[str] = set()
         self._heard_s: dict[str, float] = {}
         self._begun_s = world.now_s

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from gpurun.errors import HostFailure
@@ -211,6 +211,7 @@ class PowerLinks:
     """
 
     fleet = None
+    epilogs: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def __init__(self, world: World, hosts: tuple[str, ...], lease: Lease | None = None) -> None:
         self.targets = {host: PowerAgent(world, host, lease) for host in hosts}

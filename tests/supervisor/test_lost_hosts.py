@@ -30,6 +30,8 @@ racks: {r1: {hosts: {"gpu-r1-[01-03]": {}}}}
 
 
 class FakeLinks:
+    epilogs: ClassVar[dict[str, tuple[str, ...]]] = {}
+
     def __init__(self, _inventory, hosts):
         self.targets = dict.fromkeys(hosts)
 

@@ -190,7 +190,7 @@ def leaving(gang, monkeypatch):
     LastWords(job)
     found = SimpleNamespace(job=job, host=host, lacks=[], fenced=[], notes=[], now_s=100.0, tries=0)
 
-    def fence(_links, _lease, hosts, *, state, outputs=False):
+    def fence(_links, _lease, hosts, *, state, said, outputs=False):
         assert not outputs, "outputs are removed once they are on the head, not by the fence"
         found.fenced += hosts
         return {}
