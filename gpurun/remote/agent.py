@@ -34,7 +34,7 @@ BAD_ANSWER = "bad-answer"
 class Channel(Protocol):
     """The methods of an SSH channel that an Agent needs (Paramiko's channel, or a pipe in tests)."""
 
-    def sendall(self, data: bytes) -> None: ...  # noqa: D102
+    def sendall(self, data: bytes) -> None: ...  # noqa: D102 (waits as long as the channel lives)
     def recv(self, size: int) -> bytes: ...  # noqa: D102
     def settimeout(self, timeout: float | None) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
@@ -207,19 +207,28 @@ class Agent:
         try:
             with self._write_lock:
                 for start in range(0, len(data), SEND_BYTES):
-                    self._channel.sendall(bytes(data[start : start + SEND_BYTES]))
-        except (OSError, EOFError) as error:
-            self.die(HostUnreachable(f"the SSH session was lost ({error or 'closed'})", host=self.host))
+                    self._write(bytes(data[start : start + SEND_BYTES]))
+        except (OSError, EOFError):
             raise _again(self._death) from None
 
     def ping(self) -> None:
         """Send a ping, unless another thread is sending now."""
         if self._write_lock.acquire(blocking=False):
             try:
-                with suppress(OSError, EOFError):  # the reader notices
-                    self._channel.sendall(frames.encode({"t": "ping"}))
+                with suppress(OSError, EOFError):
+                    self._write(frames.encode({"t": "ping"}))
             finally:
                 self._write_lock.release()
+
+    def _write(self, data: bytes) -> None:
+        """Write to the channel. If that fails, part of a frame may have left, so nothing more is sent."""
+        try:
+            if not self.alive:
+                raise BrokenPipeError
+            self._channel.sendall(data)
+        except BaseException as error:
+            self.die(HostUnreachable(f"the SSH session was lost ({error or 'closed'})", host=self.host))
+            raise
 
     # -- receiving ----------------------------------------------------------------------------------------
 

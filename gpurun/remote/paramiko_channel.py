@@ -36,7 +36,19 @@ class ParamikoChannel:
 
     def __init__(self, host: str, transport: Transport, channel: Channel) -> None:
         self._host, self._transport, self._channel = host, transport, channel
-        self.sendall, self.recv, self.settimeout = channel.sendall, channel.recv, channel.settimeout
+        self.recv, self.settimeout = channel.recv, channel.settimeout
+
+    def sendall(self, data: bytes) -> None:
+        """See RemoteCommand. Has no time-out: the caller gives up a host that does not answer.
+
+        Paramiko's time-out counts for both directions. It ends a `send` only before the first byte.
+        """
+        while data:
+            with suppress(TimeoutError):
+                sent = self._channel.send(data)
+                if not sent:
+                    raise BrokenPipeError
+                data = data[sent:]
 
     def ending(self, within_s: float) -> CommandEnd:
         """Wait for stderr, then for the exit code, which comes after the end of the output."""

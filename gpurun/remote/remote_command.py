@@ -23,7 +23,7 @@ class RemoteCommand(Protocol):
     """A command on a host. One thread may read while another writes and a third closes."""
 
     def sendall(self, data: bytes) -> None:
-        """Write to its stdin. Raises OSError."""
+        """Write to its stdin, as long as it lives. Raises OSError: part of the data may have been written."""
 
     def recv(self, size: int) -> bytes:
         """Read from its stdout; empty at the end. Raises TimeoutError after the time of `settimeout`, or OSError."""

@@ -293,3 +293,24 @@ def test_map_keeps_every_hosts_result(net):
         assert isinstance(fleet.map(lambda agent: 1, ["who"]).failed["who"], HostUnreachable)
         with pytest.raises(ZeroDivisionError):
             fleet.map(lambda agent: 1 // 0)
+
+
+def test_a_host_that_does_not_read_for_a_while_loses_no_transfer(net, monkeypatch, tmp_path):
+    """Paramiko's time-out, with which the agent waits for answers, counts for what it sends, too."""
+    monkeypatch.setattr("gpurun.remote.fleet.PING_AFTER_S", 0.1)
+    with Fleet.open([net.host("gpu1", net.sshd())], dead_after_s=LIMIT_S) as fleet:
+        agent, content = fleet.agents["gpu1"], os.urandom(1 << 20) * 4
+        sent = [f"{tmp_path}/{number}" for number in range(4)]
+        threads = [threading.Thread(target=agent.call, args=("files.write",), kwargs={
+            "path": path, "payload": content, "timeout_s": LIMIT_S}) for path in sent]  # fmt: skip
+        os.kill(agent.hello["pid"], signal.SIGSTOP)
+        try:
+            for thread in threads:
+                thread.start()
+            time.sleep(0.6)
+        finally:
+            os.kill(agent.hello["pid"], signal.SIGCONT)
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert agent.alive
+        assert [Path(path).read_bytes() == content for path in sent] == [True] * 4

@@ -149,9 +149,10 @@ class Listener:
                 selector.register(sock, selectors.EVENT_READ)
             while not self._cancelled() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.2):
-                    connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
-                    connection.close()
-                    accepted += 1
+                    with contextlib.suppress(OSError):  # this one failed, or there is no descriptor just now
+                        connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                        connection.close()
+                        accepted += 1
         finally:
             selector.close()
             self.close()

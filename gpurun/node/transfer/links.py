@@ -35,6 +35,7 @@ WAIT_EVERY_S = 1.5
 # … so after this long a silence, the peer or its network counts as dead.
 SILENCE_S = 6.0
 MAX_UNPROVEN = 64
+ACCEPT_AGAIN_S = 0.1
 MOST_RANGES = 1 << 16
 """Enough for a blob of 32 GiB with every second chunk missing. More ranges are an invalid request."""
 
@@ -111,8 +112,9 @@ class Server:
         while not self._closed:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or one connection failed, or this machine has no descriptor just now
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             with self._lock:
                 refused = self._closed or self._unproven >= MAX_UNPROVEN
                 if not refused:
@@ -120,8 +122,14 @@ class Server:
                     self._connections.append(connection)
             if refused:
                 connection.close()
-            else:
+                continue
+            try:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # no thread can start just now
+                with self._lock:
+                    self._unproven -= 1
+                    self._connections.remove(connection)
+                connection.close()
 
     def _serve(self, raw: socket.socket) -> None:
         connection = raw
