@@ -2,18 +2,19 @@
 
 gpurun writes ``spec.json``, ``origin.json`` and ``code`` (`gpurun.images.code`) once. It replaces ``state.json`` as a
 whole on every change: while the job is queued, a pass does so under the allocator lock, then its supervisor.
-``cancel.json`` and ``preempt.json`` are requests to the supervisor. Only the job's owner or root writes here. Other
-users can read everything except the code.
+``cancel.json``, ``drain.json`` and ``preempt.json`` are requests to the supervisor. Only the job's owner or root writes
+here. Other users can read everything except the code.
 """
 
 from __future__ import annotations
 
 import stat
 from contextlib import suppress
+from typing import Literal
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs.origin import Origin
-from gpurun.jobs.record import CancelRequest, JobRecord, RequestKind
+from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
 from gpurun.state import durable
@@ -22,8 +23,9 @@ from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
 
 CODE, ORIGIN = "code", "origin.json"
-REQUESTS: tuple[RequestKind, ...] = ("cancel", "preempt")
-"""Each has a file of its own; the weightier one first."""
+RequestFile = Literal["cancel", "drain", "preempt"]
+REQUESTS: tuple[RequestFile, ...] = ("cancel", "drain", "preempt")
+"""The files of requests; the weightier one first. A drain's cancel has its own: the drain's end withdraws no other."""
 
 
 class JobFolder:
@@ -113,9 +115,9 @@ class JobFolder:
 
         Ignores a damaged request: see `mend_request`.
         """
-        for kind in REQUESTS:
+        for name in REQUESTS:
             with suppress(FileNotFoundError, StateError):
-                return self._read_request(kind)
+                return self._read_request(name)
         return None
 
     def damaged_request(self) -> StateError | None:
@@ -130,8 +132,8 @@ class JobFolder:
         """
         return "; ".join(filter(None, map(self._mend, REQUESTS))) or None
 
-    def _mend(self, kind: RequestKind) -> str | None:
-        path, damage = self._request(kind), self._damage(kind)
+    def _mend(self, name: RequestFile) -> str | None:
+        path, damage = self._request(name), self._damage(name)
         if damage is None:
             return None
         try:
@@ -140,21 +142,22 @@ class JobFolder:
             return None
         with suppress(FileNotFoundError, StateError):  # or had just replaced it by a sound one
             sound = durable.read_record(aside, CancelRequest)
-            if sound.kind == kind:
+            if _has_place(sound, name):
                 durable.write_record(path, sound)
                 aside.unlink()
                 return None
         return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
-        """Write a request for the job's supervisor. A cancel and a preemption have separate files.
+        """Write a request for the job's supervisor. A person's cancel, a drain's and a preemption have separate files.
 
-        So writing or removing a preemption never removes a cancel made at the same moment.
+        So writing or removing one never removes another that is made at the same moment.
         """
-        self._mend(request.kind)
+        name = _file_of(request)
+        self._mend(name)
         present = self.cancel_request()
-        if present is None or present.kind == "preempt":
-            durable.write_record(self._request(request.kind), request)
+        if present is None or present.kind == "preempt" or REQUESTS.index(name) < REQUESTS.index(_file_of(present)):
+            durable.write_record(self._request(name), request)
 
     def clear_preemption(self) -> None:
         """Remove a preemption request after it was carried out; a cancel stays."""
@@ -165,24 +168,34 @@ class JobFolder:
     def withdraw(self, request: CancelRequest) -> None:
         """Remove a request that was not carried out, unless another one has replaced it."""
         with suppress(FileNotFoundError, StateError):
-            if self._read_request(request.kind) == request:
-                durable.remove(self._request(request.kind))
+            if self._read_request(_file_of(request)) == request:
+                durable.remove(self._request(_file_of(request)))
 
-    def _request(self, kind: RequestKind) -> StatePath:
-        return self.path / f"{kind}.json"
+    def _request(self, name: RequestFile) -> StatePath:
+        return self.path / f"{name}.json"
 
-    def _damage(self, kind: RequestKind) -> StateError | None:
+    def _damage(self, name: RequestFile) -> StateError | None:
         try:
-            self._read_request(kind)
+            self._read_request(name)
         except FileNotFoundError:
+            return None
+        except StateUnavailable:  # it says nothing about the file
             return None
         except StateError as error:
             return error
         return None
 
-    def _read_request(self, kind: RequestKind) -> CancelRequest:
-        path = self._request(kind)
+    def _read_request(self, name: RequestFile) -> CancelRequest:
+        path = self._request(name)
         request = durable.read_record(path, CancelRequest)
-        if request.kind != kind:
+        if not _has_place(request, name):
             raise StateError(f"asks for a {request.kind}, which its name does not say", where=str(path))
         return request
+
+
+def _file_of(request: CancelRequest) -> RequestFile:
+    return "drain" if request.kind == "cancel" and request.drain else request.kind
+
+
+def _has_place(request: CancelRequest, name: RequestFile) -> bool:
+    return name == _file_of(request)

@@ -267,3 +267,30 @@ def test_a_supervisor_that_finds_a_drains_request_asks_once_whether_it_still_sta
     watch = DrainWatch(home, lambda: GANG)
     assert watch.is_due(["h1"], 1.0, asked=True)
     assert not watch.is_due(["h1"], 1.0, asked=True)
+
+
+@pytest.mark.parametrize("first", ["drain", "person"])
+def test_the_end_of_a_drain_withdraws_no_person_s_cancel(home, first):
+    folder, host = runs(home)
+    mine = CancelRequest("cancel", "alice", 8.0)
+    if first == "person":
+        folder.ask_to_cancel(mine)
+    drain(home, host, until_s=9.0)
+    run_pass(home, now_s=10.0)
+    folder.ask_to_cancel(mine)
+    assert folder.cancel_request() == mine, "what a person wants is said first"
+    uncordon(home)
+    run_pass(home, now_s=11.0)
+    assert folder.cancel_request() == mine
+
+
+def test_a_damaged_cancel_of_a_drain_is_set_aside_and_asked_for_again(home):
+    folder, host = runs(home)
+    drain(home, host, until_s=9.0)
+    run_pass(home, now_s=10.0)
+    (folder.path / "drain.json").plain.write_text('{"kind": "cancel", "by": "x", "asked_s": 1}')
+    assert folder.cancel_request() is None
+    assert "drain.json" in str(folder.damaged_request())
+    assert "drain.json.damaged-" in folder.mend_request()
+    run_pass(home, now_s=11.0)
+    assert folder.cancel_request().drain == (host,)
