@@ -145,7 +145,7 @@ def _have_it_carried(folder: JobFolder) -> None:
     record = folder.record()
     if os.getuid() == record.owner_uid or not record.state.holds_gpus or is_carried(folder):
         return
-    if problem := recover_as(record.owner_uid, folder.path.home, os.environ):
+    if problem := recover_as(record.owner_uid, folder.path.home, os.environ).problem:
         raise StateError(
             f"it has no supervisor, and none could be started: {printable(problem)}", job=folder.id,
             hint="gpurun keeps the request; correct this, and `gpurun recover` as root carries it out",

@@ -13,7 +13,7 @@ import typer
 from gpurun import __version__, faults
 from gpurun.cli import printing
 from gpurun.cli.lazy import Place, lazy_group
-from gpurun.cli.streams import disk_problem, open_closed_streams, output_written
+from gpurun.cli.streams import disk_problem, open_closed_streams, output_written, shortage
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -125,7 +125,7 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
             typer.echo(f"  → a program and its arguments follow --: gpurun {args[0]} … -- python3 train.py", err=True)
         code = error.exit_code
     except OSError as error:
-        problem = disk_problem(error)
+        problem = disk_problem(error) or shortage(error)
         if problem is None:
             raise
         printing.say_problem(problem)

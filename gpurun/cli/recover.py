@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +13,10 @@ import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateError, StateUnavailable
+from gpurun.head.everybody import Recovered
 from gpurun.state import clock
+from gpurun.state.people import myself
 
 
 def recover(
@@ -28,21 +32,40 @@ def recover(
             "--claims", help="On all hosts, find claims of jobs that gpurun no longer knows; fence these jobs."
         ),
     ] = False,
+    unless_running: Annotated[
+        bool,
+        typer.Option("--unless-running", help="Do nothing if another `gpurun recover` of yours runs; for cron."),
+    ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replace supervisors that died, run a scheduling pass, and report damaged leases."""
-    from gpurun.head.forged import forged_leases
-    from gpurun.head.spawn import adopt_orphans, run_pass_and_start
-    from gpurun.head.waiter import ensure_waiter, has_queued
-    from gpurun.jobs.store import JobStore
-    from gpurun.leases.store import LeaseStore
-    from gpurun.state import audit
     from gpurun.state.home import home
+    from gpurun.state.machines import own_lock
     from gpurun.state.shared import enter
 
     state = home(os.environ)
     enter(state)
+    if not unless_running:
+        _recover(state, discard, inventory, claims=claims, as_json=as_json)
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(own_lock(state, "recover", patience_s=0.0))
+        except StateUnavailable as error:
+            say(f"another `gpurun recover` runs: {printable(str(error))}")
+            return
+        _recover(state, discard, inventory, claims=claims, as_json=as_json)
+
+
+def _recover(state: Path, discard: str | None, inventory: str | None, *, claims: bool, as_json: bool) -> None:
+    from gpurun.head.forged import forged_leases
+    from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
+    from gpurun.head.waiter import is_needed
+    from gpurun.jobs.store import JobStore
+    from gpurun.leases.store import LeaseStore
+    from gpurun.state import audit
+
     if discard is not None:
         say(f"moved to {_discard(state, Path(discard).name)}")
     audit.bound(state)
@@ -52,23 +75,37 @@ def recover(
         adopted += _adopt_claims(state, inventory)
     damaged = LeaseStore(state).read_all().damaged
     forged = tuple(forged_leases(state))
+    waiter = False
     if not damaged:
         run_pass_and_start(state, now_s=clock.now_s(), environ=os.environ)
-        if has_queued(state, os.getuid()):
-            ensure_waiter(state, os.environ)
-    for problem in _recover_others(state, _claims_options(inventory) if claims else ()):
-        say(f"not recovered: {printable(problem)}")
-    damaged += forged
-    if as_json:
-        print_json({"adopted": list(adopted), "damaged": [{"file": e.where, "reason": e.message} for e in damaged]})
-    else:
-        say(f"adopted: {', '.join(adopted) or 'nothing was orphaned'}")
-        for error in damaged:
-            say(f"damaged: {error}")
-            say("  → make sure that nothing of it runs (`gpurun doctor`, `docker ps` on the hosts), then")
-            say(f"    gpurun recover --discard {Path(error.where or '').name}")
-    if damaged:
+        waiter = is_needed(state, os.getuid()) and ensure_waiter(state, os.environ)
+    others = _recover_others(state, _claims_options(inventory) if claims else ())
+    _print(Recovered(myself(), adopted, waiter), others, (*damaged, *forged), as_json=as_json)
+    if damaged or forged:
         raise typer.Exit(StateError.exit_code)
+
+
+def _print(mine: Recovered, others: Sequence[Recovered], damaged: Sequence[StateError], *, as_json: bool) -> None:
+    """Print what was restarted and for whom, what was not recovered, and damage that a person must decide about."""
+    for problem in filter(None, (each.problem for each in others)):
+        say(f"not recovered: {printable(problem)}")
+    told = [each for each in others if each.adopted or each.waiter]
+    if as_json:
+        print_json({
+            "adopted": list(mine.adopted), "waiter": mine.waiter,
+            "others": [{"user": each.user, "adopted": list(each.adopted), "waiter": each.waiter} for each in told],
+            "damaged": [{"file": e.where, "reason": e.message} for e in damaged],
+        })  # fmt: skip
+        return
+    for each in ([mine] if mine.adopted or mine.waiter else []) + told:
+        what = [*(f"the supervisor of {job}" for job in each.adopted), *(["the waiter"] if each.waiter else [])]
+        say(f"restarted for {printable(each.user)}: {printable(', '.join(what))}")
+    if not (mine.adopted or mine.waiter or told):
+        say("nothing had to be restarted")
+    for error in damaged:
+        say(f"damaged: {error}")
+        say("  → make sure that nothing of it runs (`gpurun doctor`, `docker ps` on the hosts), then")
+        say(f"    gpurun recover --discard {Path(error.where or '').name}")
 
 
 def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
@@ -117,8 +154,8 @@ def _claims_options(inventory: str | None) -> tuple[str, ...]:
     return ("--claims", "--inventory", cluster(inventory).inventory.source)
 
 
-def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
-    """As root with a shared state directory, recover every user's jobs as that user. Returns the problems."""
+def _recover_others(home: Path, options: tuple[str, ...]) -> list[Recovered]:
+    """As root with a shared state directory, recover every user's jobs as that user."""
     from gpurun.head.everybody import owners, recover_as
     from gpurun.head.takeover import ownerless_jobs
     from gpurun.state.shared import is_shared
@@ -127,12 +164,14 @@ def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
         return []
     ownerless = ownerless_jobs(home)
     gone = [
-        f"{', '.join(jobs)} of uid {uid}, who has no account; `gpurun cancel {' '.join(jobs)}` as root ends them and "
-        "frees their GPUs"
+        Recovered(
+            f"uid {uid}",
+            problem=f"{', '.join(jobs)} of uid {uid}, who has no account; `gpurun cancel {' '.join(jobs)}` as root "
+            "ends them and frees their GPUs",
+        )
         for uid, jobs in ownerless.items()
     ]
-    others = [uid for uid in owners(home) if uid not in ownerless]
-    return gone + [problem for uid in others if (problem := recover_as(uid, home, os.environ, options))]
+    return gone + [recover_as(uid, home, os.environ, options) for uid in owners(home) if uid not in ownerless]
 
 
 def _discard(home: Path, name: str) -> Path:

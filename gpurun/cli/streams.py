@@ -13,10 +13,11 @@ from typing import TextIO
 
 import typer
 
-from gpurun.errors import StateDiskError, StateError
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.EAGAIN)
 UNREAD = 1
 
 
@@ -37,6 +38,16 @@ def disk_problem(error: OSError) -> StateDiskError | None:
     return StateDiskError(
         f"cannot write: {error.strerror}", where=None if error.filename is None else str(error.filename),
         hint="`df -h` shows which disk is full, such as that of caches or temporary files; `dmesg | tail` may say more",
+    )  # fmt: skip
+
+
+def shortage(error: OSError) -> StateUnavailable | None:
+    """Return the error for people if this machine is short of descriptors, locks, memory or processes; else None."""
+    if error.errno not in SHORT:
+        return None
+    return StateUnavailable(
+        f"this machine is short of something: {error.strerror}",
+        where=None if error.filename is None else str(error.filename), hint="try again; `ulimit -a` shows your limits",
     )  # fmt: skip
 
 

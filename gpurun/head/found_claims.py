@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +96,16 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
         return ()
     adopted = []
     leases = LeaseStore(home)
-    with allocator_lock(home):
-        view = look(home, now_s=clock.now_s())
-        forgotten = [claim for claim in claims if _is_forgotten_here(home, claim, view.leases)]
-        for lease in _as_leases(forgotten):
-            faults.point()
-            with suppress(StateError):  # the GPUs are granted, or the attempt has a lost lease by now
-                adopted.append((lease, leases.grant(lease, view.occupancy)))
-                audit.note(home, "adopt claim", job=lease.job, hosts=[grant.host for grant in lease.grants])
+    with ExitStack() as on_error:
+        with allocator_lock(home):
+            view = look(home, now_s=clock.now_s())
+            forgotten = [claim for claim in claims if _is_forgotten_here(home, claim, view.leases)]
+            for lease in _as_leases(forgotten):
+                faults.point()
+                with suppress(StateError):  # the GPUs are granted, or the attempt has a lost lease by now
+                    adopted.append((lease, on_error.enter_context(leases.grant(lease, view.occupancy))))
+                    audit.note(home, "adopt claim", job=lease.job, hosts=[grant.host for grant in lease.grants])
+        on_error.pop_all()
     return tuple(adopted)
 
 

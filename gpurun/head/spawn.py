@@ -1,17 +1,17 @@
-"""Start supervisors: detached processes that inherit their lease's lock."""
+"""Start supervisors and waiters: detached processes that inherit the lock of their lease, or of their queue."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun import faults
-from gpurun.errors import StateError
+from gpurun.errors import GpurunError, StateError
+from gpurun.head import children
 from gpurun.head.forged import check_lease
 from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt
 from gpurun.jobs.events import EventLog
@@ -23,6 +23,7 @@ from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.leases.waiters import take_waiter_lock
 from gpurun.state import audit, clock
 
 if TYPE_CHECKING:
@@ -34,16 +35,23 @@ def run_pass_and_start(
 ) -> Pass:
     """Run a pass, and start the supervisor of every job of this user that the pass granted.
 
+    The only function that does so: whatever fails, this process keeps no lease's lock. A job whose supervisor could not
+    start has a lease without a lock, which this user's waiter adopts.
+
     Raises:
-        StateError: as `run_pass`.
+        StateError: as `run_pass`; or a supervisor could not start. All that was granted and could start has started.
     """
     from gpurun.leases.allocate import run_pass  # noqa: PLC0415 (the whole scheduler, and rarely needed)
 
     done = run_pass(home, now_s=now_s, patience_s=patience_s)
-    faults.point()
-    for lease, lock in done.granted:
-        start_supervisor(home, lease, lock, environ)
-        faults.point()
+    try:
+        start_all(home, done.granted, environ)
+        if done.failure is not None:
+            raise done.failure
+    except (GpurunError, OSError):
+        with suppress(GpurunError, OSError):  # then the next command adopts it
+            ensure_waiter(home, environ)
+        raise
     return done
 
 
@@ -82,22 +90,45 @@ def _adopt(home: Path, environ: Mapping[str, str], *, most: int, after: str = ""
         try:
             check_lease(home, lease)
             start_supervisor(home, lease, lock, environ, adopts=True)
-        except (FileNotFoundError, StateError):  # forged, or its job's folder is gone or damaged: the GPUs stay taken
+        except (FileNotFoundError, StateError):  # forged, or its job's folder is gone or damaged; or tried again
             lock.close()
-        else:
-            audit.note(home, "adopt", job=lease.job)
-            adopted.append(lease.job)
-            if len(adopted) == most:
-                break
+            continue
+        except BaseException:
+            lock.close()
+            raise
+        audit.note(home, "adopt", job=lease.job)
+        adopted.append(lease.job)
+        if len(adopted) == most:
+            break
     return adopted
 
 
 def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Start fences for GPUs that hosts claim for this user's forgotten jobs; return those jobs' ids."""
     found = adopt_claims(home, claims)
-    for lease, lock in found:
-        start_supervisor(home, lease, lock, environ)
+    start_all(home, found, environ)
     return tuple(lease.job for lease, _ in found)
+
+
+def start_all(home: Path, held: Collection[tuple[Lease, LeaseLock]], environ: Mapping[str, str]) -> None:
+    """Start the supervisors of leases whose locks this process holds. Afterwards it holds none of them.
+
+    Raises:
+        StateError: one could not start; the others have started, and the next command or waiter adopts it.
+    """
+    problems = list[Exception]()
+    with ExitStack() as locks:
+        for _, lock in held:
+            locks.enter_context(lock)
+        faults.point()
+        for lease, lock in held:
+            try:
+                start_supervisor(home, lease, lock, environ)
+            except (GpurunError, OSError) as error:
+                problems.append(error)
+            faults.point()
+    if problems:
+        raise problems[0]
 
 
 def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
@@ -186,33 +217,47 @@ def start_supervisor(
 ) -> None:
     """Start the supervisor of a leased job. It inherits the lock, so the lock is never free in between.
 
+    The lock is closed here if it starts; otherwise the caller closes it.
+
     Args:
         adopts: there may be more orphans; it starts the next one's supervisor before its own work.
     """
     faults.point()
     log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gpurun.supervisor",
-                lock.path.name.removesuffix(".json"),
-                str(lock.descriptor),
-                *(["adopts"] if adopts else []),
-            ],
-            env={**environ, "GPURUN_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[lock.descriptor],
-            start_new_session=True,
-            cwd="/",
-        )
+        name, rest = lock.path.name.removesuffix(".json"), ["adopts"] if adopts else []
+        children.start(
+            "gpurun.supervisor", name, str(lock.descriptor), *rest,
+            home=home, environ=environ, lock=lock.descriptor, log=log,
+        )  # fmt: skip
     finally:
         os.close(log)
     faults.point()
     lock.close()
+
+
+def ensure_waiter(home: Path, environ: Mapping[str, str]) -> bool:
+    """Start this user's waiter unless it lives; return True if it was started.
+
+    It inherits its lock, so the lock is never free in between.
+    """
+    taken = take_waiter_lock(home)
+    if taken is None:
+        return False  # it looks at the queue once more after it has released the lock
+    descriptor, path = taken
+    try:
+        faults.point()
+        log = path.open_file(os.O_WRONLY | os.O_APPEND)  # another open file: what a child keeps open holds no lock
+        try:
+            children.start(
+                "gpurun.head.waiter", str(descriptor), home=home, environ=environ, lock=descriptor, log=log
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        faults.point()
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _log_of(folder: JobFolder, *, needed: bool) -> int:

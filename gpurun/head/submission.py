@@ -14,8 +14,7 @@ from gpurun.environments.build import ensure
 from gpurun.environments.log import Report
 from gpurun.errors import GpurunError, StateError
 from gpurun.head.origin import origin_of
-from gpurun.head.spawn import run_pass_and_start
-from gpurun.head.waiter import ensure_waiter
+from gpurun.head.spawn import ensure_waiter, run_pass_and_start
 from gpurun.images.code import write_code
 from gpurun.images.engine import Engine
 from gpurun.images.tree import scan

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.head.spawn import start_supervisor
+from gpurun.head.spawn import start_all
 from gpurun.inventory.model import SSH_PORT, Host, Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
@@ -85,8 +85,7 @@ def take_over(home: Path, folder: JobFolder, inventory: Inventory, environ: Mapp
         )  # fmt: skip
     with allocator_lock(home):
         _end(JobStore(home), folder)
-    for lost, held in taken:
-        start_supervisor(home, lost, held, environ)
+    start_all(home, taken, environ)
 
 
 def check_inventory(inventory: Inventory) -> None:

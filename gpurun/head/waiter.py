@@ -3,64 +3,46 @@
 No process runs anything as another user, or writes in another user's folder. A pass looks at all users' jobs, but
 grants only those of the user who runs it. When something changes, the other users' waiters run passes of their own. The
 waiter is also the timer for changes by time alone: time limits of others, the end of `locality_wait`, a lost host's
-return. The lock that it holds shows that it lives. It exits when its user has nothing queued.
+return. The lock that it holds shows that it lives. It exits when its user has nothing queued. No error ends it: it says
+what failed in its log, and tries again.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpurun import faults
-from gpurun.errors import GpurunError
-from gpurun.head.spawn import adopt_orphans, run_pass_and_start
+from gpurun.errors import GpurunError, UnsafeState
+from gpurun.head import children
+from gpurun.head.looks import WaiterLooks
+from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.refusals import next_try_s
-from gpurun.leases.waiters import take_waiter_lock, waiter_lives
+from gpurun.leases.store import LeaseStore
+from gpurun.leases.waiters import waiter_lives
 from gpurun.state import clock, lock
 from gpurun.state.cordons import cordons_file
+from gpurun.state.machines import outs_stamp
 from gpurun.state.path import StatePath
 from gpurun.state.shared import enter
 
 if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
 
+Answer = TypeVar("Answer")
+
 TICK_S = 0.5
 PASS_EVERY_S = 15.0
-
-
-def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
-    """Start this user's waiter unless it lives. It inherits its lock, so the lock is never free in between."""
-    taken = take_waiter_lock(home)
-    if taken is None:
-        return  # it looks at the queue once more after it has released the lock
-    descriptor, path = taken
-    try:
-        faults.point()
-        log = path.open_file(os.O_WRONLY | os.O_APPEND)  # another open file: what a child keeps open holds no lock
-        try:
-            subprocess.Popen(
-                [sys.executable, "-m", "gpurun.head.waiter", str(descriptor)],
-                env={**environ, "GPURUN_HOME": str(home)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[descriptor],
-                start_new_session=True,
-                cwd="/",
-            )
-        finally:
-            os.close(log)
-        faults.point()
-    finally:
-        os.close(descriptor)
+AGAIN_FIRST_S = 1.0
+"""After a look at the queue that failed; then twice as long each time, at most `PASS_EVERY_S`."""
 
 
 def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -70,36 +52,81 @@ def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     Every command does this when it starts. It is quick if there is nothing to do.
     """
     adopted = adopt_orphans(home, environ)
-    if not waiter_lives(home, os.getuid()) and has_queued(home, os.getuid()):
+    if not waiter_lives(home, os.getuid()) and is_needed(home, os.getuid()):
         run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
         ensure_waiter(home, environ)
     return adopted
 
 
-def has_queued(home: Path, uid: int) -> bool:
-    """Return whether that user has a queued job."""
-    records = JobStore(home).live_records()
-    return any(record.owner_uid == uid and record.state is State.QUEUED for record in records)
+def is_needed(home: Path, uid: int) -> bool:
+    """Return whether that user needs a waiter: a job is queued, or has GPUs and no supervisor has begun with it."""
+    leases = LeaseStore(home)
+    mine = [record for record in JobStore(home).live_records() if record.owner_uid == uid]
+    return any(
+        record.state is State.QUEUED or (record.state is State.GRANTED and not leases.is_alive(record.id))
+        for record in mine
+    )
 
 
 def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
-    """Run passes after every change, and from time to time, until this user has nothing queued."""
+    """Run passes after every change, and from time to time, until this user needs no waiter."""
     seen: tuple[float, ...] = ()
-    next_pass_s = 0.0
+    seen_outs: frozenset[str] = frozenset()
+    looks = WaiterLooks(home, environ)
+    next_pass_s, again_s = 0.0, AGAIN_FIRST_S
     while True:
         faults.point()
-        now = _stamps(home)
-        if now != seen or time.monotonic() >= next_pass_s:
-            if not has_queued(home, os.getuid()):
-                return
-            due_s = PASS_EVERY_S
-            try:
-                adopt_orphans(home, environ)
-                due_s = _due_s(run_pass_and_start(home, now_s=clock.now_s(), environ=environ))
-            except GpurunError as error:
-                print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
-            seen, next_pass_s = _stamps(home), time.monotonic() + min(due_s, _try_in_s(home))
+        try:
+            now, outs = _stamps(home), outs_stamp(home)
+            if (now, outs) != (seen, seen_outs) or time.monotonic() >= next_pass_s:
+                if not is_needed(home, os.getuid()):
+                    return
+                due_s = _look(home, environ, looks)
+                seen, seen_outs = _stamps(home), outs
+                next_pass_s, again_s = time.monotonic() + due_s, AGAIN_FIRST_S
+            looks.start_if_due()
+        except Exception as error:  # noqa: BLE001 (also a defect must not leave the queue alone)
+            _say(error)
+            time.sleep(again_s)
+            again_s = min(2 * again_s, PASS_EVERY_S)
         time.sleep(TICK_S)
+
+
+def _look(home: Path, environ: Mapping[str, str], looks: WaiterLooks) -> float:
+    """Adopt orphans, run a pass and plan the next look at hosts. Returns the seconds until the next pass, unless
+    something changes.
+    """
+    adopt_orphans(home, environ)
+    done = run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
+    looks.plan({path: seen.inventory for path, seen in done.snapshots.items()})
+    return min(_due_s(done), _try_in_s(home))
+
+
+def _say(error: Exception) -> None:
+    """Print an error into this waiter's log."""
+    with suppress(OSError):  # its disk is full
+        if isinstance(error, (GpurunError, OSError)):
+            print(error, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            traceback.print_exception(error)
+
+
+def _at_last(do: Callable[[], Answer]) -> Answer:
+    """Do something that must not fail, again and again until it succeeds.
+
+    Raises:
+        UnsafeState, FileNotFoundError: the state directory does not protect its users, or is gone.
+    """
+    again_s = AGAIN_FIRST_S
+    while True:
+        try:
+            return do()
+        except (UnsafeState, FileNotFoundError):
+            raise
+        except (GpurunError, OSError) as error:
+            _say(error)
+        time.sleep(again_s)
+        again_s = min(2 * again_s, PASS_EVERY_S)
 
 
 def _due_s(done: Pass) -> float:
@@ -140,10 +167,16 @@ def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
     while True:
         wait_for_queue(home, environ)
         faults.point()
-        lock.release(descriptor)
+        _at_last(lambda: lock.release(descriptor))
         faults.point()
-        if not has_queued(home, os.getuid()) or waiter_lives(home, os.getuid()) or not lock.try_take(descriptor):
+        if not _at_last(lambda: _begins_again(home, descriptor)):
             return
+
+
+def _begins_again(home: Path, descriptor: int) -> bool:
+    """Return whether this process is the waiter once more, because it is needed and no other has begun."""
+    uid = os.getuid()
+    return is_needed(home, uid) and not waiter_lives(home, uid) and lock.try_take(descriptor)
 
 
 def main(argv: list[str]) -> int:
@@ -151,10 +184,9 @@ def main(argv: list[str]) -> int:
     faults.arm("waiter")
     descriptor = int(argv[0])
     os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    children.live_on()
     home = Path(os.environ["GPURUN_HOME"])
-    enter(home)
+    _at_last(lambda: enter(home))
     hold(home, descriptor, os.environ)
     return 0
 

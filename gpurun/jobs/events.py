@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from gpurun.errors import StateUnavailable
 from gpurun.state import durable
 from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
@@ -20,9 +21,12 @@ class EventLog:
         self._clock = clock
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Append one event of `kind`; `fields` must be JSON values. Does nothing if the job was pruned."""
+        """Append one event of `kind`; `fields` must be JSON values. Does nothing if the job was pruned.
+
+        An event that a full or broken disk does not take is lost. Events are for people: nothing stops for them.
+        """
         line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields})
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, StateUnavailable):
             durable.append_line(self.path, line)
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import msgspec
 
 from gpurun import faults
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.jobs import attempts
 from gpurun.jobs.drafts import AddCode, Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
@@ -113,6 +113,9 @@ class JobStore:
 
         Reports and skips a job with a damaged record. Reports a job with a damaged spec, and returns it without wants,
         so that no pass places it without its constraints. Reports and ignores a damaged request.
+
+        Raises:
+            StateUnavailable: the state directory cannot be read now.
         """
 
         def from_files(name: str) -> tuple[LiveJob | None, bool]:
@@ -232,11 +235,16 @@ def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> Jo
 
 
 def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
-    """Change STOPPING to the decided outcome, after the job's GPUs were released.
+    """Change STOPPING to the decided outcome, after the job's GPUs were released. Idempotent.
 
     A job that restarts goes back to the queue, in front of its peers.
     """
     folder = store.get(record.id)
+    now = folder.record()
+    if now.is_past(record.attempt):  # written, but the last step failed
+        if now.state.ended:
+            store.retire(record.id)
+        return now
     outcome = record.outcome or State.FAILED
     request = folder.cancel_request()
     if outcome is State.QUEUED and request is not None and request.kind == "cancel":
@@ -275,6 +283,8 @@ def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> t
     problems: list[StateError] = []
     try:
         job = LiveJob(folder.record(), _wants(folder, problems), folder.cancel_request())
+    except StateUnavailable:  # it says nothing about the job
+        raise
     except StateError as error:
         job, problems = None, [error]
     if damage := folder.damaged_request():
@@ -287,6 +297,8 @@ def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> t
 def _wants(folder: JobFolder, problems: list[StateError]) -> Wants | None:
     try:
         return folder.spec().wants
+    except StateUnavailable:
+        raise
     except StateError as error:
         problems.append(error)
         return None

@@ -48,11 +48,13 @@ class Pass:
     """The result of a pass.
 
     Attributes:
-        granted: new leases with their locks held; the caller starts the supervisors.
+        granted: new leases with their locks held; the caller starts the supervisors or closes the locks.
         decisions: the scheduler's whole answer, per inventory file.
         snapshots: what the decisions were made from.
         left_out: queued job → why the pass did not look at it. Jobs that wait for their restart are not among them.
         problems: damaged files and unusable inventories, each once.
+        failure: the error that ended the pass after it had granted something. The caller raises it after it has started
+            the supervisors.
     """
 
     granted: tuple[tuple[Lease, LeaseLock], ...] = ()
@@ -60,6 +62,7 @@ class Pass:
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[GpurunError, ...] = ()
+    failure: Exception | None = None
 
 
 def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
@@ -70,7 +73,8 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
         patience_s: as for `allocator_lock`.
 
     Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or a file cannot be written, and the
+            pass has granted nothing.
     """
     problems: list[GpurunError] = []
     if not commit:
@@ -78,7 +82,8 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
             return _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=False).run()
     with allocator_lock(home, patience_s=patience_s), without_collector():
         LeaseStore(home).sweep()
-        return _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=True).run()
+        passing = _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=True)
+        return passing.run_and_keep()
 
 
 def decisions_on(home: Path, view: View) -> Pass:
@@ -123,6 +128,19 @@ class _Passing:
         self._unusable: dict[str, GpurunError] = {}
         # Each inventory is loaded once, so that a problem is reported once.
         self._load = cache(lambda path: loaded(path, lambda error: self._note(path, error)))
+
+    def run_and_keep(self) -> Pass:
+        """Run the pass. An error loses no lease that it has granted before."""
+        try:
+            return self.run()
+        except Exception as error:
+            if not self._granted:
+                raise
+            return Pass(tuple(self._granted), problems=tuple(self._problems), failure=error)
+        except BaseException:
+            for _, lock in self._granted:
+                lock.close()
+            raise
 
     def run(self) -> Pass:
         """Schedule one inventory after the other, each on the GPUs that the earlier ones left."""
@@ -226,14 +244,16 @@ class _Passing:
         except StateError as error:  # two names of one inventory are one machine, or another lease came by hand
             self._refuse(job, error)
             return
+        self._granted.append((lease, lock))  # first: the supervisor repeats the next step if it fails here
         self._ports.update(lease.ports)
         mark_granted(self._store, lease)
-        self._granted.append((lease, lock))
         hosts = [grant.host for grant in lease.grants]
         audit.note(self._home, "grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
 
     def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
-        if record.kept != kept and record.id not in started and record.owner_uid == self._view.uid:
+        if record.kept == kept or record.id in started or record.owner_uid != self._view.uid:
+            return
+        if self._is_unchanged(self._view.jobs[record.id]):
             self._store.get(record.id).write(record.but(kept=kept))
 
     def _preempt(self, preemptions: Iterable[Preemption]) -> None:

@@ -13,35 +13,53 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs.record import ID_PATTERN
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Holdings, Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.state import durable
 from gpurun.state.lock import is_held, try_take
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, told
 from gpurun.state.people import user_name
 
 WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
+CLOSED = -1
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
 class LeaseLock:
-    """The lock on one lease's file, held by an open descriptor. It shows that a supervisor lives."""
+    """The lock on one lease's file, held by an open descriptor. It shows that a supervisor lives.
+
+    A process that holds the lock and does not carry the job keeps everybody else from it. So a process hands the lock
+    to a supervisor or closes it, whatever fails. A context manager that closes it.
+    """
 
     def __init__(self, descriptor: int, path: StatePath) -> None:
         self.descriptor = descriptor
         self.path = path
 
+    def __enter__(self) -> LeaseLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Release the lock, unless another process inherited the descriptor."""
-        os.close(self.descriptor)
+        """Release the lock, unless another process inherited the descriptor. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, CLOSED
+        if descriptor != CLOSED:
+            os.close(descriptor)
+
+    def hold(self, descriptor: int) -> None:
+        """Hold the lock of the file that has replaced the locked one, instead of the old file's."""
+        self.close()
+        self.descriptor = descriptor
 
     def is_mine(self) -> bool:
         """Return True if this user wrote the lease, whatever owner it names."""
@@ -80,6 +98,9 @@ class LeaseStore:
 
         Args:
             but_held: leave out leases whose file a supervisor holds.
+
+        Raises:
+            StateUnavailable: the state directory cannot be read now.
         """
         leases, damaged = [], []
         try:
@@ -96,6 +117,8 @@ class LeaseStore:
                 leases.append(self._read(path))
             except FileNotFoundError:
                 continue  # released between listing and reading
+            except StateUnavailable:
+                raise
             except StateError as error:
                 error.hint = error.hint or WAY_OUT
                 damaged.append(error)
@@ -130,7 +153,8 @@ class LeaseStore:
             occupancy: made under the same hold of the allocator lock; contains the lease afterwards.
 
         Raises:
-            StateError: another job holds one of the GPUs, or the job already has a lease.
+            StateError: another job holds one of the GPUs, or the job already has a lease; or it cannot be written. If
+                the lease is there all the same, it is an orphan, which the next command or waiter adopts.
         """
         durable.make_folder(self.folder)
         path = self.path(lease.name)
@@ -138,8 +162,9 @@ class LeaseStore:
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         occupancy.grant(lease)
         durable.sync_folder(self.folder)
-        lock = LeaseLock(durable.write_locked_record(path, lease), path)
-        self._keep_second_name(lease.job)
+        with _kept(LeaseLock(durable.write_locked_record(path, lease), path)) as lock:
+            durable.sync_folder(self.folder)
+            self._keep_second_name(lease.job)
         return lock
 
     def grow(self, lock: LeaseLock, lease: Lease, occupancy: Occupancy) -> LeaseLock:
@@ -152,14 +177,17 @@ class LeaseStore:
         return self.change(lock, lease)
 
     def change(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Replace a lease by one without more GPUs. The caller holds `lock`, which this replaces by the new file's
-        lock.
+        """Replace a lease by one without more GPUs. The caller holds `lock`, which holds the new file's lock then.
+
+        After an error the old lease stands, and `lock` holds it. Once the new file has its name, nothing fails: a grant
+        syncs the folder first, so a power loss brings the old lease back only while nobody else has its GPUs.
         """
-        descriptor = durable.write_locked_record(lock.path, lease)
-        lock.close()
+        lock.hold(durable.write_locked_record(lock.path, lease))
+        with suppress(StateError):
+            durable.sync_folder(self.folder)
         if not lease.lost:
             self._keep_second_name(lease.job)
-        return LeaseLock(descriptor, lock.path)
+        return lock
 
     def second_name(self, job: str) -> StatePath:
         """Return the path of the second hard link to a running job's lease file, in the job's own folder.
@@ -172,11 +200,15 @@ class LeaseStore:
     def _keep_second_name(self, job: str) -> None:
         """Make the second link. The job's record is written next to it, which syncs the folder."""
         draft = self.second_name(job).sibling(".lease.json.tmp")
-        with suppress(FileNotFoundError):
-            draft.unlink()
-        with suppress(FileNotFoundError, StateError):  # a file system without hard links, or the job's folder is gone
+        try:
+            draft.unlink(missing_ok=True)
             self.path(job).link(draft)
             draft.rename(self.second_name(job))
+        except (FileNotFoundError, FileExistsError, StateError):
+            # A file system without hard links, or the job's folder is gone, or the disk failed. No second name is
+            # better than the name of a file that is no lease any more.
+            with suppress(FileNotFoundError, StateError):
+                self.second_name(job).unlink(missing_ok=True)
 
     def _drop_second_name(self, job: str, lock: LeaseLock) -> None:
         """Remove the second link of the locked lease. A later attempt's lease keeps its own."""
@@ -245,10 +277,9 @@ class LeaseStore:
         The caller holds the allocator lock and `lock`. Returns the lock of the new file instead of `lock`.
         """
         self._drop_second_name(lease.job, lock)
-        descriptor = durable.write_locked_record(lock.path, lease, mine=True)
-        lock.close()
+        lock.hold(durable.write_locked_record(lock.path, lease, mine=True))
         faults.point()
-        return self._settle(LeaseLock(descriptor, lock.path), lease)
+        return self._settle(lock, lease)
 
     def _settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
         """Give a locked lease its proper name: a crash in `abandon` may have left the old one.
@@ -258,8 +289,9 @@ class LeaseStore:
         path = self.path(lease.name)
         if lock.path != path:
             lock.path.rename(path)
-            durable.sync_folder(self.folder)
-        return LeaseLock(lock.descriptor, path)
+            lock.path = path
+        durable.sync_folder(self.folder)
+        return lock
 
     def take_orphans(self, uid: int, after: str = "") -> Iterator[tuple[Lease, LeaseLock]]:
         """Lock every lease of a user without a supervisor, in the order of names, each under its proper name.
@@ -273,8 +305,8 @@ class LeaseStore:
             if lock is None:
                 continue
             if lock.path != self.path(lease.name):
-                with allocator_lock(self.folder.parent.plain):
-                    lock = self._settle(lock, lease)
+                with _kept(lock), allocator_lock(self.folder.parent.plain):
+                    self._settle(lock, lease)
             yield lease, lock
 
     def _take_orphan(self, lease: Lease) -> LeaseLock | None:
@@ -283,8 +315,9 @@ class LeaseStore:
             lock = self.try_lock(name) or self._past_readers(name, lease)
             if lock is None:
                 continue
-            if lock.is_mine() and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
-                return lock
+            with _kept(lock):
+                if lock.is_mine() and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
+                    return lock
             lock.close()
         return None
 
@@ -302,9 +335,10 @@ class LeaseStore:
                 lock = LeaseLock(path.open_file(os.O_RDWR, linked=True), path)
             except (FileNotFoundError, StateError):
                 return None
-            is_orphan = not is_held(lock.descriptor) and lock.is_current() and lock.is_mine()
-            if is_orphan and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
-                return self.change(lock, lease)
+            with _kept(lock):
+                is_orphan = not is_held(lock.descriptor) and lock.is_current() and lock.is_mine()
+                if is_orphan and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
+                    return self.change(lock, lease)
             lock.close()
             return None
 
@@ -328,9 +362,13 @@ class LeaseStore:
             descriptor = path.open_file(os.O_RDWR, linked=True)
         except (FileNotFoundError, StateError):
             return None
-        taken = LeaseLock(descriptor, path)
-        if try_take(descriptor) and taken.is_current():  # else released, or replaced, before it was locked
-            return taken
+        with _kept(LeaseLock(descriptor, path)) as taken:
+            try:
+                is_taken = try_take(descriptor)
+            except OSError as error:
+                raise told(error, path, "locked") from error
+            if is_taken and taken.is_current():  # else released, or replaced, before it was locked
+                return taken
         taken.close()
         return None
 
@@ -355,6 +393,16 @@ class LeaseStore:
             return is_held(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def _kept(lock: LeaseLock) -> Iterator[LeaseLock]:
+    """Close the lock if the block fails: nobody else would."""
+    try:
+        yield lock
+    except BaseException:
+        lock.close()
+        raise
 
 
 def _is_same(path: StatePath, descriptor: int) -> bool:

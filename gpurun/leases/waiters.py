@@ -11,11 +11,12 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import StateError
 from gpurun.state import durable, lock
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, told
 
 MAX_LOG_BYTES = 1 << 20
 
@@ -55,11 +56,17 @@ def take_waiter_lock(home: Path) -> tuple[int, StatePath] | None:
             if path.name == another:
                 raise
             continue  # another user's, or no file
-        if _is_of(descriptor, os.getuid()) and lock.try_take(descriptor):
+        try:
+            is_taken = _is_of(descriptor, os.getuid()) and lock.try_take(descriptor)
+            lives = not is_taken and lock.is_held(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise told(error, path, "locked") from error
+        if is_taken:
             if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
-                os.ftruncate(descriptor, 0)
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
             return descriptor, path
-        lives = lock.is_held(descriptor)
         os.close(descriptor)
         if lives:
             return None

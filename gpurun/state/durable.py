@@ -41,7 +41,9 @@ def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
 
 
 def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644, mine: bool = False) -> int:
-    """Like `write_record`, and the file is born with its lock held.
+    """Like `write_record`, and the file is born with its lock held. The caller syncs the folder.
+
+    So an error says that the file has not got its name, and no error loses the descriptor of a file that has it.
 
     Args:
         mine: the file belongs to this user. Otherwise root leaves it to the owner of the file that it replaces.
@@ -50,9 +52,7 @@ def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644, m
         The descriptor that holds the lock. The lock is taken before the file has its name, so no process ever
         sees the file unlocked.
     """
-    descriptor = _write(path, _encoded(path, record), mode=mode, locked=True, mine=mine)
-    sync_folder(path.parent)
-    return descriptor
+    return _write(path, _encoded(path, record), mode=mode, locked=True, mine=mine)
 
 
 def write_bytes(path: StatePath, data: bytes, *, mode: int = 0o644, like: os.stat_result | None = None) -> None:
@@ -61,8 +61,13 @@ def write_bytes(path: StatePath, data: bytes, *, mode: int = 0o644, like: os.sta
     Args:
         like: the status of a file whose mode and owner the new one gets, as far as this user may give them.
     """
-    os.close(_write(path, data, mode=mode, locked=False, like=like))
-    sync_folder(path.parent)
+    folder = path.parent.open_folder()  # first: a process without descriptors then changes nothing
+    try:
+        os.close(_write(path, data, mode=mode, locked=False, like=like))
+    except BaseException:
+        os.close(folder)
+        raise
+    _apply(sync_open_folder, folder, path.parent, "synced")
 
 
 def _encoded(path: StatePath, record: object) -> bytes:
@@ -103,6 +108,8 @@ def _new_file(path: StatePath, mode: int, *, locked: bool) -> tuple[StatePath, i
         is_ready = False
         try:
             is_ready = not locked or lock.try_take(descriptor)
+        except OSError as error:
+            raise told(error, path, "locked") from error
         finally:
             if not is_ready:
                 os.close(descriptor)

@@ -38,6 +38,8 @@ _DISK = {
 _PROCESS = {
     errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
     errno.ENFILE: ("this machine has too many open files", "raise the limit: sysctl fs.file-max"),
+    errno.ENOLCK: ("this machine has no more locks", "try again in a moment; `cat /proc/locks` shows who has them"),
+    errno.ENOMEM: ("this machine has no more memory", "try again in a moment"),
 }
 
 
@@ -141,6 +143,8 @@ class StatePath:
         descriptor = self.open_folder()
         try:
             return os.listdir(descriptor)
+        except OSError as error:
+            raise told(error, self, "listed") from error
         finally:
             os.close(descriptor)
 

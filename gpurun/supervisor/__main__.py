@@ -6,16 +6,17 @@ Started by `gpurun.head.spawn` with the lease's lock as an open descriptor; not 
 from __future__ import annotations
 
 import os
-import signal
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
-from gpurun.head.spawn import adopt_next, run_pass_and_start
-from gpurun.head.waiter import ensure_waiter
+from gpurun.errors import GpurunError, StateError, StateUnavailable
+from gpurun.head import children
+from gpurun.head.spawn import adopt_next, ensure_waiter, run_pass_and_start
 from gpurun.history.collect import collect
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
@@ -27,24 +28,19 @@ from gpurun.supervisor.life import live
 from gpurun.supervisor.lost import keep_asking, lose_rest
 from gpurun.supervisor.notifying import tell_end
 
+AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 60.0
+"""How long a supervisor waits for a state directory that cannot be used: first and at most."""
+
 
 def main(argv: list[str]) -> int:
     """Run a lease to its end: a job's attempt, or the fence of lost hosts."""
     faults.arm("supervisor")
-    name, descriptor = argv[0], int(argv[1])
+    descriptor = int(argv[1])
     home = Path(os.environ["GPURUN_HOME"])
     os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    leases = LeaseStore(home)
+    children.live_on()
     try:
-        enter(home)
-        lease = leases.read(name)
-        if lease is None:
-            raise StateError("its lease is gone", job=name)
-        if "adopts" in argv[2:]:
-            _start_next(home, lease.name)
-        _carry(home, lease, LeaseLock(descriptor, leases.path(name)))
+        carry(home, LeaseLock(descriptor, LeaseStore(home).path(argv[0])), adopts="adopts" in argv[2:])
     except GpurunError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return error.exit_code
@@ -54,19 +50,60 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
+    """Carry a lease to its end. While the state directory cannot be used, wait, then begin as a new supervisor would.
+
+    Args:
+        adopts: start the next orphan's supervisor first.
+
+    Raises:
+        StateError: the lease is gone or damaged, or the state directory is not safe.
+    """
+    pause_s, is_first = AGAIN_FIRST_S, True
+    while True:
+        begun_s = time.monotonic()
+        try:
+            enter(home)
+            name = lock.path.name.removesuffix(".json")
+            lease = LeaseStore(home).read(name)
+            if lease is None and is_first:
+                raise StateError("its lease is gone", job=name)
+            if lease is None:  # its GPUs are free; only what comes afterwards failed
+                return
+            if adopts and is_first:
+                _start_next(home, lease.name)
+            is_first = False
+            _carry(home, lease, lock)
+        except StateUnavailable as error:
+            _say(error)
+        else:
+            return
+        if time.monotonic() - begun_s > AGAIN_MOST_S:
+            pause_s = AGAIN_FIRST_S
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, AGAIN_MOST_S)
+
+
+def _say(error: GpurunError | OSError) -> None:
+    """Print an error into this supervisor's log."""
+    with suppress(OSError):  # its disk is full
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+
+
 def _start_next(home: Path, name: str) -> None:
     """Start the next orphan's supervisor. A failure does not stop this one: the next command adopts that orphan."""
     try:
         adopt_next(home, os.environ, name)
     except (GpurunError, OSError) as error:
-        print(f"cannot adopt the next job: {error}", file=sys.stderr)  # noqa: T201
+        with suppress(OSError):
+            print(f"cannot adopt the next job: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
     rest = (lease, lock) if lease.lost else _carry_job(SupervisedJob(home, lease, lock))
     if rest is not None:
         keep_asking(home, *rest)
-        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
+        _each(lambda: _run_pass(home))
 
 
 def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
@@ -78,18 +115,37 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
         return lose_rest(job.home, job.lease, job.lock)
     try:
         state = live(job)
+    except StateUnavailable:
+        raise
     except StateError:
         if not job.folder.record().is_past(job.lease.attempt):
             raise
         return lose_rest(job.home, job.lease, job.lock)
-    job.links.close()
-    with suppress(StateError):  # the next command that shows the history tries again
-        collect(job.home)
-    run_pass_and_start(job.home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
-    if state is State.QUEUED:
-        ensure_waiter(job.home, os.environ)
-    tell_end(job)
+    finally:
+        job.close()
+    _each(
+        lambda: _run_pass(job.home),
+        lambda: ensure_waiter(job.home, os.environ) if state is State.QUEUED else None,
+        lambda: collect(job.home),  # else the next command that shows the history does
+        lambda: tell_end(job),
+    )
     return job.lost
+
+
+def _run_pass(home: Path) -> None:
+    """Let others have the GPUs that are free now. If it fails, their waiters do so."""
+    run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
+
+
+def _each(*steps: Callable[[], object]) -> None:
+    """Do each of these steps, also if another one fails: somebody's damaged lease costs nobody a message."""
+    for step in steps:
+        try:
+            step()
+        except (GpurunError, OSError) as error:
+            _say(error)
+        except Exception:  # noqa: BLE001 (a defect of one step is none of the others)
+            traceback.print_exc()
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ class Members:
             try:
                 grown = self._take_and_bring_in()
                 self._grow_after(GROW_FIRST_S if grown else min(2 * self._grow_wait_s, NOTHING_FREE_MOST_S))
-            except (GangEnd, GpurunError) as error:
+            except (GangEnd, GpurunError, OSError) as error:
                 self._job.note(f"it cannot grow yet: {error}")
                 self._grow_after(min(2 * self._grow_wait_s, OF_NO_USE_MOST_S))
 
@@ -290,7 +290,7 @@ class Members:
             self._change(lease_steps.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             raise
-        except GpurunError:
+        except (GpurunError, OSError):
             self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
             raise
         finally:  # who is still apart now is fenced

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from gpurun.errors import GpurunError, HostFailure, StateError
+from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.facts.hardware import Hardware
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.images.engine import Engine
@@ -193,6 +193,13 @@ class SupervisedJob:
         """Add a message to the job's events."""
         self.events.emit("note", text=text, **fields)
 
+    def close(self) -> None:
+        """Stop copying the log and cut the connections, if there are any. Processes on the hosts continue."""
+        if (log_copy := self.__dict__.get("log_copy")) is not None:
+            log_copy.close()
+        if (links := self.__dict__.get("links")) is not None:
+            links.close()
+
     def connect(self) -> None:
         """Start an agent on every host of the gang.
 
@@ -258,16 +265,21 @@ class SupervisedJob:
 
     def request(self) -> CancelRequest | None:
         """Return the request about this job. If another user asks for a preemption, runs a pass to check whether it is
-        due.
+        due. While the state directory cannot be used, there is none: callers ask again soon.
         """
+        with suppress(StateUnavailable):
+            self._look_after_files()
+        if self._must_look(self.folder.cancel_request()):
+            with suppress(GpurunError, OSError):  # such as a damaged lease: not this job's fault, and tried again later
+                run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
+        return self.folder.cancel_request()
+
+    def _look_after_files(self) -> None:
+        """Set damaged requests aside, and restore the lease if somebody removed it."""
         if damage := self.folder.mend_request():
             self.note(damage)
         if self.leases.restore(self.lease.job):
             self.note("somebody removed its lease; gpurun restored it, because only a fence frees GPUs")
-        if self._must_look(self.folder.cancel_request()):
-            with suppress(GpurunError):  # for example a damaged lease: not this job's fault, and tried again later
-                run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
-        return self.folder.cancel_request()
 
     def _must_look(self, request: CancelRequest | None) -> bool:
         """Return whether a pass must decide if the gang has to stop, for another gang or for a drain."""

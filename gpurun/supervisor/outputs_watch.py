@@ -36,8 +36,8 @@ class OutputsWatch:
                 if unfit and not has_told_of_room:
                     self._job.note(f"some outputs stay on their hosts while the gang runs: {unfit[0].words}")
                     has_told_of_room = True
-            except GpurunError as error:
-                why = error.message
+            except (GpurunError, OSError) as error:
+                why = error.message if isinstance(error, GpurunError) else str(error)
                 if why != told and not self._stop.is_set():
                     self._job.note(f"the head's copy of the outputs is not up to date: {why}")
                 told = why

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateUnavailable
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
 from gpurun.leases.allocator import allocator_lock
@@ -26,6 +26,7 @@ from gpurun.supervisor.last_lines import LOG_SILENT_S, end_output
 from gpurun.supervisor.outputs import collect_autotune, collect_outputs
 
 RETRY_S = 1.0
+RETRY_MOST_S = 60.0
 POLL_S = 0.2
 QUICK_S, ANSWER_S = 3.0, 10.0
 """How long a host may take to answer: as long as the grace, within these bounds. One that hangs adds little to it."""
@@ -125,6 +126,21 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     job.log_copy.close()
     if unproven:
         cordon_lost(job, unproven)
+    pause_s = RETRY_S
+    while True:
+        try:
+            _give_back(job, unproven)
+        except StateUnavailable as error:
+            job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {error}")
+        else:
+            job.told()
+            return job.record.state
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_MOST_S)
+
+
+def _give_back(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+    """Free the GPUs and write the outcome. Each step can be repeated after one that failed."""
     with allocator_lock(job.home, patience_s=None):
         job.gives_back = True
         if unproven:
@@ -132,5 +148,3 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
         else:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
-    job.told()
-    return job.record.state

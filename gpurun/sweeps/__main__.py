@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError
+from gpurun.head import children
 from gpurun.state.shared import enter
 from gpurun.sweeps.conductor import Conductor
 from gpurun.sweeps.store import SweepStore
@@ -19,8 +19,7 @@ def main(argv: list[str]) -> int:
     faults.arm("conductor")
     name, descriptor = argv[0], int(argv[1])
     os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    children.live_on()
     home = Path(os.environ["GPURUN_HOME"])
     enter(home)
     folder = SweepStore(home).get(name)

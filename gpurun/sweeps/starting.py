@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
+from gpurun.head import children
 from gpurun.sweeps.store import SweepFolder, SweepStore
 
 
@@ -28,10 +27,8 @@ def _start(home: Path, folder: SweepFolder, descriptor: int, environ: Mapping[st
     try:
         log = folder.log.open_file(os.O_WRONLY | os.O_APPEND)  # opened anew: a child may keep it open
         try:
-            subprocess.Popen(
-                [sys.executable, "-m", "gpurun.sweeps", folder.id, str(descriptor)],
-                env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=[descriptor], start_new_session=True, cwd="/",
+            children.start(
+                "gpurun.sweeps", folder.id, str(descriptor), home=home, environ=environ, lock=descriptor, log=log
             )  # fmt: skip
         finally:
             os.close(log)

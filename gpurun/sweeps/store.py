@@ -97,12 +97,17 @@ class SweepFolder:
     def take_lock(self) -> int | None:
         """Take the lock that shows that the sweep's conductor lives; return its descriptor, or None if it lives."""
         descriptor = open_own_lock(self.log)
-        if not lock.try_take(descriptor):
+        try:
+            is_taken = lock.try_take(descriptor)
+            if is_taken and os.fstat(descriptor).st_size > MOST_LOG_BYTES:
+                os.ftruncate(descriptor, 0)
+        except OSError as error:
             os.close(descriptor)
-            return None
-        if os.fstat(descriptor).st_size > MOST_LOG_BYTES:
-            os.ftruncate(descriptor, 0)
-        return descriptor
+            raise told(error, self.log, "locked") from error
+        if is_taken:
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def is_conducted(self) -> bool:
         """Return whether the conductor lives."""

@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cli.jobs import _leased
 from gpurun.cli.main import main
-from gpurun.head import spawn, waiter
+from gpurun.head import children
 from gpurun.inventory.load import load
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
@@ -60,8 +60,7 @@ def jobs(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
     nobody = SimpleNamespace(Popen=lambda *_, **__: None, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(spawn, "subprocess", nobody)
-    monkeypatch.setattr(waiter, "subprocess", nobody)
+    monkeypatch.setattr(children, "subprocess", nobody)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     store = JobStore(tmp_path / "home")
     spec = JobSpec(name="n", image="i", gpus=2, command=("true",))

@@ -22,7 +22,7 @@ from mutations import damaged_bytes, damaged_json, examples
 
 from gpurun.cli import main as command_line
 from gpurun.errors import GpurunError
-from gpurun.head import spawn, waiter
+from gpurun.head import children
 from gpurun.inventory.history import Author, History
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, FirstFailure, Restart, Setback
@@ -153,8 +153,7 @@ def state(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("fuzz")
         nobody = SimpleNamespace(Popen=lambda *_, **__: None, DEVNULL=subprocess.DEVNULL)
-        patch.setattr(spawn, "subprocess", nobody)
-        patch.setattr(waiter, "subprocess", nobody)
+        patch.setattr(children, "subprocess", nobody)
         patch.setattr(command_line, "app", typer.main.get_command(command_line.app))
         patch.setenv("GPURUN_INVENTORY", str(folder / "inventory.yaml"))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

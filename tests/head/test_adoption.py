@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.head import spawn
+from gpurun.head import children, spawn
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
@@ -34,7 +34,7 @@ def world(tmp_path, monkeypatch):
         if seen.lives:
             seen.held.append(os.dup(pass_fds[0]))
 
-    monkeypatch.setattr(spawn, "subprocess", SimpleNamespace(DEVNULL=None, Popen=popen))
+    monkeypatch.setattr(children, "subprocess", SimpleNamespace(DEVNULL=None, Popen=popen))
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     specs = [JobSpec("n", "i", 1, ("true",))] * JOBS
     JobStore(seen.home).create_many(specs, inventory=tmp_path / "inventory.yaml", now_s=1.0)
@@ -76,7 +76,7 @@ def test_a_supervisor_that_cannot_start_the_next_does_its_own_work(world, monkey
     monkeypatch.setenv("GPURUN_HOME", str(world.home))
     monkeypatch.setattr(process, "adopt_next", fails)
     monkeypatch.setattr(process, "_carry", lambda _home, lease, _lock: carried.append(lease.name))
-    monkeypatch.setattr(process, "signal", SimpleNamespace(signal=lambda *_: None, SIGHUP=0, SIGCHLD=0, SIG_IGN=0))
+    monkeypatch.setattr(children, "live_on", lambda: None)
     descriptor = os.open(os.devnull, os.O_RDONLY)
     assert process.main([world.names[0], str(descriptor), "adopts"]) == 0
     os.close(descriptor)

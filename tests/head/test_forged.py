@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.head import spawn
+from gpurun.head import children, spawn
 from gpurun.head.forged import check_lease, forged_leases
 from gpurun.head.found_claims import claims_to_adopt
 from gpurun.jobs.record import GpuHolder
@@ -36,7 +36,7 @@ def job(tmp_path, monkeypatch):
     """A job whose supervisor was never started, and what is started instead."""
     started = []
     popen = SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
-    monkeypatch.setattr(spawn, "subprocess", popen)
+    monkeypatch.setattr(children, "subprocess", popen)
     for name in ("inventory.yaml", "hostile.yaml"):
         (tmp_path / name).write_text(INVENTORY)
     (tmp_path / "hostile.yaml").chmod(0o666)  # else root would take it for its own

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.head import spawn
+from gpurun.head import children, spawn
 from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
 from gpurun.inventory.load import load
 from gpurun.jobs.record import GpuHolder
@@ -150,7 +150,7 @@ def test_any_command_adopts_what_a_host_named_in_a_refusal(home, inventory, subm
     """The keeper starts although the job's folder is gone."""
     started = []
     popen = SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv))
-    monkeypatch.setattr(spawn, "subprocess", popen)
+    monkeypatch.setattr(children, "subprocess", popen)
     folder = submit()
     holder = GpuHolder((0, 1), "j-0000dead", 1, "me", ME, "head", state_id(home))
     folder.write(folder.record().but(refusals=remember((), {"h1": [holder]}, now_s=time.time())))

@@ -13,7 +13,7 @@ from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, left_over, make_user, op
 from waiting import LIMIT_S
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.head import spawn, takeover
+from gpurun.head import children, spawn, takeover
 from gpurun.head.everybody import owners
 from gpurun.head.forged import check_lease, forged_leases
 from gpurun.head.takeover import held_by, ownerless_jobs, take_over
@@ -65,7 +65,7 @@ def world(monkeypatch):
         make_shared(home, GROUP)
         started = []
         monkeypatch.setattr(
-            spawn, "subprocess", SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
+            children, "subprocess", SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
         )
         monkeypatch.setattr(takeover, "KILL_S", LIMIT_S)
         alice, bob = (make_user(uid, top, home) for uid in (ALICE, BOB))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpurun.head import waiter
+from gpurun.head import children, waiter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -31,7 +31,7 @@ def passes(tmp_path, monkeypatch, own_copy):
     started = []
     monkeypatch.setattr(waiter, "TICK_S", 0.0)
     monkeypatch.setattr(waiter, "PASS_EVERY_S", 0.01)
-    own_copy(waiter, "subprocess", Popen=lambda *_, **__: started.append("waiter"))
+    own_copy(children, "subprocess", Popen=lambda *_, **__: started.append("waiter"))
 
     def run(home, **_):
         started.append("pass")
@@ -39,6 +39,7 @@ def passes(tmp_path, monkeypatch, own_copy):
         for record in store.records(pytest.fail):
             if record.state is State.QUEUED:
                 store.get(record.id).move(State.GRANTED)
+                store.get(record.id).move(State.PREPARING)
         return Pass()
 
     monkeypatch.setattr(waiter, "run_pass_and_start", run)
@@ -54,7 +55,7 @@ def submit(home):
 
 def at_look(monkeypatch, number, do):
     """Do something right after the waiter's n-th look at the queue, before it acts on what it saw."""
-    real, looks = waiter.has_queued, []
+    real, looks = waiter.is_needed, []
 
     def look(home, uid):
         seen = real(home, uid)
@@ -63,14 +64,14 @@ def at_look(monkeypatch, number, do):
             do()
         return seen
 
-    monkeypatch.setattr(waiter, "has_queued", look)
+    monkeypatch.setattr(waiter, "is_needed", look)
 
 
 def test_a_job_that_comes_after_the_last_look_is_seen(tmp_path, lock, passes, monkeypatch):
     made = []
     at_look(monkeypatch, 1, lambda: made.append(submit(tmp_path)))
     waiter.hold(tmp_path, lock, {})
-    assert made[0].record().state is State.GRANTED
+    assert made[0].record().state is State.PREPARING
     assert passes == ["pass"], "the waiter that lived took it; no other was started"
 
 

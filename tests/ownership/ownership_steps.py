@@ -152,7 +152,7 @@ def waiter_looks(world: World, dice: random.Random) -> None:
         nonlocal lives
         lives = False
         maybe_crash(world, dice, 20)
-        if not waiter.has_queued(head.home, uid):
+        if not waiter.is_needed(head.home, uid):
             return
         try:
             spawn.adopt_orphans(head.home, {})

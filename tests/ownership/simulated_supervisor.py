@@ -16,7 +16,7 @@ import ownership_files as files
 import simulated_hosts
 from greenlet import getcurrent, greenlet
 
-from gpurun.errors import GpurunError, HostUnreachable, StateError
+from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.head import spawn
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State

@@ -223,14 +223,31 @@ class DamagedShape(TypedDict):
     reason: str
 
 
+class RestartedShape(TypedDict):
+    """What a recovery started for another user.
+
+    Attributes:
+        adopted: jobs that have a supervisor again, or the fence of a host that was lost.
+        waiter: the process that looks after the user's queue started.
+    """
+
+    user: str
+    adopted: list[str]
+    waiter: bool
+
+
 class RecoverShape(TypedDict):
     """What a recovery did.
 
     Attributes:
-        adopted: jobs that have a supervisor again.
+        adopted: jobs that have a supervisor again, or the fence of a host that was lost.
+        waiter: the process that looks after this user's queue started.
+        others: the same for other users; only root recovers their jobs.
     """
 
     adopted: list[str]
+    waiter: bool
+    others: list[RestartedShape]
     damaged: list[DamagedShape]
 
 

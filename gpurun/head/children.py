@@ -1,0 +1,57 @@
+"""Start the processes that outlive a command: supervisors, waiters and conductors; and reap those that have ended.
+
+Each inherits the lock that shows that it lives, so the lock is never free in between. No process ignores SIGCHLD: the
+kernel would then discard the exit codes of all its children, also of the commands whose exit codes it needs.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpurun.errors import StateUnavailable
+
+_started: list[subprocess.Popen[bytes]] | None = None
+"""What `reap` looks at. None in a command, which ends soon."""
+
+
+def live_on() -> None:
+    """Prepare a process that outlives its terminal. It ignores hangups and reaps what it starts with `start`."""
+    global _started  # noqa: PLW0603 (one per process, as its signal handlers are)
+    _started = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
+
+
+def start(module: str, *arguments: str, home: Path, environ: Mapping[str, str], lock: int, log: int) -> None:
+    """Start ``python -m MODULE ARGUMENTS`` as a detached process.
+
+    Args:
+        lock: the descriptor of the lock that it inherits, under the same number.
+        log: an open file that takes its output.
+
+    Raises:
+        StateUnavailable: no process can be started now.
+    """
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            pass_fds=[lock], start_new_session=True, cwd="/",
+        )  # fmt: skip
+    except OSError as error:
+        raise StateUnavailable(
+            f"no process could be started: {error.strerror}", hint="`gpurun recover` tries again"
+        ) from error
+    if _started is not None:
+        _started.append(process)
+
+
+def _reap(*_: object) -> None:
+    """Reap the processes of `start` that have ended, and no others: their callers want the exit codes."""
+    for process in list(_started or ()):
+        if process.poll() is not None and _started is not None:
+            _started.remove(process)

@@ -1,0 +1,290 @@
+"""A pass that fails in a process that lives on: it keeps no lease's lock, and each job gets its supervisor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.head import children, spawn, waiter
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases import allocate
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import LeaseStore
+from gpurun.leases.waiters import waiter_lives
+from gpurun.state import durable
+from gpurun.state.cordons import Cordon, changing_cordons
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: e}
+fabrics: {e: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}, h2: {}}}}
+"""
+FULL = StateDiskError("cannot be written: the disk of the state directory is full")
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A home with an inventory, and what was started. `fails` is how many further starts fail."""
+    seen = SimpleNamespace(home=tmp_path / "home", started=[], fails=0, held=[])
+
+    def popen(argv, *, pass_fds, **_):
+        if seen.fails:
+            seen.fails -= 1
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        seen.started.append(argv[3] if argv[2] == "gpurun.supervisor" else "waiter")
+        seen.held.append(os.dup(pass_fds[0]))
+
+    monkeypatch.setattr(children, "subprocess", SimpleNamespace(DEVNULL=None, Popen=popen))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    yield seen
+    for descriptor in seen.held:
+        os.close(descriptor)
+
+
+def queue(world, count):
+    specs = [JobSpec("n", "i", 4, ("true",))] * count
+    inventory = world.home.parent / "inventory.yaml"
+    return [folder.id for folder in JobStore(world.home).create_many(specs, inventory=inventory, now_s=1.0)]
+
+
+def go(world):
+    return spawn.run_pass_and_start(world.home, now_s=2.0, environ={})
+
+
+def nth_call_fails(monkeypatch, owner, name, number, error=FULL):
+    real, calls = getattr(owner, name), []
+
+    def call(*arguments, **named):
+        calls.append(name)
+        if len(calls) == number:
+            raise error
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(allocate, "mark_granted"), (allocate.audit, "note"), (durable, "write_locked_record")]
+)
+def test_a_pass_that_fails_half_way_starts_what_it_has_granted(world, monkeypatch, owner, name, number):
+    jobs = queue(world, 2)
+    with monkeypatch.context() as patch:
+        nth_call_fails(patch, owner, name, number)
+        if name == "write_locked_record":
+            go(world)  # a grant that is refused costs nobody else a grant
+        else:
+            with pytest.raises(StateDiskError):
+                go(world)
+    first = list(world.started)
+    assert first, "what was granted has its supervisor"
+    spawn.adopt_orphans(world.home, {})
+    go(world)
+    assert sorted(set(world.started) - {"waiter"}) == sorted(jobs)
+    assert all(LeaseStore(world.home).is_alive(job) for job in jobs)
+
+
+def test_a_lease_whose_folder_could_not_be_synced_is_an_orphan_not_lost(world, monkeypatch):
+    (job,) = queue(world, 1)
+    LeaseStore(world.home).folder.plain.mkdir()
+    with monkeypatch.context() as patch:
+        nth_call_fails(patch, durable, "sync_folder", 3)  # the folder itself, the folder before, and after the lease
+        go(world)
+    assert world.started == []
+    assert spawn.adopt_orphans(world.home, {}) == (job,)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_supervisor_that_cannot_start_keeps_no_other_from_it_and_is_adopted(world, fails):
+    jobs = queue(world, 2)
+    world.fails = fails
+    with pytest.raises(StateUnavailable, match="no process could be started"):
+        go(world)
+    assert world.started[:-1] == jobs[fails:]
+    assert world.started[-1] == "waiter", "somebody must look after the other one"
+    spawn.adopt_orphans(world.home, {})
+    assert sorted(set(world.started) - {"waiter"}) == sorted(jobs)
+
+
+def test_a_waiter_is_needed_as_long_as_a_granted_job_has_no_supervisor(world):
+    (job,) = queue(world, 1)
+    world.fails = 2  # the supervisor and the waiter
+    with pytest.raises(StateUnavailable):
+        go(world)
+    assert JobStore(world.home).get(job).record().state is State.GRANTED
+    assert waiter.is_needed(world.home, os.getuid())
+    waiter.resume(world.home, {})
+    assert world.started == [job]
+    assert not waiter.is_needed(world.home, os.getuid())
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_pass_keeps_no_lock(world, monkeypatch, end):
+    jobs = queue(world, 2)
+    with monkeypatch.context() as patch:
+        nth_call_fails(patch, allocate, "mark_granted", 2, end())
+        with pytest.raises(end):
+            go(world)
+    assert not any(LeaseStore(world.home).is_alive(job) for job in jobs)
+    assert set(spawn.adopt_orphans(world.home, {})) == set(jobs)
+
+
+def test_a_change_of_a_lease_that_fails_loses_no_lock(world, monkeypatch):
+    (job,) = queue(world, 1)
+    ((lease, lock),) = run_pass(world.home, now_s=2.0).granted
+    leases = LeaseStore(world.home)
+    for name in ("write_locked_record", "sync_folder"):
+        with monkeypatch.context() as patch:
+            nth_call_fails(patch, durable, name, 1)
+            if name == "sync_folder":
+                leases.change(lock, lease)
+            else:
+                with pytest.raises(StateDiskError):
+                    leases.change(lock, lease)
+        assert lock.is_current() and leases.is_alive(job)
+        assert spawn.adopt_orphans(world.home, {}) == ()
+    lock.close()
+    lock.close()
+    assert not leases.is_alive(job)
+
+
+def test_what_is_kept_for_a_job_is_not_written_over_an_edit(world, monkeypatch):
+    """Somebody edits the record of a queued job, in the moment in which a pass notes what it keeps for the job."""
+    queue(world, 2)
+    (later,) = queue(world, 1)
+    store = JobStore(world.home)
+    real = allocate.schedule
+
+    def scheduled(seen):
+        answer = real(seen)
+        store.get(later).write(store.get(later).record().but(priority=7))
+        kept = next(iter(answer.starts))[1]
+        answer.kept[later] = allocate.Kept(kept, "patience")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(allocate, "schedule", scheduled)
+        go(world)
+    assert (store.get(later).record().priority, store.get(later).record().kept) == (7, None)
+
+
+# -- a waiter
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """A waiter without pauses; what its looks at the queue do, in turn."""
+    monkeypatch.setattr(waiter, "TICK_S", 0.0)
+    monkeypatch.setattr(waiter, "AGAIN_FIRST_S", 0.0)
+    monkeypatch.setattr(waiter, "PASS_EVERY_S", 0.0)
+
+
+EMFILE = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("error", [EMFILE, StateUnavailable("too many open files"), StateError("a lease is damaged"),
+                                   ZeroDivisionError("a defect")])  # fmt: skip
+@pytest.mark.parametrize("name", ["_stamps", "is_needed", "_try_in_s", "adopt_orphans", "run_pass_and_start"])
+def test_no_error_ends_a_waiter(world, looks, monkeypatch, capfd, name, error):
+    (job,) = queue(world, 1)
+    nth_call_fails(monkeypatch, waiter, name, 1, error)
+    waiter.wait_for_queue(world.home, {})
+    assert world.started == [job]
+    assert str(error) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["release", "try_take"])
+def test_no_error_keeps_a_waiter_from_its_last_look(world, looks, monkeypatch, own_copy, name):
+    descriptor, _ = spawn.take_waiter_lock(world.home)
+    own_copy(waiter, "lock")
+    nth_call_fails(monkeypatch, waiter.lock, name, 1, EMFILE)
+    later = [queue, lambda *_: None]
+    real = waiter.is_needed
+
+    def needed(home, uid):
+        found = real(home, uid)
+        if later:
+            later.pop(0)(world, 1)
+        return found
+
+    monkeypatch.setattr(waiter, "is_needed", needed)
+    waiter.hold(world.home, descriptor, {})
+    assert len(world.started) == 1, "a job that came in between was seen"
+    os.close(descriptor)
+    assert not waiter_lives(world.home, os.getuid())
+
+
+# -- children
+
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from gpurun.head import children
+from gpurun.jobs.notify_wish import NotifyWish
+from gpurun.notify.send import NotSent, send
+children.live_on()
+try:
+    send(NotifyWish(kind="command", target="/bin/false", on=("end",)), {"event": "end"}, sleep=lambda _: None)
+except NotSent as error:
+    print(error)
+lock = os.open("/dev/null", os.O_RDONLY)
+children.start("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
+(process,) = children._started
+print(process.args[3:], flush=True)
+while children._started:
+    time.sleep(0.01)
+print("reaped", process.returncode, signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN)
+"""
+
+
+def test_a_process_that_lives_on_hears_exit_codes_and_reaps_what_it_has_started():
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    first, *_, last = done.stdout.splitlines()
+    assert first == "false ended with exit code 1"
+    assert last.startswith("reaped 0") and last.endswith("True"), done.stdout + done.stderr
+
+
+def test_nothing_ignores_the_ends_of_its_children():
+    sources = (Path(__file__).parents[2] / "gpurun").rglob("*.py")
+    assert [path for path in sources if "SIGCHLD, signal.SIG_IGN" in path.read_text()] == []
+    assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
+
+
+def test_a_moment_without_descriptors_ends_no_waiter(world, looks, monkeypatch):
+    """By the kernel's own limit, while a queued job waits."""
+    (job,) = queue(world, 1)
+    with changing_cordons(world.home) as cordons:
+        cordons.update({host: Cordon("cordoned", "x", 1.0, "x") for host in ("h1", "h2")})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    looked = []
+    real = waiter._stamps
+
+    def stamps(home):
+        looked.append(1)
+        if len(looked) == 2:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        elif len(looked) > 4:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            with changing_cordons(world.home) as cordons:
+                cordons.clear()
+        return real(home)
+
+    monkeypatch.setattr(waiter, "_stamps", stamps)
+    try:
+        waiter.wait_for_queue(world.home, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert world.started == [job]
