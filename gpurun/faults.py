@@ -2,7 +2,7 @@
 
 ``GPURUN_FAULT=ROLE:N`` kills a process of that role (``command``, ``supervisor`` or ``waiter``) with SIGKILL at its
 N-th fault point. The process first writes the point to stderr. Without the variable, a fault point costs one
-comparison.
+comparison. `gpurun.failing` is the twin for a process that fails and lives on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class _Fault:
         wanted, _, count = os.environ.get("GPURUN_FAULT", "").partition(":")
         self.left = int(count) if wanted == role and count.isdigit() else 0
         self.role = role
+        if "GPURUN_FAIL" in os.environ:
+            from gpurun import failing  # noqa: PLC0415 (tests alone need it)
+
+            failing.arm(role)
 
     def point(self) -> None:
         if self.left:

@@ -32,6 +32,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "attempts that meet a fence": (20, 600),
     "histories of a gang": (100, 4000),
     "histories of ownership": (2, 20),
+    "calls that fail once": (12, 1_000_000),  # of each kind of process
     "power cuts": (8, 200),
     # damage: what `tests/fuzz` does to files and arguments
     "damaged state files": (30, 1500),

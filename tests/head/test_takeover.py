@@ -332,7 +332,7 @@ def test_root_has_a_supervisor_started_as_the_owner_who_has_an_account(world, jo
     from gpurun.cli import cancel as command
     from gpurun.head import everybody
 
-    asked, answers = [], [None, "alice: no SSH key"]
+    asked, answers = [], [everybody.Recovered("alice"), everybody.Recovered("alice", problem="alice: no SSH key")]
     monkeypatch.setattr(everybody, "recover_as", lambda uid, home, _: (asked.append((uid, home)), answers.pop(0))[1])
     command._have_it_carried(job)
     with pytest.raises(StateError, match="no SSH key"):

@@ -49,8 +49,8 @@ def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatc
     monkeypatch.setattr(everybody.pwd, "getpwuid", {ALICE: account}.__getitem__)
     monkeypatch.setattr(everybody.sys, "executable", open_python())
     assert everybody.owners(state) == (ALICE, BOB), gone
-    assert everybody.recover_as(ALICE, state, alice.environ) is None
-    assert "no account" in everybody.recover_as(BOB, state, bob.environ)
+    assert everybody.recover_as(ALICE, state, alice.environ).problem == ""
+    assert "no account" in everybody.recover_as(BOB, state, bob.environ).problem
     adopted = [(entry["job"], entry["uid"]) for entry in audit.read(state) if entry["what"] == "adopt"]
     assert adopted == [(job, ALICE)]
 
