@@ -25,7 +25,7 @@ from gpurun.leases import members
 from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor import __main__ as process
-from gpurun.supervisor import last_lines, life, lost, start, stop, watch
+from gpurun.supervisor import elsewhere, last_lines, life, lost, start, stop, watch
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.host_claims import claim, claim_of
@@ -130,6 +130,7 @@ def real_supervisors(world: Any, replace: Any) -> None:
     replace(process, "SupervisedJob", begun)
     steps = {**life.STEPS, State.PREPARING: prepare, State.STARTING: launch}
     replace(life, "STEPS", MappingProxyType(steps))
+    replace(elsewhere, "checked", lambda _, hosts: dict.fromkeys(hosts))  # nothing is wrong with a host that answers
     for name, stand_in in (
         ("Watchers", Watchers),
         ("HealthWatch", Health),
@@ -171,7 +172,7 @@ def launch(job: SupervisedJob) -> State:
         raise_first(start.go(job, plan_of(job), job.hosts[1:]).failed)
         job.check_requests(ladder=False)
         raise_first(start.go(job, plan_of(job), job.hosts[:1]).failed)
-    return job.move(State.RUNNING, started_s=job.clock())
+    return job.move(State.RUNNING, started_s=job.clock(), placements=0, start_failures=())
 
 
 def create(job: SupervisedJob, hosts: Collection[str]) -> None:
