@@ -224,6 +224,14 @@ class RecipeKeys(TypedDict, total=False):
     outputs_limit: Annotated[
         Size, means("how much gpurun copies to the head at most; the rest stays on its hosts", "200GiB")
     ]
+    log_limit: Annotated[
+        Size,
+        means(
+            "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept. "
+            "Default: 2GiB",
+            "10GiB",
+        ),
+    ]
     env: Annotated[
         dict[EnvName, Text],
         means(

@@ -255,6 +255,7 @@ class JobSpec:
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often gpurun copies changed outputs to the head.
         outputs_limit_mib: largest size of the head's copy of them; None = as much as fits on the head's disk.
+        log_limit_mib: largest size of the job's log on the head (`gpurun.supervisor.logroom`).
         env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
@@ -316,6 +317,7 @@ class JobSpec:
     data: Mapping[str, DataSource] = field(default_factory=dict)
     project: str | None = None
     notify: tuple[NotifyWish, ...] = ()
+    log_limit_mib: int = 2048
 
     @property
     def is_live_elastic(self) -> bool:
@@ -345,6 +347,11 @@ class JobSpec:
     def outputs_limit(self) -> int | None:
         """Return `outputs_limit_mib` in bytes."""
         return None if self.outputs_limit_mib is None else self.outputs_limit_mib << 20
+
+    @property
+    def log_limit(self) -> int:
+        """Return `log_limit_mib` in bytes."""
+        return self.log_limit_mib << 20
 
     @property
     def wants(self) -> Wants:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from gpurun.state.path import StatePath
@@ -35,7 +36,16 @@ class GrowingFile:
     def _piece(self) -> bytes:
         try:
             with self.path.reader() as stream:
+                self.offset = _data_from(stream.fileno(), self.offset)
                 stream.seek(self.offset)
                 return stream.read(PIECE_BYTES) + stream.readline(PIECE_BYTES)
         except FileNotFoundError:
             return b""
+
+
+def _data_from(descriptor: int, offset: int) -> int:
+    """Return the offset of the next data: a writer may have freed a part of the file by a hole (man lseek)."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError:  # nothing follows, or the file system does not tell
+        return offset

@@ -109,7 +109,7 @@ class SupervisedJob:
         job, attempt = self.lease.job, self.lease.attempt
         return LogCopy(
             self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
-            path=self.folder.log, clock=time.time, seating=self.seating,
+            path=self.folder.log, clock=time.time, seating=self.seating, limit=self.spec.log_limit,
         )  # fmt: skip
 
     def follow_log(self, hosts: Iterable[str]) -> None:

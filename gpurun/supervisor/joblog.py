@@ -22,7 +22,8 @@ from gpurun.node.agent.disk_reserve import disk_of, reserve_of
 from gpurun.node.job.rank_folders import STREAMS
 from gpurun.state import durable
 from gpurun.state.path import StatePath
-from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split
+from gpurun.supervisor.loglines import CHECKPOINT, METRICS, RawLine, has_hole, last, split
+from gpurun.supervisor.logroom import LogRoom
 
 LINE_BYTES = 1 << 20
 RESERVE_PART = 8
@@ -44,12 +45,13 @@ class JobLog:
     Args:
         attempt: the attempt whose ranks are logged; lines of earlier attempts stay as they are.
         now: the time for ranks' lines, in seconds since the epoch.
+        limit: the most bytes of the file, by `gpurun.supervisor.logroom`; None = no limit.
         on_damage: receives a sentence about damage in a log that was begun before.
     """
 
     def __init__(
         self, path: StatePath, *, attempt: int, now: Callable[[], float],
-        on_damage: Callable[[str], None] = lambda _: None,
+        on_damage: Callable[[str], None] = lambda _: None, limit: int | None = None,
     ) -> None:  # fmt: skip
         self.path = path
         self._attempt = f"{attempt}/"
@@ -57,7 +59,9 @@ class JobLog:
         self._on_damage = on_damage
         self._move_away()
         self._partial = {"o": b"", "e": b""}
+        self._room = LogRoom(limit, self._gone)
         self._known = self._end()
+        self._room.kept, self._room.gone = self._known.kept, self._known.gone
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
         self._begin = self._known.checkpoint() if self._known.needs_checkpoint else b""
@@ -116,14 +120,10 @@ class JobLog:
         _, part = self._open.setdefault(key, (rank, bytearray()))
         begin, here = end - len(payload), self._known.ends.get(key, 0) + len(part)
         if begin > here:  # what was between is lost
-            self._flush(key)
-            self._known.ends[key] = here = begin
+            self._skip(key, rank, begin)
+            here = begin
         part += payload[here - begin :]
-        lines = []
-        while (cut := part.find(b"\n")) >= 0 or len(part) >= LINE_BYTES:
-            text, used = (part[:cut], cut + 1) if 0 <= cut <= LINE_BYTES else (part[:LINE_BYTES], LINE_BYTES)
-            lines.append(self._line(key, rank, text, used))
-            del part[:used]
+        lines = self._lines(key, rank, part)
         if len(part) >= BAR_BYTES and (used := part.rfind(b"\r", 0, -1) + 1):
             lines.append(self._line(key, rank, part[:used], used))
             del part[:used]
@@ -152,6 +152,8 @@ class JobLog:
                     self._write_launchers(self._known.last, stream, text + b"\n")
             for key in self._open:
                 self._flush(key)
+            if rest := self._room.rest():
+                self._write(rest)
         finally:
             os.close(self.descriptor)
 
@@ -160,6 +162,47 @@ class JobLog:
         if part:
             self._append(self._line(key, rank, part, len(part)))
             part.clear()
+
+    def _skip(self, key: _Key, rank: int, begin: int) -> None:
+        """Say that output up to the offset `begin` is missing. Then a checkpoint: no line leads over the gap."""
+        self._flush(key)
+        missing = begin - self._known.ends.get(key, 0)
+        said = b"gpurun: %d MiB of this rank's output are missing here: it printed more than could be copied in time"
+        if key[1] != METRICS:
+            self._append(self._line((key[0], "e"), rank, said % (-(-missing >> 20)), 0))
+        self._known.ends[key] = begin
+        self._write_checkpoint(self._known.checkpoint())
+
+    def _lines(self, key: _Key, rank: int, part: bytearray) -> list[bytes]:
+        """Take the whole lines out of `part`. Millions of short lines come here, so all of a piece are made at once."""
+        whole = bytes(part[: part.rfind(b"\n") + 1])
+        texts = whole.split(b"\n")[:-1]
+        if len(part) < LINE_BYTES or max(map(len, [*texts, part[len(whole) :]])) < LINE_BYTES:
+            del part[: len(whole)]
+            return self._short_lines(key, rank, texts)
+        lines = []
+        while (cut := part.find(b"\n")) >= 0 or len(part) >= LINE_BYTES:
+            text, used = (part[:cut], cut + 1) if 0 <= cut <= LINE_BYTES else (part[:LINE_BYTES], LINE_BYTES)
+            lines.append(self._line(key, rank, text, used))
+            del part[:used]
+        return lines
+
+    def _short_lines(self, key: _Key, rank: int, texts: list[bytes]) -> list[bytes]:
+        source, stream = key
+        begin = b"%s %s@%s:" % (self._time, stream.encode(), source.encode())
+        tag = b" [%d]<%s>:" % (rank, _NAMES[stream])
+        end = self._known.ends.get(key, 0)
+        lines = []
+        for text in texts:
+            end += len(text) + 1
+            lines.append(b"%s%d%s%s\n" % (begin, end, tag, text))
+        self._known.ends[key] = end
+        return lines
+
+    def _gone(self, count: int) -> bytes:
+        """Return the line of the log in the place of `count` bytes that its limit has cost."""
+        said = f"gpurun: {-(-count >> 20)} MiB of the log are gone here: log_limit keeps its beginning and its end"
+        return self._time_now() + b" e " + said.encode()
 
     def _line(self, key: _Key, rank: int, text: bytes | bytearray, used: int) -> bytes:
         source, stream = key
@@ -176,6 +219,9 @@ class JobLog:
         """Append lines. For a new attempt, writes a checkpoint first, so that a torn write leaves no line without
         it.
         """
+        if self._room.is_holding:
+            self._room.hold(data)
+            return
         if self._begin:
             self._write_checkpoint(self._begin)
             self._begin = b""
@@ -184,9 +230,13 @@ class JobLog:
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._write_checkpoint(self._known.checkpoint())
             self._since_checkpoint = 0
+        self._room.made(os.lseek(self.descriptor, 0, os.SEEK_END), lambda: self.path.open_file(os.O_RDWR))
+        self._known.kept, self._known.gone = self._room.kept, self._room.gone
 
     def _write_checkpoint(self, checkpoint: bytes) -> None:
         """Write a checkpoint. Syncs first what it counts, because readers look for gaps only after it."""
+        if self._room.is_holding:
+            return
         os.fsync(self.descriptor)
         self._write(checkpoint)
 
@@ -233,6 +283,7 @@ class _Known:
         same: the number of its lines with this timestamp.
         ends: the offset after the last line of each of the attempt's ranks.
         since_checkpoint: bytes after the last checkpoint. Writers that die early add to it.
+        kept, gone: as `gpurun.supervisor.logroom.LogRoom`.
         needs_checkpoint: the next writer begins with a checkpoint: for a new attempt, or after a gap.
     """
 
@@ -243,6 +294,7 @@ class _Known:
         self.same = 0
         self.ends: dict[_Key, int] = {}
         self.since_checkpoint = 0
+        self.kept = self.gone = 0
         self.needs_checkpoint = False
 
     def take_time(self, time: str) -> bool:
@@ -289,6 +341,7 @@ class _Known:
         """Return a line from which `read` can continue."""
         ends = [[*key, end] for key, end in self.ends.items()]
         said = {"attempt": self._attempt, "last": self.last, "same": self.same, "ends": ends}
+        said |= {"kept": self.kept, "gone": self.gone} if self.kept else {}
         return f"- {CHECKPOINT} {json.dumps(said)}\n".encode()
 
     def _restore(self, text: bytes) -> bool:
@@ -296,6 +349,7 @@ class _Known:
             said = json.loads(text)
             last, same = str(said["last"]), int(said["same"])
             ends = {(str(source), str(stream)): int(end) for source, stream, end in said["ends"]}
+            self.kept, self.gone = int(said.get("kept", 0)), int(said.get("gone", 0))
             self._written_for = str(said.get("attempt", self._attempt))
             self.since_checkpoint = 0
         except (ValueError, TypeError, KeyError, RecursionError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpurun.errors import StateError
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord, unknown_spec
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.docker import container_name
 from gpurun.leases.lease import Lease
@@ -60,7 +61,7 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     job, first = lease.job, record.granted[0].host
     log_copy = LogCopy(
         links, first, job=job, attempt=lease.attempt, container=container_name(job, lease.attempt),
-        path=folder.log, clock=time.time, seating=_seating(folder, record),
+        path=folder.log, clock=time.time, seating=_seating(folder, record), limit=_limit(folder),
     )  # fmt: skip
     try:
         log_copy.start()
@@ -71,6 +72,13 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     finally:
         log_copy.close()
     durable.sync_file(folder.log)
+
+
+def _limit(folder: JobFolder) -> int:
+    try:
+        return folder.spec().log_limit
+    except StateError:
+        return JobSpec.log_limit_mib << 20
 
 
 def _seating(folder: JobFolder, record: JobRecord) -> Seating:

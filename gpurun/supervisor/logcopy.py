@@ -27,6 +27,8 @@ RETRY_S = 0.2
 FULL_RETRY_S = 5.0
 RELEASE_BYTES = 16 << 20
 """How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
+REST_BYTES = 16 << 20
+"""What all ranks of a host have printed last, and is copied after their end however much there is. GPUs wait for it."""
 PACE_BYTES, PACE_S = 1 << 20, 20.0
 """What is left on a host is copied as long as so much comes in this time: a host can lie, or fall silent, for ever."""
 MOST_NAMES = 1 << 15
@@ -43,7 +45,7 @@ class LogCopy:
 
     def __init__(
         self, links: Links, first: str, *, job: str, attempt: int, container: str, path: StatePath,
-        clock: Callable[[], float], seating: Seating,
+        clock: Callable[[], float], seating: Seating, limit: int | None = None,
     ) -> None:  # fmt: skip
         self._links = links
         self._first = first
@@ -53,6 +55,7 @@ class LogCopy:
         self._path = path
         self._clock = clock
         self._seating = seating
+        self._limit = limit
         self._names: dict[str, set[object]] = {}  # by host, the ranks' ids
         self._doubted: set[str] = set()
         self._log: JobLog | None = None
@@ -127,13 +130,16 @@ class LogCopy:
     def take_rest(self, hosts: Iterable[str], most_s: float) -> None:
         """Copy the rest from these hosts, whose containers have been killed. Skips hosts that do not answer.
 
+        If more is left than `REST_BYTES` of a host, copies the last of it, and the log says how much is missing.
+
         Args:
             most_s: the longest time; the GPUs stay leased meanwhile.
         """
         until_s = time.monotonic() + most_s
 
         def take(agent: Agent) -> None:
-            if turn := self._followed.get(agent.host):
+            if agent.host in self._followed:
+                turn = self._followed[agent.host] = object()  # the thread that follows stops: it would copy all of it
                 try:
                     self._take_all(agent, turn, once=True, until_s=until_s)
                 except _Closed:
@@ -217,7 +223,13 @@ class LogCopy:
         came_s = time.monotonic()
         silence_s = None if until_s is None else min(PACE_S, max(1.0, until_s - came_s))
         with agent.stream(
-            "ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once, silence_s=silence_s
+            "ranks.follow",
+            job=self._job,
+            attempt=self._attempt,
+            have=have,
+            once=once,
+            silence_s=silence_s,
+            rest_bytes=REST_BYTES if once else None,
         ) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
@@ -291,7 +303,7 @@ class LogCopy:
     # -- the file -----------------------------------------------------------------------------------------
 
     def _opened(self) -> JobLog:
-        return JobLog(self._path, attempt=self._attempt, now=self._clock, on_damage=self._note)
+        return JobLog(self._path, attempt=self._attempt, now=self._clock, on_damage=self._note, limit=self._limit)
 
     @contextmanager
     def _writing(self, mine: JobLog | None = None) -> Iterator[JobLog]:

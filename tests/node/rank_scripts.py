@@ -68,9 +68,9 @@ def host_at(home: Path) -> Iterator[Host]:
         process.wait(LIMIT_S)
 
 
-def follow(have=None, attempt=1, once=True):
+def follow(have=None, attempt=1, once=True, rest_bytes=None):
     """What is there, as (kind, id, rank, rest) of each item; output of one stream in one piece."""
-    return list(ranks.follow(call(), JOB, attempt, have or {}, once))
+    return list(ranks.follow(call(), JOB, attempt, have or {}, once, rest_bytes))
 
 
 def kinds(replies):

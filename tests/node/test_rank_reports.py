@@ -63,6 +63,30 @@ def test_output_of_any_size_comes_in_small_pieces_and_before_the_end(host):
     assert kinds(came).index(("end", 1)) < len(came) - 10  # it did not wait for the long one
 
 
+def test_the_rest_of_a_long_output_begins_at_a_line_of_its_last_bytes(host):
+    """All ranks together: each of two has half of the bytes, and each of its outputs."""
+    program = "import sys\nfor n in range(9000): print('line', n); print('e', n, file=sys.stderr)"
+    for rank in (0, 1):
+        host.start(rank, sys.executable, "-c", program).wait(LIMIT_S)
+    came = follow(once=True, rest_bytes=8000)
+    for rank in (0, 1):
+        for stream, begin in (("o", b"line "), ("e", b"e ")):
+            words = text(came, rank, stream)
+            assert words.startswith(begin) and words.endswith(b" 8999\n") and 3900 < len(words) <= 4000
+            assert [int(line.split()[1]) for line in words.splitlines()] == [*range(9000 - words.count(b"\n"), 9000)]
+    assert ends(came) == [(0, 0, False), (1, 0, False)]
+    ident = next(reply.value["id"] for reply in came if reply.value["rank"] == 0)
+    size = max(reply.value["end"] for reply in came if reply.value.get("stream") == "o")
+    again = follow({ident: [size - 5, 0]}, once=True, rest_bytes=8000)
+    assert text(again, 0) == b"8999\n"
+
+
+def test_a_long_output_without_a_line_is_cut_anywhere(host):
+    host.start(0, sys.executable, "-c", "print('x' * 300_000, end='')").wait(LIMIT_S)
+    assert text(follow(once=True, rest_bytes=100_000), 0) == b"x" * 100_000
+    assert text(follow(once=True, rest_bytes=0), 0) == b""
+
+
 def test_what_survives_a_rank_is_still_heard(host):
     with following() as stream:
         go = host.run / "go"

@@ -248,7 +248,7 @@ def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
     until(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
-    assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False, "silence_s": None}
+    assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False, "silence_s": None, "rest_bytes": None}
 
 
 def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_path):

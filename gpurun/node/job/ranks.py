@@ -51,13 +51,16 @@ def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
     return found
 
 
-def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once: bool = False) -> Iterator[OpReply]:
+def follow(
+    call: Call, job: str, attempt: int, have: Dict[str, List[int]], once: bool = False, rest_bytes: Optional[int] = None
+) -> Iterator[OpReply]:
     """Yield what ranks report and print, as it happens, until cancelled.
 
     Args:
         have: by rank's id, how much of each of `STREAMS` is already known. Output continues there; starts and ends are
             reported again.
         once: end after everything present has been sent.
+        rest_bytes: skip what all ranks have printed but for about so many last bytes; None = skip nothing.
 
     Yields:
         ``{"kind": "start", "id", "rank", "age_s"}``;
@@ -78,6 +81,8 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
                 rank = ranks.get(name.id)
                 if rank is None:
                     rank = ranks[name.id] = _Rank(name, have.get(name.id, ()))
+                    if rest_bytes is not None:
+                        rank.skip(folder, rest_bytes // max(1, len(folder.names())))
                 if rank.code is None or rank.more or look % ENDED_LOOKS == 0:
                     yield from rank.news(folder, scripts)
                     more, is_due = more or rank.more, is_due or rank.is_due
@@ -166,6 +171,15 @@ class _Rank:
     def is_due(self) -> bool:
         """Return whether its end is known but not reported yet."""
         return self._due is not None
+
+    def skip(self, folder: RankFolders, rest_bytes: int) -> None:
+        """Continue at a line that begins in the last `rest_bytes` of each output."""
+        seen = folder.see(self._name.id)
+        for index, stream in enumerate(STREAMS if seen is not None else ()):
+            begin = seen.sizes[index] - rest_bytes
+            if begin > self._offsets[index]:
+                _, data = folder.read(self._name.id, stream, begin, PIECE_BYTES)
+                self._offsets[index] = begin + data.find(b"\n") + 1
 
     def news(self, folder: RankFolders, scripts: _Scripts) -> Iterator[OpReply]:
         """Yield its start, its new output, its end."""
