@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from gpurun.cli.sending import going_out
 from gpurun.errors import GpurunError, NotYours
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.events import EventTail
+from gpurun.jobs.sending import Sent, read_sent
 from gpurun.jobs.states import ENDED, State
 from gpurun.state.people import myself, user_name
 from gpurun.supervisor.loglines import LoggedLine, LogTail
@@ -123,6 +125,7 @@ class _JobView:
         self.started = time.monotonic()
         self.caretaker = Caretaker()
         self.progress: ShipProgress | None = None
+        self.sent: Collection[Sent] = ()
         self.reason_shown = ""
         self.why_due_s = self.started + WHY_AFTER_S
 
@@ -131,6 +134,8 @@ class _JobView:
         while True:
             record = self.folder.record()
             ended = record.state.ended
+            if record.state is State.PREPARING:
+                self._show_sent(record)
             for event in self.events.new():
                 self._show_event(event)
             for line in self.log.new():
@@ -162,6 +167,15 @@ class _JobView:
             self._say(f"{event['host']}: {event['state']}{_because(event)}")
         elif kind == "note":
             self._say(str(event.get("text")))
+
+    def _show_sent(self, record: JobRecord) -> None:
+        """Show how far image and data are, of the hosts that are further than before."""
+        sent = read_sent(self.folder, record.attempt)
+        for each in sent:
+            event = asdict(each)
+            if each not in self.sent and (what := going_out(event)) is not None:
+                self._show_progress(what, event)
+        self.sent = frozenset(sent)
 
     def _show_why(self) -> None:
         """Show why the job waits, and show the reason again each time it changes."""

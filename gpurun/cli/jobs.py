@@ -165,7 +165,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "command": "" if spec is None else printable(shlex.join(spec.command)),
         "limit": "" if spec is None or spec.time_limit_s is None else duration(spec.time_limit_s),
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none",
-        "sending": _sending(folder) if record.state.value == "PREPARING" else "",
+        "sending": _sending(folder, record) if record.state.value == "PREPARING" else "",
         "submitted": _when(record.submitted_s),
         "waited": duration(waited_s(record, now)),
         "started": _when(record.started_s),
@@ -220,11 +220,11 @@ def _when(time_s: float | None) -> str:
         return "?"
 
 
-def _sending(folder: JobFolder) -> str:
+def _sending(folder: JobFolder, record: JobRecord) -> str:
     from gpurun.cli.sending import sending
-    from gpurun.jobs.events import EventTail
+    from gpurun.jobs.sending import read_sent
 
-    return printable("; ".join(sending(EventTail(folder.events).new())))
+    return printable("; ".join(sending(read_sent(folder, record.attempt))))
 
 
 def _story(record: JobRecord, now_s: float) -> str:

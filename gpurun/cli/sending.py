@@ -1,11 +1,13 @@
-"""Progress of a job's image and data sets to hosts, read from its events."""
+"""Progress of a job's image and data sets to hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from gpurun.cli.printing import duration, size_text
+from gpurun.jobs.sending import Sent
 
 
 def going_out(event: Mapping[str, Any]) -> str | None:
@@ -13,19 +15,17 @@ def going_out(event: Mapping[str, Any]) -> str | None:
     return {"ship": "image", "stage": f"data {event.get('data')}"}.get(str(event.get("kind")))
 
 
-def sending(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Describe the progress of the image and each data set since the job's last change of state."""
-    last: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for event in events:
-        if event.get("kind") == "state":
-            last.clear()
-        elif (what := going_out(event)) is not None:
-            last.setdefault(what, {})[str(event.get("host"))] = event
-    return [_told(what, list(by_host.values())) for what, by_host in last.items()]
+def sending(sent: Iterable[Sent]) -> list[str]:
+    """Describe the progress of the image and each data set."""
+    by_what: dict[str, list[Sent]] = {}
+    for each in sent:
+        if (what := going_out(asdict(each))) is not None:
+            by_what.setdefault(what, []).append(each)
+    return [_told(what, found) for what, found in by_what.items()]
 
 
-def _told(what: str, events: list[Mapping[str, Any]]) -> str:
-    done, total = (sum(int(event.get(key) or 0) for event in events) for key in ("bytes", "total"))
-    left_s = max(float(event.get("eta_s") or 0) for event in events)
+def _told(what: str, sent: list[Sent]) -> str:
+    done, total = sum(each.bytes for each in sent), sum(each.total for each in sent)
+    left_s = max(each.eta_s or 0.0 for each in sent)
     left = f", {duration(left_s)} left" if left_s else ""
-    return f"{what}: {size_text(done)} of {size_text(total)} on {len(events)} hosts{left}"
+    return f"{what}: {size_text(done)} of {size_text(total)} on {len(sent)} hosts{left}"

@@ -63,7 +63,7 @@ def _send(
             raise StagingCancelled("staging the data was cancelled")
 
     def told(event: ShipEvent) -> None:
-        job.events.emit("stage", data=name, **event.as_json())
+        job.sending.told("stage", event, name)
 
     assert source.digest is not None
     how = Staging(

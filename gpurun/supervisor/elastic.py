@@ -277,6 +277,7 @@ class Members:
         job = self._job
         if sum(len(grant.gpus) for grant in job.lease.grants) >= job.spec.gpus or job.request() is not None:
             return False
+        job.load_inventory_again()
         with self._lock:
             held, hosts = lease_steps.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
             job.lease, job.lock = held

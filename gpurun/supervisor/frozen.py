@@ -50,6 +50,15 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
     return as_granted(inventory, lease), None
 
 
+def cluster_now(lease: Lease) -> Inventory:
+    """Return the inventory of a lease as its file is now, with the gang's hosts as they were at the grant.
+
+    Raises:
+        BadInput: it cannot be loaded.
+    """
+    return as_granted(load(Path(lease.inventory)), lease)
+
+
 def last_known(folder: JobFolder) -> Inventory:
     """Return the hosts of an ended job, as they were when it last ran.
 

@@ -57,6 +57,7 @@ class GrowsAnew:
         job = self._job
         if job.folder.cancel_request() is not None:
             return False
+        job.load_inventory_again()
         found = larger(job.home, job.lease, job.inventory, now_s=job.clock())
         if found is None:
             return False

@@ -37,12 +37,13 @@ from gpurun.node.gpu.claim_rules import Claimant
 from gpurun.state.clock import HeadClock, head_clock
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import GangEnd, failed
-from gpurun.supervisor.frozen import cluster_of, freeze
+from gpurun.supervisor.frozen import cluster_now, cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
 from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.seating import Seating
+from gpurun.supervisor.telling import SendingTold
 from gpurun.supervisor.verdicts import asked_end
 
 
@@ -60,6 +61,7 @@ class SupervisedJob:
         self.record: JobRecord = self.folder.record()
         self.spec, self.damage = _spec_of(self.folder, self.record, sum(len(grant.gpus) for grant in lease.grants))
         self.events = EventLog(self.folder.events, clock=time.time)
+        self.sending = SendingTold(self.folder, lease.attempt, self.events)
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
         self.hardware: dict[str, Hardware] = {}
@@ -92,6 +94,14 @@ class SupervisedJob:
         else:
             self.note(f"the inventory cannot be loaded ({problem.message}); the gang continues with the hosts it has")
         return inventory
+
+    def load_inventory_again(self) -> None:
+        """Use the inventory as its file is now: a gang that grows must not take hosts that people have removed.
+
+        Raises:
+            BadInput: it cannot be loaded; the one before stays in use for the gang's own hosts.
+        """
+        self.inventory = cluster_now(self.lease)
 
     @cached_property
     def links(self) -> Links:

@@ -63,7 +63,7 @@ def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[
     """
 
     def told(event: ShipEvent) -> None:
-        job.events.emit("ship", **event.as_json())
+        job.sending.told("ship", event)
 
     try:
         report = ship(

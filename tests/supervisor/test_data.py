@@ -9,9 +9,12 @@ from outputs_world import outputs_job
 from gpurun.data import folder
 from gpurun.data.pinning import pin
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.spec import DataSource
+from gpurun.state.path import StatePath
 from gpurun.supervisor.data import send_data
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.telling import SendingTold
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ def job(tmp_path, monkeypatch):
     job.spec.data = {"a": pin([source], tmp_path)[source]}
     job.inventory, job.home, job.emitted = Inventory((), (), {}), tmp_path / "home", []
     job.events = SimpleNamespace(emit=lambda kind, **fields: job.emitted.append((kind, fields)))
+    job.sending = SendingTold(JobFolder(StatePath(tmp_path) / "jobs"), 1, job.events)
     yield job
     world.close()
 

@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
+from gpurun.errors import BadInput
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
 from gpurun.jobs.states import State
 from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
 from gpurun.supervisor.life import _another, _stopping
@@ -109,3 +111,46 @@ def test_hosts_that_fail_before_anything_is_achieved_end_it_at_last_and_a_checkp
     _, restart, setback = _another(gang, lost)
     assert restart is not None and setback.fruitless == 0
     assert restart.words(0.0).endswith("(attempt 2)")
+
+
+def edit(folder, old, new):
+    path = folder / "inventory.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_it_is_formed_again_with_the_hosts_that_the_inventory_has_now(gang, tmp_path):
+    """Weeks after its start: h3 and h4 were given to others, and h5 was bought."""
+    edit(tmp_path, '"h[1-4]"', '"h[1-2]": {}, "h5"')
+    assert watch(gang)._ask()
+    request = gang.folder.cancel_request()
+    assert "h5" in request.reason and "h3" not in request.reason and "h4" not in request.reason
+
+
+def test_it_does_not_grow_while_its_inventory_cannot_be_loaded(gang, tmp_path):
+    assert gang.inventory is not None
+    edit(tmp_path, '"h[1-4]"', '<<<<<<< "h[1-2]"')
+    with pytest.raises(BadInput):
+        watch(gang)._ask()
+    assert gang.folder.cancel_request() is None
+    assert {host.name for host in gang.inventory.hosts} >= {*gang.hosts}, "its own hosts are known all the same"
+
+
+@pytest.mark.parametrize("changed", ['"h[1-2]": {}, "h5"', '<<<<<<< "h[1-2]"'])
+def test_an_elastic_gang_takes_hosts_that_the_inventory_has_now(carry, tmp_path, monkeypatch, changed):
+    with changing_cordons(tmp_path) as cordons:
+        cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
+    job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
+    assert job.hosts == ("h1", "h2") and job.inventory is not None
+    with changing_cordons(tmp_path) as cordons:
+        cordons.clear()
+    edit(tmp_path, '"h[1-4]"', changed)
+    members, joined = Members(job, threading.Event(), on_join=lambda _: None), []
+    monkeypatch.setattr(members, "_bring_in", joined.append)
+    if "<" not in changed:
+        assert members._take_and_bring_in()
+        assert joined == [("h5",)] and job.hosts == ("h1", "h2", "h5")
+    else:
+        with pytest.raises(BadInput):
+            members._take_and_bring_in()
+        assert not joined and job.hosts == ("h1", "h2")
