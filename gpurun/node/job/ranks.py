@@ -175,7 +175,9 @@ class _Rank:
     def skip(self, folder: RankFolders, rest_bytes: int) -> None:
         """Continue at a line that begins in the last `rest_bytes` of each output."""
         seen = folder.see(self._name.id)
-        for index, stream in enumerate(STREAMS if seen is not None else ()):
+        if seen is None:
+            return
+        for index, stream in enumerate(STREAMS):
             begin = seen.sizes[index] - rest_bytes
             if begin > self._offsets[index]:
                 _, data = folder.read(self._name.id, stream, begin, PIECE_BYTES)
