@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from gpurun.errors import StateError, StateUnavailable
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.state import durable, lock
 from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import StatePath
@@ -122,9 +122,23 @@ def read_machines(home: Path, uid: int) -> Mapping[str, Machine]:
     A missing file, a damaged one, and one that another user can have written count as nothing known. The next look
     replaces a damaged file.
     """
+    try:
+        return _read(home, uid)
+    except StateError:
+        return {}
+
+
+def _read(home: Path, uid: int) -> Mapping[str, Machine]:
+    """Do as `read_machines`.
+
+    Raises:
+        StateUnavailable, StateDiskError: the file cannot be read now; what it says is not lost.
+    """
     for path in _files(home, uid, ".json"):
         try:
             found, signer = durable.read_signed(path, _File)
+        except (StateUnavailable, StateDiskError):
+            raise
         except (FileNotFoundError, StateError):
             continue
         if signer == uid:
@@ -167,12 +181,12 @@ def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
     A look without an id keeps the id that the machine gave before.
 
     Raises:
-        StateError: the file cannot be written.
+        StateError: the file cannot be written, or not be read now. It is left as it is.
     """
     if not looks:
         return
     with own_lock(home, "lock"):
-        before = dict(read_machines(home, os.getuid()))
+        before = _read(home, os.getuid())
         after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
         newest = sorted(after, key=lambda machine: after[machine].seen_s)[-MOST_MACHINES:]
         path = _own_file(home, ".json")
@@ -227,7 +241,7 @@ def _files(home: Path, uid: int, suffix: str) -> list[StatePath]:
     """Return the files of that user, by name, regardless of their owner."""
     try:
         names = machines_folder(home).names()
-    except (FileNotFoundError, StateError):
+    except FileNotFoundError:
         return []
     wanted = sorted(name for name in names if name.startswith(f"{uid}.") and name.endswith(suffix))
     return [machines_folder(home) / name for name in wanted]

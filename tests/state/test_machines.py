@@ -55,6 +55,20 @@ def test_a_damaged_file_tells_nothing_and_the_next_look_replaces_it(tmp_path, co
     assert set(read_machines(tmp_path, UID)) == {"n"}
 
 
+def test_a_file_that_cannot_be_read_for_a_moment_is_not_replaced(tmp_path, monkeypatch):
+    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+
+    def fails(*_, **__):
+        raise StateUnavailable("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.durable, "read_signed", fails)
+        assert read_machines(tmp_path, UID) == {}
+        with pytest.raises(StateUnavailable):
+            note_looks(tmp_path, {"n": Machine("h2", 100.0)})
+    assert set(read_machines(tmp_path, UID)) == {"m"}
+
+
 @pytest.mark.parametrize("thing", ["folder", "pipe", "link", "hard link", "writable by all"])
 def test_what_lies_in_the_place_of_the_file_is_not_believed_and_harms_nobody(tmp_path, thing):
     note_looks(tmp_path, {"m": Machine("h1", 100.0)})
