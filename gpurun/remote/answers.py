@@ -69,6 +69,7 @@ class Inspected(TypedDict):
     finished: Text
     ended_ago_s: Seconds | None
     memory_bytes: NotRequired[Count | None]
+    unwritable: NotRequired[Text]
 
 
 class EngineSame(Struct, tag_field="state", tag="same"):

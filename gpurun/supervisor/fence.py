@@ -35,7 +35,7 @@ def fence(
 
     def ask(agent: Agent) -> dict[str, Any]:
         program = links.epilogs.get(agent.host)
-        more = {"epilog": epilog_of(lease, agent.host, program)} if program else {}
+        more: dict[str, Any] = {"epilog": epilog_of(lease, agent.host, program)} if program else {}
         reply = agent.call(
             "gang.fence", job=lease.job, attempt=lease.attempt, containers=containers, outputs=outputs,
             gpus=gpus[agent.host] if containers else None, claimant=claimant,

@@ -25,6 +25,7 @@ class ContainerEnd:
         engine_out: the engine's last error, if the engine stopped answering and ended the container.
         ended_ago_s: how long before `seen_s` it ended, by its host's clock.
         memory_bytes: the limit of its memory, if it had one.
+        unwritable: why nothing can be written to the job's folder on its host, if so.
     """
 
     seen_s: float
@@ -34,6 +35,7 @@ class ContainerEnd:
     engine_out: str = ""
     ended_ago_s: float | None = None
     memory_bytes: int | None = None
+    unwritable: str = ""
 
     @property
     def is_own_memory(self) -> bool:
@@ -73,7 +75,8 @@ class ContainerEnd:
         if self.is_oom:
             return "the job's container ran out of memory and was killed"
         if self.code == UNTOLD:
-            return "a rank has ended and cannot say how: the host's disk is full, or PATH leads to no mkdir or mkfifo"
+            why = self.unwritable or "the host's disk is full, or PATH leads to no mkdir or mkfifo"
+            return f"a rank has ended and cannot say how: {why}"
         return f"the job's container ended (exit code {self.code})"
 
 

@@ -107,6 +107,7 @@ class Watchers:
             is_oom=bool(mine["oom"]),
             ended_ago_s=mine["ended_ago_s"],
             memory_bytes=mine.get("memory_bytes"),
+            unwritable=mine.get("unwritable", ""),
         )
 
     def _is_over(self, host: str) -> bool:

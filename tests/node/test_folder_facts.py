@@ -145,3 +145,11 @@ def test_free_space_of_what_is_not_there_yet_is_that_of_its_disk(tmp_path):
     assert place.free(str(tmp_path / "a" / "b"))[0] > 0
     assert place.free("/proc/none/such")[0] is not None
     assert Path(tmp_path).exists()
+
+
+def test_why_an_existing_folder_cannot_be_written_to(tmp_path, monkeypatch):
+    assert folder_facts.why_unwritable(str(tmp_path)) == "" and list(tmp_path.iterdir()) == []
+    assert folder_facts.why_unwritable(str(tmp_path / "none")) == "", "nothing is created: a fence has removed it"
+    assert not (tmp_path / "none").exists()
+    failing(monkeypatch, errno.EROFS, "open")
+    assert "read-only file system" in folder_facts.why_unwritable(str(tmp_path))

@@ -159,3 +159,11 @@ def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_the_likely_reasons(
     """gpurun's start script ends then with a code of its own."""
     seen = replace(GANG, has_launcher=False, exits={"b": container(UNTOLD, T)}, now_s=T + SETTLE_S)
     assert "disk is full, or PATH leads to no mkdir or mkfifo" in end_of(decide(seen)).reason
+
+
+def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_what_its_host_says_of_the_disk():
+    """The container of this rank ended because its host's disk had become read-only, not full."""
+    why = "/home/train/.gpurun/jobs/j-1/run is on a read-only file system (ext4 on /home: ro,errors=remount-ro)"
+    end = replace(container(UNTOLD, T), unwritable=why)
+    reason = end_of(decide(replace(GANG, has_launcher=False, exits={"b": end}, now_s=T + SETTLE_S))).reason
+    assert "cannot say how: /home/train" in reason and "full" not in reason and "mkfifo" not in reason

@@ -24,6 +24,7 @@ from gpurun.node.job import claims, creating, job_lock, job_parts
 from gpurun.node.job.fence import fence
 from gpurun.node.job.rank_processes import signal
 from gpurun.node.job.rank_progress import progress
+from gpurun.node.probe import folder_facts
 
 _SIOCGIFADDR = 0x8915
 
@@ -175,13 +176,14 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
 
     Returns:
         A list of ``{"id", "name", "attempt", "status", "code", "oom", "memory_bytes", "error", "started", "finished",
-        "ended_ago_s"}``: ``memory_bytes`` is the limit of its memory, None if it has none; ``status`` is Docker's word
-        (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by this host's clock, None if it
-        has not ended.
+        "ended_ago_s", "unwritable"}``: ``memory_bytes`` is the limit of its memory, None if it has none; ``status`` is
+        Docker's word (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by this host's
+        clock, None if it has not ended; ``unwritable`` says, of one that has ended with a failure, why nothing can be
+        written to the job's folder, "" if that is possible.
     """
     connection = docker.connect(call)
     try:
-        found = [_inspected(connection, each["Id"]) for each in job_parts.containers_of(connection, job)]
+        found = [_inspected(connection, job, each["Id"]) for each in job_parts.containers_of(connection, job)]
         return [container for container in found if container is not None]
     finally:
         connection.close()
@@ -199,7 +201,7 @@ def run_file(call: Call, job: str, name: str) -> OpReply:
     return files.read(call, os.path.join(job_parts.folder(job), "run", name), max_bytes=4 << 20)
 
 
-def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, Any]]:
+def _inspected(connection: docker.Connection, job: str, ident: str) -> Optional[Dict[str, Any]]:
     status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % ident)
     if status == 404:  # removed since it was listed
         return None
@@ -207,6 +209,8 @@ def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, 
         raise docker.failure(status, answer, "inspecting a container")
     found = docker.parse(answer)
     state = found["State"]
+    has_ended = state["Status"] in ("exited", "dead")
+    has_failed = has_ended and state["ExitCode"] != 0
     return {
         "id": found["Id"],
         "name": found["Name"].lstrip("/"),
@@ -218,7 +222,8 @@ def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, 
         "error": state["Error"],
         "started": state["StartedAt"],
         "finished": state["FinishedAt"],
-        "ended_ago_s": _ago_s(state["FinishedAt"]) if state["Status"] in ("exited", "dead") else None,
+        "ended_ago_s": _ago_s(state["FinishedAt"]) if has_ended else None,
+        "unwritable": folder_facts.why_unwritable(os.path.join(job_parts.folder(job), "run")) if has_failed else "",
     }
 
 

@@ -53,13 +53,25 @@ def try_to_write(folder: str, mountinfo: List[str]) -> Tuple[str, str]:
         path = os.path.join(folder, part)
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
-            _write_one(os.path.join(path, ".probe.%d.%d" % (os.getpid(), threading.get_ident())))
+            _write_one(path)
         except OSError as error:
             return place.fault_of(error, path, mountinfo)
     return "", ""
 
 
-def _write_one(path: str) -> None:
+def why_unwritable(folder: str) -> str:
+    """Return why no small file can be written to a folder, in words; "" if one can, or if there is no folder."""
+    try:
+        _write_one(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return place.fault_of(error, folder, place.mounts())[1]
+    return ""
+
+
+def _write_one(folder: str) -> None:
+    path = os.path.join(folder, ".probe.%d.%d" % (os.getpid(), threading.get_ident()))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, _SMALL)
