@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOM, ROOM_FOR_ARGV, ROOM_FOR_ENVIRON = "GPURUN_TESTS_ROOM", 1 << 12, 1 << 15
-MODULES = ("gpurun", "gpurun.supervisor", "gpurun.head.waiter")
+MODULES = ("gpurun", "gpurun.supervisor", "gpurun.head.waiter", "gpurun.head.looking")
 OF_THE_INTERPRETER = ("PYTHON", "LANG", "LC_", "LD_", "COVERAGE", "MALLOC", "_GPURUN_COMPLETE", "_TYPER")
 """Variables that Python, or a module as it is imported, reads once. Where they differ, a process is started."""
 IMITATED = {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
