@@ -132,7 +132,8 @@ class View:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
-            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, _told_s(job)))
+            granted_s = min(_granted_s(job.record, lease), self.now_s)
+            running.append(Running(gang, placement, granted_s, ran_s, saved_s, stopping, _told_s(job)))
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
@@ -148,6 +149,12 @@ class View:
             for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
+
+
+def _granted_s(record: JobRecord, lease: Lease) -> float:
+    """Return when a lease was granted: by its job's record, whose times a step of the head's clock moves."""
+    is_same = record.attempt == lease.attempt and record.granted_s is not None
+    return record.granted_s if is_same and record.granted_s is not None else lease.granted_s
 
 
 def _told_s(job: LiveJob) -> float | None:
