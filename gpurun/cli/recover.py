@@ -32,9 +32,11 @@ def recover(
             "--claims", help="On all hosts, find claims of jobs that gpurun no longer knows; fence these jobs."
         ),
     ] = False,
-    unless_running: Annotated[
+    by_timer: Annotated[
         bool,
-        typer.Option("--unless-running", help="Do nothing if another `gpurun recover` of yours runs; for cron."),
+        typer.Option(
+            "--by-timer", help="Also look at hosts that are out or unheard of; do nothing while another such run lasts."
+        ),
     ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -46,20 +48,21 @@ def recover(
 
     state = home(os.environ)
     enter(state)
-    if not unless_running:
-        _recover(state, discard, inventory, claims=claims, as_json=as_json)
-        return
     with ExitStack() as stack:
-        try:
-            stack.enter_context(own_lock(state, "recover", patience_s=0.0))
-        except StateUnavailable as error:
-            say(f"another `gpurun recover` runs: {printable(str(error))}")
-            return
-        _recover(state, discard, inventory, claims=claims, as_json=as_json)
+        if by_timer:
+            try:
+                stack.enter_context(own_lock(state, "recover", patience_s=0.0))
+            except StateUnavailable as error:
+                say(f"another `gpurun recover` runs: {printable(str(error))}")
+                return
+        _recover(state, discard, inventory, claims=claims, by_timer=by_timer, as_json=as_json)
 
 
-def _recover(state: Path, discard: str | None, inventory: str | None, *, claims: bool, as_json: bool) -> None:
+def _recover(
+    state: Path, discard: str | None, inventory: str | None, *, claims: bool, by_timer: bool, as_json: bool
+) -> None:
     from gpurun.head.forged import forged_leases
+    from gpurun.head.looks import look_by_timer
     from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
     from gpurun.head.waiter import is_needed
     from gpurun.jobs.store import JobStore
@@ -79,7 +82,10 @@ def _recover(state: Path, discard: str | None, inventory: str | None, *, claims:
     if not damaged:
         run_pass_and_start(state, now_s=clock.now_s(), environ=os.environ)
         waiter = is_needed(state, os.getuid()) and ensure_waiter(state, os.environ)
-    others = _recover_others(state, _claims_options(inventory) if claims else ())
+    if by_timer:
+        look_by_timer(state, os.environ)
+    options = (*(_claims_options(inventory) if claims else ()), *(("--by-timer",) if by_timer else ()))
+    others = _recover_others(state, options)
     _print(Recovered(myself(), adopted, waiter), others, (*damaged, *forged), as_json=as_json)
     if damaged or forged:
         raise typer.Exit(StateError.exit_code)

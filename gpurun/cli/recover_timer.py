@@ -21,7 +21,7 @@ def recovery() -> Recovery:
     """Return the units' content for the current user."""
     from gpurun.state.home import home
 
-    argv = (sys.executable, "-m", "gpurun", "recover")
+    argv = (sys.executable, "-m", "gpurun", "recover", "--by-timer")
     return Recovery(argv, kept(os.environ, str(home(os.environ))), everybody=os.getuid() == 0)
 
 

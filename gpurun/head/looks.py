@@ -128,14 +128,11 @@ def due_by_inventory(home: Path, paths: Iterable[str], now_s: float) -> list[tup
 
 
 def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
-    """Start looks at the hosts that this user's timer looks at, if some are due.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Start looks at the hosts that this user's timer looks at, if some are due. The next minute tries again."""
     paths = known_inventories(home, environ)
-    if due_by_inventory(home, paths, time.time()):
-        start_looks(home, environ, paths)
+    with suppress(OSError):
+        if due_by_inventory(home, paths, time.time()):
+            start_looks(home, environ, paths)
 
 
 def start_looks(

@@ -52,13 +52,9 @@ class Recovery:
         return {f"{NAME}.service": service, f"{NAME}.timer": timer}
 
     def crontab(self) -> str:
-        """Return the same as lines of crontab(5), in which a percent sign ends the command.
-
-        Cron starts the command also while the last one runs, which systemd does not.
-        """
+        """Return the same as lines of crontab(5), in which a percent sign ends the command."""
         _refuse_controls(*self.environ.values(), *self.argv)
-        argv = shlex.join([*self.argv, "--unless-running"])
-        words = [*(f"{key}={shlex.quote(value)}" for key, value in self.environ.items()), argv]
+        words = [*(f"{key}={shlex.quote(value)}" for key, value in self.environ.items()), shlex.join(self.argv)]
         command = " ".join(words).replace("%", r"\%") + " >/dev/null 2>&1"
         return f"@reboot {command}\n* * * * * {command}\n"
 
