@@ -48,6 +48,7 @@ ROOMS = {
     "test_recipes": "recipes launch",
     "test_rehearsal": "supervisor",
     "test_remote": "remote",
+    "test_renamed_hosts": "leases state cli",
     "test_rerun": "jobs",
     "test_roles": "launch",
     "test_scale": "campaigns scaling",

@@ -104,7 +104,7 @@ def _index(cordons: Mapping[str, Cordon]) -> KnownMachines:
 
 
 @dataclass(frozen=True)
-class _File:
+class _Cordons:
     hosts: dict[str, Cordon] = field(default_factory=dict)
     version: int = 1
 
@@ -147,7 +147,7 @@ def read_cordons(home: Path) -> Mapping[str, Cordon]:
         StateError: a file is damaged.
     """
     try:
-        found = durable.read_record(cordons_file(home), _File).hosts
+        found = durable.read_record(cordons_file(home), _Cordons).hosts
     except FileNotFoundError:
         return {}
     deadlines = _read_deadlines(home) if any(cordon.state == "draining" for cordon in found.values()) else {}
@@ -181,7 +181,7 @@ def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
         except StateError:
             if wanted.items() - known.items():
                 raise
-    durable.write_record(cordons_file(home), _File({host: replace(it, until_s=None) for host, it in hosts.items()}))
+    durable.write_record(cordons_file(home), _Cordons({host: replace(it, until_s=None) for host, it in hosts.items()}))
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from gpurun.errors import HostUnreachable
 from gpurun.inventory.load import load
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
@@ -19,6 +21,8 @@ from gpurun.leases.known import known_hosts
 from gpurun.leases.look import look
 from gpurun.state.cordons import Cordon, changing_cordons, put_cordon
 from gpurun.state.machines import Machine, note_looks
+from gpurun.supervisor.cordoning import cordon_lost
+from gpurun.supervisor.lost import found_again
 
 HEAD = """\
 version: 1
@@ -153,3 +157,20 @@ def test_one_user_s_ids_are_not_another_s(home, monkeypatch):
     told(home, path, h1=ONE)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert look(home, now_s=1.0).machines == {}
+
+
+def test_a_lost_host_is_lost_whatever_it_is_called_and_its_fence_brings_it_back_everywhere(home):
+    ours = inventory(home, "a.yaml", "h1: {}, h2: {}")
+    theirs = inventory(home, "b.yaml", "node1: {}, h1: {}")
+    told(home, ours, h1=ONE)
+    told(home, theirs, node1=ONE)
+    _, lease = runs(home, ours, constraints=Constraints(hosts=("h1",)))
+    told(home, theirs, h1=OTHER)  # another machine by now
+    job = SimpleNamespace(home=home, lease=lease, clock=lambda: 9.0, note=lambda _: None)
+    cordon_lost(job, {"h1": HostUnreachable("no answer", host="h1")})
+    seen = look(home, now_s=10.0)
+    assert {name: found.state for name, found in seen.cordoned(load(theirs)).items()} == {"node1": "lost"}
+    found_again(home, lease, ["h2"])
+    assert look(home, now_s=10.0).cordoned(load(theirs))
+    found_again(home, lease, ["h1"])
+    assert look(home, now_s=10.0).cordons == {}
