@@ -15,6 +15,7 @@ from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, Host
 from gpurun.node.agent import frames
 from gpurun.remote import bootstrap, paramiko_channel, session, system_ssh
 from gpurun.remote.agent import SEND_BYTES, Agent
+from gpurun.remote.answers import words
 from gpurun.remote.jumps import Jumps
 from gpurun.remote.keys import has_hardware, has_plain
 from gpurun.remote.masters import live
@@ -240,7 +241,7 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
     for name, remedy in _FOLDER_REMEDIES.items():
         if name in said:
             hint = f"{remedy}, or give the host another: gpurun inventory set {host} folder=DIR"
-            return HostNotReady(_excerpt(said.partition(name)[2]).strip(" ()'"), host=host, hint=hint)
+            return HostNotReady(words(said.partition(name)[2].strip().partition("\n")[0]), host=host, hint=hint)
     ended = "its shell ended" if code is None else f"its shell ended with code {code}"
     return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
 

@@ -171,6 +171,22 @@ def _runs(pid):
         return False
 
 
+def test_one_that_runs_as_another_user_and_hangs_is_left_behind_after_its_time(program, tmp_path, monkeypatch):
+    """As sudo(8) starts it: this user may not end it, and must not wait for it for ever."""
+    note = tmp_path / "pid"
+    argv = program(f"open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+
+    def refuse(*_):
+        raise PermissionError
+
+    with monkeypatch.context() as other_user:
+        other_user.setattr(proc.os, "killpg", refuse)
+        said = health(argv, limit_s=0.2)
+    assert "did not end within 0.2 s and cannot be ended, because it runs as another user" in said
+    until(lambda: note.exists() and note.read_text())
+    os.kill(int(note.read_text()), 9)
+
+
 def test_one_that_leaves_a_child_behind_does_not_wait_for_it(program, tmp_path):
     note = tmp_path / "pid"
     body = f"import subprocess; open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"

@@ -23,6 +23,8 @@ class Child:
             raise OpError("bad-request", "a NUL character cannot be passed to a program")
         self._lock = threading.Lock()
         self._reaped = False
+        self._over = threading.Event()
+        self.is_beyond_reach = False
         self.process = subprocess.Popen(
             [os.fsencode(part) for part in argv],
             env=None if env is None else {**os.environ, **env},
@@ -32,26 +34,39 @@ class Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        threading.Thread(target=self._await_end, daemon=True).start()
+
+    def _await_end(self) -> None:
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        self._over.set()
 
     def kill(self) -> None:
-        """Kill the whole group. Does nothing after `wait` has returned."""
+        """Kill the whole group. Does nothing after `wait` has returned.
+
+        A group of which every process belongs to another user, such as one that sudo(8) started, is beyond reach: then
+        nobody waits for it any longer.
+        """
         with self._lock:
             if not self._reaped:
                 try:
                     os.killpg(self.process.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
+                except ProcessLookupError:
                     pass
+                except PermissionError:
+                    if not self._over.is_set():
+                        self.is_beyond_reach = True
+                        self._over.set()
 
     def wait_unreaped(self) -> None:
         """Wait for the program's end, but keep its pid reserved, so that its group can still be killed safely."""
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        self._over.wait()
 
     def reap(self) -> int:
         """Kill what the program left behind in its group; return its exit code, or −signal."""
         self.kill()
         with self._lock:
             self._reaped = True
-            return self.process.wait()
+            return -signal.SIGKILL if self.is_beyond_reach else self.process.wait()
 
 
 _children: Set[Child] = set()
@@ -79,7 +94,7 @@ def run(
 
     Raises:
         OpError: ``bad-request`` for an argv that cannot be executed (empty, NUL in it); ``not-found`` or ``denied`` if
-            the program cannot be started; ``timeout`` if it did not end in time and was killed.
+            the program cannot be started; ``timeout`` if it did not end in time, and was killed or is beyond reach.
     """
     stdin = call.payload
     child = Child(argv, env, cwd)
@@ -105,7 +120,7 @@ def run(
             _children.discard(child)
     call.check()
     if timed_out.is_set():
-        last = {"stdout": _text(out[-4096:]), "stderr": _text(err[-4096:])}
+        last = {"stdout": _text(out[-4096:]), "stderr": _text(err[-4096:]), "goes_on": child.is_beyond_reach}
         raise OpError("timeout", "%s did not end within %g s" % (argv[0], time_limit_s or 0), **last)
     truncated = max(len(out), len(err)) >= max_output_bytes
     return {"code": code, "stdout": _text(out), "stderr": _text(err), "truncated": truncated}
