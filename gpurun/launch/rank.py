@@ -153,7 +153,7 @@ gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who
 gpurun_count() {  # keeps what the kernel counted of the container: its control group goes with it
   mkdir -p "$GPURUN_RUN/cgroup.$GPURUN_ATTEMPT" || return
   for gpurun_file in events peak current max; do gpurun_keep memory.$gpurun_file; done
-  for gpurun_file in oom_control failcnt max_usage_in_bytes limit_in_bytes; do
+  for gpurun_file in oom_control max_usage_in_bytes limit_in_bytes; do
     gpurun_keep memory/memory.$gpurun_file
   done
   for gpurun_file in pids.events pids.max pids/pids.events pids/pids.max; do gpurun_keep $gpurun_file; done

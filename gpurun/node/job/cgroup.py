@@ -13,6 +13,9 @@ from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
 UNLIMITED = 1 << 60
 """A limit above this is none: v1 writes the largest number of pages."""
+LARGEST_PAGE = 2 << 20
+"""v1 does not say whether the limit was reached: ``memory.failcnt`` stays 0 if the limit with swap is the same. But the
+last page that fits may be this far below the limit."""
 MOST_BYTES, MOST_DIGITS = 1 << 16, 20
 COPIES = "cgroup"
 """In a job's ``run`` folder: ``cgroup.ATTEMPT``, the copies that a failed rank's script leaves."""
@@ -56,7 +59,7 @@ def counted_in(memory: str, pids: str) -> Optional[Counted]:
         events = _numbers(memory, "memory.oom_control")
         limit = _number(memory, "memory.limit_in_bytes")
         peak = _number(memory, "memory.max_usage_in_bytes")
-        is_own_limit = (_number(memory, "memory.failcnt") or 0) > 0
+        is_own_limit = limit is not None and peak is not None and peak + LARGEST_PAGE > limit
     if "oom_kill" not in events:
         return None
     limit = None if limit is None or limit >= UNLIMITED else limit

@@ -119,8 +119,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         yield []
         while True:
             seen.container.share_cores(call)
-            found = seen.slowly(job, call)
-            found += seen.container.counts()
+            found = seen.slowly(job) + seen.filled(call) + seen.container.counts()
             found += [_named(item, job, seen) for item in log.lines()]
             if found:
                 yield found
@@ -183,20 +182,19 @@ class _Seen:
                 self._ecc[index] = count
         return found
 
-    def slowly(self, job: str, call: Optional[Call] = None) -> List[Dict[str, Any]]:
-        """Check disks, and the ranks' pids, if it is time again.
-
-        Args:
-            call: whoever fills Docker's disk is ended; None = not now.
-        """
+    def slowly(self, job: str) -> List[Dict[str, Any]]:
+        """Check disks, and the ranks' pids, if it is time again."""
         if time.monotonic() - self._slow_s < SLOW_S:
             return []
         self._slow_s = time.monotonic()
         _ranks.setdefault(job, {}).update(ranks(job))  # those that have just been killed are the ones asked for
         if not self._docker_root:
             self._docker_root = str(docker_facts.facts().get("root") or "/")
-        filled = [] if call is None else [*self.container.disk(call, self._docker_root)]
-        return filled + [found for what, path in self._disks(job) for found in self._disk(what, path)]
+        return [found for what, path in self._disks(job) for found in self._disk(what, path)]
+
+    def filled(self, call: Call) -> List[Dict[str, Any]]:
+        """Return whether the container filled Docker's disk, and was killed for it."""
+        return [*self.container.disk(call, self._docker_root)] if self._docker_root else []
 
     def _disks(self, job: str) -> Iterator["tuple[str, str]"]:
         yield "Docker's disk", self._docker_root
