@@ -22,6 +22,7 @@ SESSION = timedelta(hours=6)
 ROOMS = {
     "test_bench": "doctor node",
     "test_causes": "supervisor node facts doctor",
+    "test_long_log": "supervisor node",
     "test_claims": "leases node supervisor",
     "test_crashes": "supervisor leases head state faults",
     "test_data": "data",

@@ -11,7 +11,7 @@ import msgspec
 
 from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
 from gpurun.jobs.states import State
-from gpurun.state.boot import Boot
+from gpurun.state.boot import HeadBoot
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RequestKind = Literal["cancel", "preempt"]
@@ -318,9 +318,9 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """Return the record with some attributes changed."""
         return msgspec.structs.replace(self, **changes)
 
-    def on(self, boot: Boot) -> JobRecord:
+    def on(self, boot: HeadBoot) -> JobRecord:
         """Return the record with its times by another reading of the head's clock."""
-        then = Boot(self.boot, self.boot_s)
+        then = HeadBoot(self.boot, self.boot_s)
         if boot.is_like(then):
             return self
         changes: dict[str, Any] = {"boot": boot.id, "boot_s": boot.began_s}

@@ -12,7 +12,7 @@ STEP_S = 0.5
 
 
 @dataclass(frozen=True)
-class Boot:
+class HeadBoot:
     """A boot of the head, as one reading of the wall clock dates it.
 
     Attributes:
@@ -23,11 +23,11 @@ class Boot:
     id: str = ""
     began_s: float = 0.0
 
-    def is_like(self, other: Boot) -> bool:
+    def is_like(self, other: HeadBoot) -> bool:
         """Return whether stamps by `other` are stamps by this one: the same boot, and no step of the clock between."""
         return self.id == other.id and abs(self.began_s - other.began_s) < STEP_S
 
-    def moved(self, stamp_s: float, then: Boot) -> float:
+    def moved(self, stamp_s: float, then: HeadBoot) -> float:
         """Return a past moment, stamped by `then`, by this reading. A moment of an earlier boot is before this boot."""
         if not then.id:
             return stamp_s
@@ -35,13 +35,13 @@ class Boot:
             return stamp_s + self.began_s - then.began_s
         return min(stamp_s, self.began_s)
 
-    def moved_ahead(self, stamp_s: float, then: Boot) -> float:
+    def moved_ahead(self, stamp_s: float, then: HeadBoot) -> float:
         """Return a moment that may be in the future, such as the end of a pause. Between boots, it stays as it is."""
         return self.moved(stamp_s, then) if self.id == then.id else stamp_s
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """The kernel's clocks at one moment.
 
     Attributes:

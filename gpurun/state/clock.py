@@ -2,8 +2,9 @@
 
 A stamp in a file is a wall time. Between two stamps of one boot, the elapsed time is the kernel's CLOCK_BOOTTIME, which
 nobody can set and which counts a suspended machine, too. So each process measures once when the boot began by the wall
-clock (`Boot`), and counts from there. A file says by which `Boot` its stamps were made. A reader moves them to its own,
-so a step of the wall clock between both moves the stamps with it. Only between boots does the wall clock decide.
+clock (`HeadBoot`), and counts from there. A file says by which `HeadBoot` its stamps were made. A reader moves them to
+its own, so a step of the wall clock between both moves the stamps with it. Only between boots does the wall clock
+decide.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from gpurun.state.boot import Boot, Reading
+from gpurun.state.boot import ClockReading, HeadBoot
 
 SETTLED_S = 600.0
 """So long after the boot, a clock that no time server has set is believed all the same."""
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
 
-def read_clocks() -> Reading:
+def read_clocks() -> ClockReading:
     """Read the kernel's clocks."""
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     wall_s = time.time()
-    return Reading(boot_id(), (before_s + time.clock_gettime(time.CLOCK_BOOTTIME)) / 2, wall_s)
+    return ClockReading(boot_id(), (before_s + time.clock_gettime(time.CLOCK_BOOTTIME)) / 2, wall_s)
 
 
 @cache
@@ -51,7 +52,7 @@ class HeadClock:
     """The clock of one process. Calling it returns the time, in seconds since the epoch as its first reading had it."""
 
     def __init__(
-        self, read: Callable[[], Reading] = read_clocks, *, is_synchronised: Callable[[], bool] = is_synchronised
+        self, read: Callable[[], ClockReading] = read_clocks, *, is_synchronised: Callable[[], bool] = is_synchronised
     ) -> None:
         self._read = read
         self._is_synchronised = is_synchronised
@@ -62,7 +63,7 @@ class HeadClock:
         """Return the time now, by `boot`."""
         return self.boot.began_s + self._read().up_s
 
-    def boot_now(self) -> Boot:
+    def boot_now(self) -> HeadBoot:
         """Return the boot as the wall clock dates it now: files keep times that people can compare with a clock."""
         now = _boot_of(self._read())
         return self.boot if self.boot.is_like(now) else now
@@ -80,8 +81,8 @@ class HeadClock:
         return reading.up_s + (max(0.0, reading.wall_s - reading.up_s - stamp_s) if is_sure else 0.0)
 
 
-def _boot_of(reading: Reading) -> Boot:
-    return Boot(reading.boot, reading.wall_s - reading.up_s)
+def _boot_of(reading: ClockReading) -> HeadBoot:
+    return HeadBoot(reading.boot, reading.wall_s - reading.up_s)
 
 
 _of_process: HeadClock | None = None

@@ -15,7 +15,7 @@ from gang_plan import Plan, draw
 from gang_world import Killed
 
 from gpurun.jobs.states import State
-from gpurun.state.boot import Boot
+from gpurun.state.boot import HeadBoot
 from gpurun.supervisor import cordoning, engines, life, outputs, stop, watch
 
 END_OF_TIME_S = 8000.0
@@ -101,7 +101,7 @@ def run(plan: Plan) -> Episode:
             attempts += 1
             if attempts > MOST_ATTEMPTS:
                 break
-            restart = world.record.on(Boot("boot", world.wall_ahead_s)).restart
+            restart = world.record.on(HeadBoot("boot", world.wall_ahead_s)).restart
             world.sleep(max(1.0, restart.at_s - world.wall_s if restart else 0.0))
             world.begin()
         _supervise(world)

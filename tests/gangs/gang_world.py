@@ -19,7 +19,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
-from gpurun.state.boot import Boot, Reading
+from gpurun.state.boot import ClockReading, HeadBoot
 from gpurun.state.cordons import Cordon
 from gpurun.supervisor.causes import Cause
 
@@ -101,8 +101,8 @@ class World:
         """The head's wall clock, which people and time servers set."""
         return self.now_s + self.wall_ahead_s
 
-    def clocks(self) -> Reading:
-        return Reading("boot", self.now_s, self.wall_s)
+    def clocks(self) -> ClockReading:
+        return ClockReading("boot", self.now_s, self.wall_s)
 
     # -- time -----------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class World:
             self.record.id, number, "alice", 1000, "pascal", ("r1",), grants, 40000, self.now_s, "/inventory"
         )
         self.first.has_outputs = True
-        self.record = self.record.on(Boot("boot", self.wall_ahead_s)).but(
+        self.record = self.record.on(HeadBoot("boot", self.wall_ahead_s)).but(
             state=State.RUNNING, attempt=number, started_s=self.wall_s, granted=grants, reached="containers",
             outcome=None, ladder=False, reason="", first_failure=None, restart=None,
         )  # fmt: skip

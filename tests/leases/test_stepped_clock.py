@@ -10,7 +10,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.scheduler.policy import DEFAULT
 from gpurun.state import clock
-from gpurun.state.boot import Reading
+from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 
 INVENTORY = """\
@@ -33,7 +33,7 @@ class Head:
 
     def passes(self, for_s, step_s=0.0):
         self.up_s, self.wall_s = self.up_s + for_s, self.wall_s + for_s + step_s
-        reading = Reading("boot", self.up_s, self.wall_s)
+        reading = ClockReading("boot", self.up_s, self.wall_s)
         self._patch.setattr(clock, "_of_process", HeadClock(lambda: reading, is_synchronised=lambda: True))
 
     def submit(self, gpus, pool):

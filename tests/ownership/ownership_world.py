@@ -29,7 +29,7 @@ from gpurun.errors import GpurunError
 from gpurun.head import submission
 from gpurun.inventory import load as loading
 from gpurun.state import clock, filesystem
-from gpurun.state.boot import Reading
+from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
@@ -96,7 +96,7 @@ class World:
 
     def new_clock(self) -> HeadClock:
         """The clock of a process that starts now."""
-        return HeadClock(lambda: Reading("boot", self.now_s, self.wall_s), is_synchronised=lambda: True)
+        return HeadClock(lambda: ClockReading("boot", self.now_s, self.wall_s), is_synchronised=lambda: True)
 
     def at(self, address: str) -> Machine | None:
         """The machine that an address leads to."""

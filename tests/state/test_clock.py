@@ -13,7 +13,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import look
 from gpurun.state import clock
-from gpurun.state.boot import Boot, Reading
+from gpurun.state.boot import ClockReading, HeadBoot
 from gpurun.state.clock import HeadClock
 
 STEPS_S = [sign * step_s for step_s in (0.1, 1.0, 3600.0, 90_000.0, 315_360_000.0) for sign in (-1, 1)]
@@ -30,7 +30,7 @@ class Machine:
         return HeadClock(self.read, is_synchronised=lambda: self.is_synchronised)
 
     def read(self):
-        return Reading(self.boot, self.up_s, self.wall_s)
+        return ClockReading(self.boot, self.up_s, self.wall_s)
 
     def passes(self, for_s, step_s=0.0):
         self.up_s, self.wall_s = self.up_s + for_s, self.wall_s + for_s + step_s
@@ -112,8 +112,8 @@ def test_after_a_boot_a_clock_that_nobody_has_set_yet_ends_nothing(machine):
 
 @given(st.floats(), st.floats(), st.floats(), st.text(max_size=2), st.text(max_size=2))
 def test_any_numbers_give_numbers(stamp_s, began_s, then_s, boot, other):
-    assert isinstance(Boot(boot, began_s).moved(stamp_s, Boot(other, then_s)), float)
-    assert isinstance(Boot(boot, began_s).moved_ahead(stamp_s, Boot(other, then_s)), float)
+    assert isinstance(HeadBoot(boot, began_s).moved(stamp_s, HeadBoot(other, then_s)), float)
+    assert isinstance(HeadBoot(boot, began_s).moved_ahead(stamp_s, HeadBoot(other, then_s)), float)
 
 
 def test_the_kernels_clocks_are_read():
@@ -149,7 +149,7 @@ def test_every_time_of_a_record_is_moved(machine):
 
 
 def test_a_record_without_a_boot_keeps_its_times(machine):
-    record = full(Boot())
+    record = full(HeadBoot())
     assert record.on(machine.process().boot).but(boot="", boot_s=0.0) == record
 
 

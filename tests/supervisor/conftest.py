@@ -8,7 +8,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.state.boot import Reading
+from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.supervisor.job import SupervisedJob
 
@@ -31,7 +31,7 @@ def carry(tmp_path, monkeypatch):
         spec = JobSpec(**{"name": "n", "image": "i", "gpus": 2, "command": ("true",), **wants})
         JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
         ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
-        job = SupervisedJob(tmp_path, lease, lock, clock=HeadClock(lambda: Reading("", 100.0, 100.0)))
+        job = SupervisedJob(tmp_path, lease, lock, clock=HeadClock(lambda: ClockReading("", 100.0, 100.0)))
         jobs.append(job)
         for state in (State.PREPARING, State.STARTING, State.RUNNING):
             job.move(state, reached="containers", started_s=2.0)

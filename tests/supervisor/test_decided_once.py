@@ -14,7 +14,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
-from gpurun.state.boot import Reading
+from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.state.cordons import read_cordons
 from gpurun.supervisor import life, stop
@@ -47,7 +47,7 @@ def running(home, monkeypatch):
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state)
     monkeypatch.setattr(life, "furthest_step", lambda job: None)
-    yield SupervisedJob(home, lease, lock, clock=HeadClock(lambda: Reading("", 100.0, 100.0)))
+    yield SupervisedJob(home, lease, lock, clock=HeadClock(lambda: ClockReading("", 100.0, 100.0)))
     lock.close()
 
 
