@@ -33,6 +33,7 @@ ROOMS = {
     "test_environments": "environments images",
     "test_faults": "supervisor node",
     "test_fresh": "ci",
+    "test_hooks": "node supervisor doctor",
     "test_hostile_container": "node supervisor",
     "test_hostile_host": "remote node images",
     "test_image": "recipes",
