@@ -87,7 +87,6 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.doctor.findings import merged
     from gpurun.doctor.mesh import SYSTEM_PORTS, spread
     from gpurun.doctor.survey import survey
-    from gpurun.head.looking import LOOK_TIMEOUT_S
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.target import target_of
@@ -102,8 +101,7 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
         seen = survey(fleet, inventory, hosts, ports=ports)
         held = claims.ask(fleet, seen.hardware).ok
     carried |= _carried(state)
-    if timeout_s >= LOOK_TIMEOUT_S:  # with less time, a host may be slow, and not broken
-        _note(state, inventory, hosts, seen)
+    note_seen(state, inventory, hosts, seen, timeout_s)
     findings = [
         *diagnose(inventory, seen),
         *claims.check(held, state=known_id(state), uid=os.getuid(), carried=carried),
@@ -112,16 +110,21 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     return merged([*findings, *bench_history.slower(bench_history.read(state), hosts, since_s=since_s)])
 
 
-def _note(state: Path, inventory: Inventory, hosts: Sequence[str], seen: Survey) -> None:
-    """Note which hosts are out, as a waiter's look does, so that a repaired host returns at once."""
+def note_seen(state: Path, inventory: Inventory, hosts: Sequence[str], seen: Survey, timeout_s: float) -> None:
+    """Note which hosts are out, as a waiter's look does, so that a repaired host returns at once.
+
+    Args:
+        timeout_s: how long a host had to answer. With less time than a look gives, a host may be slow, and not broken:
+            then nothing is noted.
+    """
     from contextlib import suppress
 
     from gpurun.errors import StateError
-    from gpurun.head.looking import note_survey
+    from gpurun.head.looking import LOOK_TIMEOUT_S, note_survey
     from gpurun.state.shared import enter
 
     with suppress(StateError, OSError):
-        if state.is_dir():
+        if state.is_dir() and timeout_s >= LOOK_TIMEOUT_S:
             enter(state)
             note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,14 +62,18 @@ def probe(
 
 
 def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Survey:
-    """Probe the hosts' hardware and software."""
+    """Probe the hosts' hardware and software, and note what they say of themselves, as `gpurun doctor` does."""
+    from gpurun.cli.doctor import note_seen
     from gpurun.doctor.survey import probe as ask
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.target import target_of
+    from gpurun.state.home import home
 
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:
-        return ask(fleet, inventory, hosts)
+        seen = ask(fleet, inventory, hosts)
+    note_seen(home(os.environ), inventory, hosts, seen, timeout_s)
+    return seen
 
 
 def differing(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpurun.errors import GpurunError, StateDiskError, StateError, StateUnavailable
+from gpurun.facts.hardware import Hardware
+from gpurun.head.looking import ID
 from gpurun.jobs.record import FirstFailure
 from gpurun.leases.known import lease_hosts
 from gpurun.state.cordons import Cordon, changing_cordons, cordons_on, put_cordon
@@ -42,6 +45,17 @@ def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 
+def _with_id(known: KnownAs, hardware: Mapping[str, Hardware]) -> KnownAs:
+    """Return by what a machine is known, with the id that it gave to pre-flight if the lease has none.
+
+    An id that several hosts of the gang gave says nothing.
+    """
+    said = [each.machine_id for each in hardware.values()]
+    found = hardware[known.host].machine_id if known.host in hardware else ""
+    is_its = ID.fullmatch(found) is not None and said.count(found) == 1
+    return replace(known, id=found) if is_its and not known.id else known
+
+
 def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
     """Cordon hosts that have no cordon yet; return False if all have one.
 
@@ -50,7 +64,7 @@ def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
     """
     try:
         with changing_cordons(job.home) as cordons:
-            known = {each.host: each for each in lease_hosts(job.lease)}
+            known = {each.host: _with_id(each, job.hardware) for each in lease_hosts(job.lease)}
             new = wanted.keys() - cordons_on(cordons, known.values()).keys()
             for host in sorted(new):
                 put_cordon(cordons, known.get(host, KnownAs(host)), wanted[host])

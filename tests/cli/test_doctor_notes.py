@@ -49,3 +49,11 @@ def test_doctor_works_beside_a_state_directory_that_is_not_safe(gpurun, inventor
     (tmp_path / "home").chmod(0o777)
     assert gpurun("doctor", "-i", str(inventory))[0] == 4
     assert not (tmp_path / "home/machines").exists()
+
+
+def test_a_probe_notes_them_too(gpurun, inventory, tmp_path):
+    (tmp_path / "home").mkdir()
+    assert gpurun("inventory", "probe", "h1", "-i", str(inventory))[0] == 4
+    assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]
+    assert gpurun("inventory", "probe", "h2", "-i", str(inventory), "--timeout", "1")[0] == 4
+    assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]

@@ -17,6 +17,7 @@ from gang_log import LogCopy
 from gang_stop import HeadOutputs, Leases
 from gang_world import GRACE_S
 
+from gpurun.facts.hardware import Hardware
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State, check_way
 from gpurun.launch.launchers.direct import TASKS
@@ -62,6 +63,7 @@ class Head:
         self.state_id = "state"
         self.leases, self.lock, self.lost = Leases(world), None, None
         self.links = Links(self)
+        self.hardware: dict[str, Hardware] = {}
         self.log_copy = LogCopy(self)
         self.outputs = HeadOutputs(self)
         self.exits: dict[str, ContainerEnd] = {}

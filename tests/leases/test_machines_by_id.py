@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostUnreachable
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.load import load
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -19,9 +21,9 @@ from gpurun.leases.cluster import Cluster
 from gpurun.leases.draining import DrainWatch, departures_of
 from gpurun.leases.known import known_hosts
 from gpurun.leases.look import look
-from gpurun.state.cordons import Cordon, changing_cordons, put_cordon
+from gpurun.state.cordons import Cordon, changing_cordons, put_cordon, read_cordons
 from gpurun.state.machines import Machine, note_looks
-from gpurun.supervisor.cordoning import cordon_lost
+from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.lost import found_again
 
 HEAD = """\
@@ -166,7 +168,7 @@ def test_a_lost_host_is_lost_whatever_it_is_called_and_its_fence_brings_it_back_
     told(home, theirs, node1=ONE)
     _, lease = runs(home, ours, constraints=Constraints(hosts=("h1",)))
     told(home, theirs, h1=OTHER)  # another machine by now
-    job = SimpleNamespace(home=home, lease=lease, clock=lambda: 9.0, note=lambda _: None)
+    job = SimpleNamespace(home=home, lease=lease, clock=lambda: 9.0, note=lambda _: None, hardware={})
     cordon_lost(job, {"h1": HostUnreachable("no answer", host="h1")})
     seen = look(home, now_s=10.0)
     assert {name: found.state for name, found in seen.cordoned(load(theirs)).items()} == {"node1": "lost"}
@@ -174,3 +176,34 @@ def test_a_lost_host_is_lost_whatever_it_is_called_and_its_fence_brings_it_back_
     assert look(home, now_s=10.0).cordoned(load(theirs))
     found_again(home, lease, ["h1"])
     assert look(home, now_s=10.0).cordons == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "machine_id"),
+    [
+        ({"h1": ONE}, ONE),
+        ({}, ""),
+        ({"h1": ""}, ""),
+        ({"h1": "\x1b[2J"}, ""),
+        ({"h1": ONE, "h2": ONE}, ""),
+        ({"h2": ONE}, ""),
+    ],
+)
+def test_a_failed_host_is_cordoned_by_the_id_that_it_gave_to_pre_flight(home, said, machine_id):
+    """The first job of a user is granted before anybody has looked at the host."""
+    path = inventory(home, "i.yaml", "h1: {}, h2: {}")
+    _, lease = runs(home, path, gpus=8)
+    assert lease.ids == {}
+    hardware = {host: Hardware(host, machine_id=each) for host, each in said.items()}
+    job = SimpleNamespace(
+        home=home, lease=lease, clock=lambda: 9.0, note=lambda _: None, hardware=hardware, events=Events()
+    )
+    failure = FirstFailure("Xid 79", host="h1", kind="xid", cordon=True)
+    assert cordon_suspect(job, failure) is None
+    (found,) = read_cordons(home).values()
+    assert (found.machine, found.id) == ("h1:22", machine_id)
+
+
+class Events:
+    def emit(self, *_, **__):
+        pass

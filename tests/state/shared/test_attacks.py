@@ -292,7 +292,7 @@ def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     assert holder.stdout.readline() == "held\n"
     notes = []
     lease = SimpleNamespace(grants=[Grant("h1", (0,))], machines={}, ids={})
-    job = SimpleNamespace(home=state, note=notes.append, lease=lease)
+    job = SimpleNamespace(home=state, note=notes.append, lease=lease, hardware={})
     umask = os.umask(0o027)
     assert not _cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
     assert f"process {holder.pid}" in notes[0]
