@@ -38,6 +38,7 @@ class Links:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._links: dict[str, Link] = {}
+        self.epilogs: dict[str, tuple[str, ...]] = {}
         self.answers = FirstAnswers(lambda: head.world.now_s)
 
     def of(self, host: str) -> Link:
