@@ -22,12 +22,17 @@ LOOKED_AT_WITHIN_S = 30
 """So soon a waiter looks again at a host that is out: `gpurun.head.looks.AGAIN_S` and the longest look."""
 
 
-def outs_in_the_way(inventory: Inventory, explanation: Explanation) -> dict[str, Out]:
-    """Return host → why it is out, for the hosts that the job could use otherwise."""
-    from gpurun.leases.cluster import Cluster
-    from gpurun.state.home import home
+def outs_in_the_way(inventory: Inventory, explanation: Explanation, owner_uid: int) -> dict[str, Out]:
+    """Return host → why it is out, for the hosts that the job could use otherwise.
 
-    outs = Cluster(inventory, home(os.environ)).outs
+    Args:
+        owner_uid: the owner of the job, whose knowledge of machines counts.
+    """
+    from gpurun.state.home import home
+    from gpurun.state.machines import outs_of, read_machines
+
+    known = outs_of(read_machines(home(os.environ), owner_uid))
+    outs = {host.name: known[host.machine] for host in inventory.hosts if host.machine in known}
     barred = {host: group.why for group in explanation.groups for host in group.hosts}
     return {host: out for host, out in outs.items() if barred.get(host) == out.words}
 

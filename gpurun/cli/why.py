@@ -41,7 +41,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
             typer.echo(f"{record.id} {printable(story)}")
             print_start_failures(record.start_failures, clock.now_s())
         return
-    looked = _look()
+    looked = _look(record.owner_uid)
     inventory = os.path.realpath(record.inventory)
     decisions, left_out = looked.decisions.get(inventory), looked.left_out.get(record.id, "")
     if decisions is None or left_out or record.state.value != "QUEUED":
@@ -56,7 +56,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     snapshot = looked.snapshots[inventory]
     explanation = explain(decisions, snapshot, record.id)
     smaller = smaller_gang_of(folder, snapshot, explanation)
-    outs = outs_in_the_way(snapshot.inventory, explanation)
+    outs = outs_in_the_way(snapshot.inventory, explanation, record.owner_uid)
     if as_json:
         before = {"reason": record.reason} if record.reason else {}
         after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
@@ -110,7 +110,7 @@ def queue(
 def waits_for(record: JobRecord) -> str:
     """Say in one sentence what a queued job waits for; "" if it has started by now."""
     try:
-        looked = _look()
+        looked = _look(record.owner_uid)
     except GpurunError as error:  # such as a damaged lease
         return f"nothing is decided: {error}"
     from gpurun.views.waiting import decided
@@ -131,11 +131,11 @@ def _line(row: Mapping[str, Any], now_s: float) -> str:
     )
 
 
-def _look() -> Pass:
+def _look(knower: int) -> Pass:
     from gpurun.state.home import home
     from gpurun.views.waiting import look_ahead
 
-    return look_ahead(home(os.environ))
+    return look_ahead(home(os.environ), knower)
 
 
 def print_explanation(explanation: Explanation, job: str) -> None:

@@ -65,21 +65,35 @@ class Pass:
     failure: Exception | None = None
 
 
+def look_ahead(home: Path, *, now_s: float, knower: int | None = None) -> Pass:
+    """Return the decisions of a pass, which writes nothing.
+
+    Args:
+        knower: the uid of the user whose knowledge of machines counts; None = this user.
+
+    Raises:
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+    """
+    problems: list[GpurunError] = []
+    with without_collector():
+        view = look(home, now_s=now_s, on_problem=problems.append, knower=knower)
+        return _Passing(home, view, problems, commit=False).run()
+
+
 def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
     """Run one pass over all queued jobs.
 
     Args:
-        commit: False: take the same decisions, but write nothing.
+        commit: False: as `look_ahead`.
         patience_s: as for `allocator_lock`.
 
     Raises:
         StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or a file cannot be written, and the
             pass has granted nothing.
     """
-    problems: list[GpurunError] = []
     if not commit:
-        with without_collector():
-            return _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=False).run()
+        return look_ahead(home, now_s=now_s)
+    problems: list[GpurunError] = []
     with allocator_lock(home, patience_s=patience_s), without_collector():
         LeaseStore(home).sweep()
         passing = _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=True)

@@ -27,10 +27,14 @@ from gpurun.state.machines import read_machines
 OnProblem = Callable[[GpurunError], None]
 
 
-def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False) -> View:
+def look(
+    home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False,
+    knower: int | None = None,
+) -> View:  # fmt: skip
     """Read everything that a pass needs for its decisions.
 
     Args:
+        knower: the uid of the user whose knowledge of machines counts; None = this user.
         despite_damage: report damaged leases instead of raising; then GPUs that seem free may not be free.
 
     Raises:
@@ -53,7 +57,7 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
             may_hold.append(name)
     found = (*holdings.leases, *leases.removed({*may_hold}.difference(lease.name for lease in holdings.leases)))
     all_leases = tuple(_at_canonical(lease, canonical(lease.inventory)) for lease in found)
-    machines = read_machines(home, os.getuid())
+    machines = read_machines(home, os.getuid() if knower is None else knower)
     occupancy = Occupancy(all_leases, lambda inventory: known_hosts(inventory, machines) if machines else {})
     for overlap in occupancy.overlaps:
         on_problem(overlap)

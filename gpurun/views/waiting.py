@@ -7,16 +7,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpurun.jobs.record import JobRecord
-from gpurun.leases.allocate import Pass, run_pass
+from gpurun.leases import allocate
+from gpurun.leases.allocate import Pass
 from gpurun.scheduler.explain import places
 from gpurun.scheduler.model import Decisions
 from gpurun.state import clock
 from gpurun.views.picture import WaitingJob
 
 
-def look_ahead(home: Path) -> Pass:
-    """Return the decisions that a pass would make now, without changes."""
-    return run_pass(home, now_s=clock.now_s(), commit=False)
+def look_ahead(home: Path, knower: int | None = None) -> Pass:
+    """Return the decisions that a pass would make now, without changes.
+
+    Args:
+        knower: the uid of the user whose knowledge of machines counts, such as the owner of a job; None = this user.
+    """
+    return allocate.look_ahead(home, now_s=clock.now_s(), knower=knower)
 
 
 def why_it_waits(home: Path, job: str) -> str:

@@ -8,7 +8,7 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass, snapshot
+from gpurun.leases.allocate import look_ahead, run_pass, snapshot
 from gpurun.leases.look import look
 from gpurun.scheduler.explain import explain
 from gpurun.state.cordons import Cordon, changing_cordons
@@ -100,3 +100,15 @@ def test_what_another_user_knows_takes_no_host_from_this_one(home):
     os.chown(home / "machines" / "12345.json", 12345, -1)
     job = submit(home, 12).id
     assert list(granted(home)) == [job]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")
+def test_a_look_ahead_for_a_job_counts_what_its_owner_knows(home):
+    note(home, OUT, "h1", "h2", "h3")
+    (home / "machines" / f"{os.getuid()}.json").rename(home / "machines" / "12345.json")
+    os.chown(home / "machines" / "12345.json", 12345, -1)
+    job = submit(home, 4).id
+    (mine,) = look_ahead(home, now_s=3.0).decisions.values()
+    (theirs,) = look_ahead(home, now_s=3.0, knower=12345).decisions.values()
+    assert [gang.id for gang, _ in mine.starts] == [job]
+    assert not theirs.starts and job in theirs.waits
