@@ -31,11 +31,13 @@ class Preflight:
         blocking: findings that would make this gang fail or hang.
         other: all other findings.
         hardware: each host's probe, for `gpurun.launch.fabric.settings`.
+        survey: everything that the hosts answered.
     """
 
     blocking: tuple[Finding, ...]
     other: tuple[Finding, ...]
     hardware: Mapping[str, Hardware]
+    survey: Survey = Survey({}, {})
 
     @property
     def bad_hosts(self) -> Mapping[str, str]:
@@ -80,6 +82,7 @@ def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, 
         tuple(one for one, blocking in zip(findings, blocks, strict=True) if blocking),
         tuple(one for one, blocking in zip(findings, blocks, strict=True) if not blocking),
         survey.hardware,
+        survey,
     )
 
 

@@ -12,6 +12,7 @@ from gpurun.doctor.preflight import Preflight, preflight
 from gpurun.errors import HostFailure
 from gpurun.facts.claims import printable
 from gpurun.facts.hardware import GpuProcess, Hardware
+from gpurun.head.looking import note_survey
 from gpurun.jobs.record import GpuHolder
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.host_claims import refused_end, report_refusals
@@ -45,6 +46,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     }
     report_refusals(job, refused)
     others = found.without_strangers
+    bad = [job.inventory.by_name[host] for host in others.bad_hosts]
+    note_survey(job.home, job.inventory, bad, found.survey)  # who waits for GPUs need not ask these hosts again
     raise GangEnd(replace(_end_by(others), refused=refused) if others.blocking else refused_end(refused))
 
 

@@ -9,6 +9,7 @@ import pytest
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.gpu_checks import strangers
 from gpurun.doctor.preflight import Preflight
+from gpurun.doctor.survey import Survey
 from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Grant
@@ -30,7 +31,7 @@ class Job:
         self.record, self.hardware, self.inventory = record, {}, SimpleNamespace(by_name={"h1": H1})
         self.lease = SimpleNamespace(grants=(Grant("h1", (0,)),))
         self.links = SimpleNamespace(fleet=None)
-        self.told = []
+        self.told, self.home, self.noted = [], "home", []
         self.events = SimpleNamespace(emit=lambda kind, **fields: self.told.append((kind, fields)))
         self.clock = lambda: 1000.0
 
@@ -43,7 +44,9 @@ def end_of(job, monkeypatch, *blocking, processes=()):
     gpus = tuple(Gpu(number, processes=each) for number, each in enumerate(processes))
     found = Hardware("h1", gpus=gpus)
     blocking += tuple(strangers(H1, found, frozenset({0}), Severity.ERROR))
-    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight(blocking, (), {"h1": found}))
+    survey = Survey({"h1": found}, {})
+    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight(blocking, (), {"h1": found}, survey))
+    monkeypatch.setattr(preflight, "note_survey", lambda *words: job.noted.append(words))
     with pytest.raises(GangEnd) as raised:
         preflight.examine(job, ["h1"])
     return raised.value.end
@@ -59,6 +62,17 @@ def test_a_finding_is_its_host_s_failure_and_no_job_s(monkeypatch):
     }
     assert "shared-folder: is on nfs" in end.reason and "folder=DIR" in end.reason
     assert "preflight" in NEVER_THE_JOBS
+
+
+def test_what_a_preflight_finds_is_a_look_at_its_bad_hosts(monkeypatch):
+    """Jobs behind it need not find that out for themselves, and wait a minute for a program of the site that hangs."""
+    job = Job()
+    end_of(job, monkeypatch, FULL)
+    ((home, inventory, hosts, survey),) = job.noted
+    assert (home, inventory, hosts, list(survey.hardware)) == (job.home, job.inventory, [H1], ["h1"])
+    job = Job()
+    end_of(job, monkeypatch, processes=[(EVE,)])
+    assert [hosts for _, _, hosts, _ in job.noted] == [[]], "a process ends: the host is not broken"
 
 
 def test_a_gang_waits_for_a_process_that_no_job_started_and_never_fails_because_of_it(monkeypatch):
