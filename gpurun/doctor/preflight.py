@@ -37,7 +37,7 @@ class Preflight:
     blocking: tuple[Finding, ...]
     other: tuple[Finding, ...]
     hardware: Mapping[str, Hardware]
-    survey: Survey = Survey({}, {})
+    survey: Survey
 
     @property
     def bad_hosts(self) -> Mapping[str, str]:
