@@ -16,7 +16,7 @@ EVERY_S = 0.2
 
 
 @dataclass
-class _Host:
+class _HostProgress:
     total: int
     state: str = "receiving"
     received: int = 0
@@ -35,13 +35,13 @@ class Progress:
 
     def __init__(self, tell: Callable[[ShipEvent], None]) -> None:
         self._tell = tell
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, _HostProgress] = {}
         self._lock = Lock()
 
     def expect(self, host: str, total: int, layers: int) -> None:
         """Record that a host will receive this many bytes, of an image with this many layers."""
         with self._lock:
-            known = self._hosts.setdefault(host, _Host(total, layers=layers))
+            known = self._hosts.setdefault(host, _HostProgress(total, layers=layers))
             known.total = total
 
     def received(self, host: str, count: int) -> None:
@@ -65,7 +65,7 @@ class Progress:
     def ended(self, host: str, state: str, message: str | None = None) -> None:
         """Record the end of a host's transfer."""
         with self._lock:
-            known = self._hosts.setdefault(host, _Host(0))
+            known = self._hosts.setdefault(host, _HostProgress(0))
             known.state = state
             self._say(host, known, message)
 
@@ -73,7 +73,7 @@ class Progress:
         """Return the bytes received so far."""
         return self._hosts[host].received if host in self._hosts else 0
 
-    def _say(self, host: str, known: _Host, message: str | None = None) -> None:
+    def _say(self, host: str, known: _HostProgress, message: str | None = None) -> None:
         known.told_s = time.monotonic()
         rate = rate_of(known.marks)
         left = max(0, known.total - known.received)

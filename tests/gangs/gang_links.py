@@ -40,6 +40,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self.epilogs: dict[str, tuple[str, ...]] = {}
         self.answers = FirstAnswers(lambda: head.world.now_s)
+        self.epilogs: Mapping[str, tuple[str, ...]] = {}
 
     def of(self, host: str) -> Link:
         if host not in self._links:

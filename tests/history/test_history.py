@@ -21,8 +21,12 @@ from gpurun.history.row import HistoryRow
 from gpurun.history.select import Wanted, rows
 from gpurun.jobs import attempts
 from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
+from gpurun.state import clock
+from gpurun.state.boot import ClockReading
+from gpurun.state.clock import HeadClock
 
 MANY = 24
 
@@ -199,8 +203,6 @@ def test_an_elastic_gang_counts_each_gpu_for_as_long_as_it_was_there(home):
     folder = submit(home)
     record = folder.record().but(granted_s=100.0, granted=(), gpu_s=0.0)
     four = folder.record().but(granted_s=100.0)
-    from gpurun.jobs.spec import Grant
-
     four = four.but(granted=(Grant("h1", (0, 1)), Grant("h2", (0, 1))))
     two = four.but(granted=(Grant("h1", (0, 1)),), gpu_s=four.gpu_s_at(150.0), gpu_s_until_s=150.0)
     assert two.gpu_s_at(250.0) == 4 * 50 + 2 * 100
@@ -237,8 +239,6 @@ def test_what_lies_in_the_files_place_is_not_followed(home, tmp_path, place):
 def test_running_attempts_count_until_now(home):
     folder = submit(home)
     grants = {"granted_s": 110.0, "attempt": 1, "generation": "pascal"}
-    from gpurun.jobs.spec import Grant
-
     folder.move(State.GRANTED, granted=(Grant("h1", (0, 1)),), **grants)
     submit(home, now_s=150.0)
     running, waiting = sorted(everything(home, now_s=200.0), key=lambda row: -row.gpu_s)
@@ -412,3 +412,31 @@ def test_who_makes_ones_folder_first_hides_no_row_and_is_named(home):
     (home / "history" / str(os.getuid())).rmdir()
     assert rebuild(home) == (1, None)
     assert [row.job for row in everything(home)] == [job.id]
+
+
+STEPS_S = [sign * step_s for step_s in (1.0, 3600.0, 90_000.0, 315_360_000.0) for sign in (-1, 1)]
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_a_step_of_the_heads_clock_is_no_gpu_time(home, monkeypatch, step_s):
+    """The job's supervisor has died meanwhile: another process ends it."""
+    machine = [1.8e9, 5000.0]
+
+    def new_process():
+        made = HeadClock(lambda: ClockReading("boot", machine[1], machine[0]), is_synchronised=lambda: True)
+        monkeypatch.setattr(clock, "_of_process", made)
+
+    new_process()
+    folder = submit(home, now_s=clock.now_s())
+    folder.move(State.GRANTED, attempt=1, granted_s=clock.now_s(), granted=(Grant("h1", (0, 1, 2, 3)),))
+    for state in (State.PREPARING, State.STARTING, State.RUNNING):
+        folder.move(state, started_s=clock.now_s())
+    machine[:] = [machine[0] + 100.0 + step_s, machine[1] + 100.0]
+    new_process()
+    (running,) = [row for row in everything(home, now_s=clock.now_s()) if row.job == folder.id]
+    assert running.gpu_s == pytest.approx(400.0)
+    finish(JobStore(home), folder.move(State.STOPPING, outcome=State.SUCCEEDED), now_s=clock.now_s())
+    (row,) = everything(home)
+    assert row.gpu_s == pytest.approx(400.0)
+    assert row.ended_s - row.started_s == pytest.approx(100.0)
+    assert row.ended_s == pytest.approx(machine[0])  # by the wall clock of its end, for people
