@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -35,6 +36,15 @@ def outs_in_the_way(inventory: Inventory, explanation: Explanation, owner_uid: i
     outs = {host.name: known[host.machine] for host in inventory.hosts if host.machine in known}
     barred = {host: group.why for group in explanation.groups for host in group.hosts}
     return {host: out for host, out in outs.items() if barred.get(host) == out.words}
+
+
+def without_free(explanation: Explanation, outs: Mapping[str, Out]) -> Explanation:
+    """Return the explanation in which no GPU of a host that is out is free."""
+    groups = tuple(
+        replace(group, free=0, largest_host=0, largest_rack=0) if any(host in outs for host in group.hosts) else group
+        for group in explanation.groups
+    )
+    return replace(explanation, groups=groups)
 
 
 def print_start_failures(failures: Sequence[StartFailure], now_s: float) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
-    from gpurun.cli.outs import outs_in_the_way, print_outs, print_start_failures
+    from gpurun.cli.outs import outs_in_the_way, print_outs, print_start_failures, without_free
     from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
     from gpurun.views.reading import with_trouble
@@ -57,6 +57,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     explanation = explain(decisions, snapshot, record.id)
     smaller = smaller_gang_of(folder, snapshot, explanation)
     outs = outs_in_the_way(snapshot.inventory, explanation, record.owner_uid)
+    explanation = without_free(explanation, outs)
     if as_json:
         before = {"reason": record.reason} if record.reason else {}
         after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}

@@ -144,7 +144,8 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     assert "gpurun looks at them again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json
     assert set(told["out"]) == {"h1", "h2", "h3", "h4"} and told["out"]["h1"]["remedy"] == "switch it on"
-    assert told["state"] == "waits"
+    assert told["state"] == "waits" and [group["free"] for group in told["groups"]] == [0]
+    assert "4 free" not in said.out
 
 
 def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, home):
