@@ -14,7 +14,7 @@ from gpurun.cli.printing import duration, printable
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
-    from gpurun.jobs.record import StartFailure
+    from gpurun.jobs.record import JobRecord, StartFailure
     from gpurun.scheduler.explain import Explanation
     from gpurun.state.machines import Out
 
@@ -29,13 +29,26 @@ def outs_in_the_way(inventory: Inventory, explanation: Explanation, owner_uid: i
     Args:
         owner_uid: the owner of the job, whose knowledge of machines counts.
     """
+    barred = {host: group.why for group in explanation.groups for host in group.hosts}
+    return {host: out for host, out in _outs(inventory, owner_uid).items() if barred.get(host) == out.words}
+
+
+def outs_that_failed(record: JobRecord) -> dict[str, Out]:
+    """Return host → why it is out, for the hosts that could not start a job."""
+    from gpurun.leases.look import loaded
+
+    failed = {each.host for each in record.start_failures}
+    inventory = loaded(os.path.realpath(record.inventory), lambda _: None) if failed else None
+    outs = _outs(inventory, record.owner_uid) if inventory is not None else {}
+    return {host: out for host, out in outs.items() if host in failed}
+
+
+def _outs(inventory: Inventory, uid: int) -> dict[str, Out]:
     from gpurun.state.home import home
     from gpurun.state.machines import outs_of, read_machines
 
-    known = outs_of(read_machines(home(os.environ), owner_uid))
-    outs = {host.name: known[host.machine] for host in inventory.hosts if host.machine in known}
-    barred = {host: group.why for group in explanation.groups for host in group.hosts}
-    return {host: out for host, out in outs.items() if barred.get(host) == out.words}
+    known = outs_of(read_machines(home(os.environ), uid))
+    return {host.name: known[host.machine] for host in inventory.hosts if host.machine in known}
 
 
 def without_free(explanation: Explanation, outs: Mapping[str, Out]) -> Explanation:

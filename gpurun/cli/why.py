@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
-    from gpurun.cli.outs import outs_in_the_way, print_outs, print_start_failures, without_free
+    from gpurun.cli.outs import outs_in_the_way, outs_that_failed, print_outs, print_start_failures, without_free
     from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
     from gpurun.views.reading import with_trouble
@@ -40,6 +40,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         else:
             typer.echo(f"{record.id} {printable(story)}")
             print_start_failures(record.start_failures, clock.now_s())
+            print_outs(outs_that_failed(record), record.owner_uid)
         return
     looked = _look(record.owner_uid)
     inventory = os.path.realpath(record.inventory)

@@ -230,5 +230,9 @@ def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpur
     many = tuple(replace(failures[0], host=f"h{at}") for at in range(20))
     job.write(job.record().but(start_failures=many, restart=Restart(now_s + 60.0, 0, None)))
     said = gpurun("why", job.id)
-    assert said.out.count("GiB too little") == 8 and "… and 12 more hosts" in said.out
+    assert said.out.count("GiB too little") == 8 and "… and 12 more hosts" in said.out and "out for" not in said.out
+    looked(home, "h2", "h3", out=DEAD)
+    job.write(job.record().but(start_failures=tuple(failures)))
+    assert "h[2-3]: out for 1m30s: no answer from h1" in gpurun("why", job.id).out
+    job.write(job.record().but(start_failures=many))
     assert len(gpurun("why", job.id, "--json").json["start_failures"]) == 20
