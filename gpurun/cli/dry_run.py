@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpurun.cli.printing import print_json, printable, say_problem
-from gpurun.cli.shares import lines
+from gpurun.cli.shares import expected, lines
 from gpurun.cli.why import print_explanation
 from gpurun.errors import BadInput, GpurunError
 from gpurun.head.wish import NO_JOB
@@ -114,7 +114,7 @@ def _document(spec: JobSpec, inventory: Inventory, placement: Placement, plan: P
         "job": _job(spec),
         "placement": {"generation": placement.generation, "racks": list(placement.racks), "hosts": hosts},
         "containers": {host.host: list(host.run) for host in plan.hosts},
-        "shares": {host.host: asdict(host.share) for host in plan.hosts if host.share is not None},
+        "shares": {host: asdict(share) for host, share in expected(spec, placement.grants, inventory).items()},
         "launch": list(plan.launch),
         "ranks": {host.host: [dict(told) for told in host.ranks] for host in plan.hosts},
         "settings": {
@@ -139,7 +139,7 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     for grant in placement.grants:
         gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")
-    for line in lines({host.host: host.share for host in plan.hosts if host.share is not None}):
+    for line in lines(expected(spec, placement.grants, inventory)):
         typer.echo(f"  {line}")
     typer.echo("settings, with where they come from:")
     for setting in plan.first.settings:

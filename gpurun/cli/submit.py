@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
-    from gpurun.jobs.spec import Grant, JobSpec
+    from gpurun.jobs.spec import JobSpec
 
 
 def _option(*names: str, metavar: str | None = None, text: str) -> Any:
@@ -184,6 +184,7 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.printing import job_json
+    from gpurun.cli.shares import expected, lines
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
@@ -200,7 +201,8 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
         print_json({"job": job_json(record)})
     elif record.granted:
         say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
-        say_shares(spec, record.granted, inventory)
+        for line in lines(expected(spec, record.granted, inventory)):
+            say(f"  {line}")
     elif record.state.ended:
         say(f"{folder.id} is {record.state.value}: {printable(record.reason)}")
     else:
@@ -256,16 +258,6 @@ def _warn_of_secrets(spec: JobSpec) -> None:
             f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to all who may use Docker on a host\n"
             "  → give it as a file: `secrets: {NAME: FILE}` in the recipe, /run/secrets/NAME in the container"
         )
-
-
-def say_shares(spec: JobSpec, grants: Sequence[Grant], inventory: Inventory) -> None:
-    """Say what memory and cores the job may use on its hosts, as far as the inventory knows."""
-    from gpurun.cli.shares import lines
-    from gpurun.launch.share import shares
-
-    known = [grant for grant in grants if grant.host in inventory.by_name]
-    for line in lines(shares(spec, known, inventory)):
-        say(f"  {line}")
 
 
 def pairs_of(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:

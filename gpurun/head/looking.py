@@ -18,6 +18,7 @@ from pathlib import Path
 from gpurun.doctor.soundness import soundness
 from gpurun.doctor.survey import Survey, probe
 from gpurun.errors import GpurunError, StateError, StateUnavailable
+from gpurun.facts.hardware import DockerFacts
 from gpurun.head.looks import due_by_inventory
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
@@ -80,7 +81,9 @@ def note_survey(home: Path, inventory: Inventory, hosts: Sequence[Host], seen: S
     now_s = time.time()
     outs = outs_in(inventory, seen, hosts, now_s)
     looks = {
-        host.machine: Machine(host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source)
+        host.machine: Machine(
+            host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source, *_size(seen, host.name)
+        )
         for host in hosts
     }
     with suppress(StateError):
@@ -92,6 +95,12 @@ def _id(seen: Survey, host: str) -> str:
     """Return what a machine calls itself; empty if it does not say it as gpurun's probe does."""
     said = seen.hardware[host].machine_id if host in seen.hardware else ""
     return said if ID.fullmatch(said) else ""
+
+
+def _size(seen: Survey, host: str) -> tuple[int | None, int | None]:
+    """Return the memory, in MiB, and the cores that a host's engine has for containers; None = it does not say."""
+    engine = seen.hardware[host].docker if host in seen.hardware else DockerFacts()
+    return None if engine.memory_bytes is None else engine.memory_bytes >> 20, engine.cores
 
 
 def outs_in(inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: float) -> dict[str, Out | None]:

@@ -103,12 +103,18 @@ def shares(
     grants: Sequence[Grant],
     inventory: Inventory,
     hardware: Mapping[str, Hardware] = MappingProxyType({}),
+    known: Mapping[str, DockerFacts] = MappingProxyType({}),
 ) -> dict[str, HostShare]:
-    """Return host → share for all hosts of a gang."""
+    """Return host → share for all hosts of a gang.
+
+    Args:
+        hardware: each host's probe.
+        known: what is known of the engines of other hosts.
+    """
     return {
         grant.host: share_of(
             inventory.by_name[grant.host], len(grant.gpus), spec,
-            hardware[grant.host].docker if grant.host in hardware else None,
+            hardware[grant.host].docker if grant.host in hardware else known.get(grant.host),
         )
         for grant in grants
     }  # fmt: skip

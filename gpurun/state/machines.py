@@ -62,6 +62,7 @@ class Machine:
         id: what the machine calls itself; "" = it has not said so yet.
         out: why it is out; None = the last check passed.
         inventory: the canonical path of the inventory that names the host so.
+        memory_mib, cores: what its engine has for containers; None = it has not said so yet.
     """
 
     name: str
@@ -69,6 +70,8 @@ class Machine:
     id: str = ""
     out: Out | None = None
     inventory: str = ""
+    memory_mib: int | None = None
+    cores: int | None = None
 
 
 WAYS = ("ssh",)
@@ -178,7 +181,7 @@ def users_who_looked(home: Path) -> list[int]:
 def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
     """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
 
-    A look without an id keeps the id that the machine gave before.
+    A look without an id, memory or cores keeps what the machine said before.
 
     Raises:
         StateError: the file cannot be written, or not be read now. It is left as it is.
@@ -198,7 +201,11 @@ def _joined(before: Machine | None, look: Machine) -> Machine:
     if out is not None:
         since_s = out.since_s if before is None or before.out is None else min(before.out.since_s, out.since_s)
         out = Out(out.check, out.reason[:MOST_LETTERS], since_s, out.remedy[:MOST_LETTERS])
-    return replace(look, id=look.id or (before.id if before is not None else ""), out=out)
+    known = before if before is not None else look
+    return replace(
+        look, id=look.id or known.id, out=out, memory_mib=look.memory_mib or known.memory_mib,
+        cores=look.cores or known.cores,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -12,11 +13,14 @@ import pytest
 from typer.main import get_command
 
 from gpurun.cli.main import COMMANDS, app, split_command
+from gpurun.inventory.load import load
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.refusals import remember
 from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.home import home
+from gpurun.state.machines import Machine, note_looks
 from gpurun.supervisor.host_claims import refused_end
 
 INVENTORY = """\
@@ -61,6 +65,20 @@ def test_a_dry_run_says_all_that_submit_would_do(gpurun, inventory):
     assert document["launch"][0] == "horovodrun"
     assert document["launch"][-3:] == ["python3", "a b", "c\n'd"]
     assert document["job"]["gpus"] == 6
+
+
+def test_a_dry_run_shows_memory_and_cores_by_what_is_known_of_each_host(gpurun, inventory, tmp_path):
+    (before,) = dry(gpurun, inventory, "-n", "1")["shares"].values()
+    assert (before["memory_mib"], before["gpus"], before["weight"]) == (None, 1, 1024)
+    hosts = load(Path(inventory)).hosts
+    note_looks(
+        home(os.environ), {host.machine: Machine(host.name, 1.0, memory_mib=64 << 10, cores=32) for host in hosts}
+    )
+    (known,) = dry(gpurun, inventory, "-n", "1")["shares"].values()
+    part = 1 / known["of"]
+    assert (known["memory_mib"], known["cpus"]) == (int((64 * 1024 - 3276) * part), 32 * part)
+    (asked,) = dry(gpurun, inventory, "-n", "1", "--memory", "50GiB", "--cpus", "2.5")["shares"].values()
+    assert (asked["memory_mib"], asked["cpus"], asked["is_over"]) == (50 << 10, 2.5, True)
 
 
 def test_the_same_input_gives_the_same_plan(gpurun, inventory):

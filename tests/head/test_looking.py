@@ -50,9 +50,8 @@ class Fleet:
 
     def probe(self, _fleet, _inventory, hosts):
         failed = {host: HostUnreachable(self.broken[host], host=host) for host in hosts if host in self.broken}
-        sound = Hardware(
-            "h", gpus=(Gpu(0, generation="pascal"),), docker=DockerFacts(version="26.1", gpu_support="cdi")
-        )
+        engine = DockerFacts(version="26.1", gpu_support="cdi", memory_bytes=64 << 30, cores=16)
+        sound = Hardware("h", gpus=(Gpu(0, generation="pascal"),), docker=engine)
         ok = {
             host: Hardware(
                 host, machine_id=self.ids.get(host, ID), gpus=sound.gpus, docker=sound.docker, driver="535.1"
@@ -92,6 +91,14 @@ def test_a_look_says_and_notes_which_hosts_are_out(tmp_path, inventory, fleet):
     assert noted["h01"].out is None and noted["h01"].id == ID and noted["h01"].inventory == inventory.source
     assert noted["h02"].out == found["h02"] and noted["h02"].id == ""
     assert begun_s <= noted["h01"].seen_s <= time.time()
+
+
+def test_what_a_host_has_for_jobs_is_known_from_then_on(tmp_path, inventory, fleet):
+    look_at(tmp_path, inventory, ["h01"])
+    assert (known(tmp_path)["h01"].memory_mib, known(tmp_path)["h01"].cores) == (64 * 1024, 16)
+    fleet.broken = {"h01": "no route to host"}
+    look_at(tmp_path, inventory, ["h01"])
+    assert known(tmp_path)["h01"].memory_mib == 64 * 1024
 
 
 def test_a_host_comes_back_by_the_same_look(tmp_path, inventory, fleet):
