@@ -61,7 +61,7 @@ def _address(text: str) -> str:
 def _program(text: str) -> tuple[str, ...]:
     """Return a program without arguments. Raises ValueError for several words, because no shell would split them."""
     if text.split() != [text] or not text.isprintable() or len(text) > _LONGEST_WORD:
-        raise ValueError("is no list: write each word of the command as an item, [/usr/local/bin/check, --fast]")
+        raise ValueError("is several words, and no shell would split them: write a list")
     return (text,)
 
 

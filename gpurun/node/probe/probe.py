@@ -23,7 +23,7 @@ NVML_TIMEOUT_S = 10.0
 FIRST_TRY_S = 4.0
 """A healthy driver answers in tens of milliseconds, after a cold start without persistence mode in seconds."""
 
-SECTION_TIMEOUT_S = NVML_TIMEOUT_S + 5
+SECTION_TIMEOUT_S = FIRST_TRY_S + NVML_TIMEOUT_S + 6.0
 
 NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 
