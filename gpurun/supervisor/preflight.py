@@ -36,6 +36,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
         return
     found = preflight(job.links.fleet, job.inventory, new)
     job.hardware = {**job.hardware, **found.hardware}
+    # Who waits for GPUs need not ask these hosts again, and knows which machines they are.
+    note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey)
     for finding in found.other:
         job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
     if not found.blocking:
@@ -46,8 +48,6 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     }
     report_refusals(job, refused)
     others = found.without_strangers
-    bad = [job.inventory.by_name[host] for host in others.bad_hosts]
-    note_survey(job.home, job.inventory, bad, found.survey)  # who waits for GPUs need not ask these hosts again
     raise GangEnd(replace(_end_by(others), refused=refused) if others.blocking else refused_end(refused))
 
 

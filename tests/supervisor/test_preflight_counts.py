@@ -64,15 +64,25 @@ def test_a_finding_is_its_host_s_failure_and_no_job_s(monkeypatch):
     assert "preflight" in NEVER_THE_JOBS
 
 
-def test_what_a_preflight_finds_is_a_look_at_its_bad_hosts(monkeypatch):
-    """Jobs behind it need not find that out for themselves, and wait a minute for a program of the site that hangs."""
+def test_what_a_preflight_finds_is_a_look_at_its_hosts(monkeypatch):
+    """Jobs behind it need not find that out for themselves, and wait a minute for a program of the site that hangs.
+
+    `gpurun.doctor.soundness` decides which findings are a broken host: a process on a GPU ends.
+    """
     job = Job()
     end_of(job, monkeypatch, FULL)
     ((home, inventory, hosts, survey),) = job.noted
     assert (home, inventory, hosts, list(survey.hardware)) == (job.home, job.inventory, [H1], ["h1"])
     job = Job()
+    found = Hardware("h1", gpus=(Gpu(0, processes=(EVE,)),))
     end_of(job, monkeypatch, processes=[(EVE,)])
-    assert [hosts for _, _, hosts, _ in job.noted] == [[]], "a process ends: the host is not broken"
+    ((_, _, hosts, survey),) = job.noted
+    assert hosts == [H1] and survey.hardware == {"h1": found}
+    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight((), (), {"h1": found}, survey))
+    sound = Job()
+    monkeypatch.setattr(preflight, "note_survey", lambda *words: sound.noted.append(words))
+    preflight.examine(sound, ["h1"])
+    assert len(sound.noted) == 1, "a host that is sound is heard of, too"
 
 
 def test_a_gang_waits_for_a_process_that_no_job_started_and_never_fails_because_of_it(monkeypatch):
