@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpurun.doctor.hooks import limit_s
+from gpurun.doctor.hooks import limit_s, one_line
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Agent
@@ -47,7 +47,7 @@ def fence(
     unproven: dict[str, GpurunError] = dict(results.failed)
     for host, rest in results.ok.items():
         if why := rest.pop("epilog", ""):
-            said(host, why)
+            said(host, one_line(why))
         if any(rest.values()):
             unproven[host] = HostFailure(what_is_left(rest), host=host)
     return unproven

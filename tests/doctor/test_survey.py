@@ -55,6 +55,12 @@ def test_a_host_with_a_program_of_the_site_s_is_asked_to_run_it():
     assert all(each["timeout_s"] > each["limit_s"] == hooks.LIMIT_S for each in asked), "the host ends it, and says so"
 
 
+@pytest.mark.parametrize("text", ["\x1b[2J\n\r\0x", "a\nb", "\u202eevil", "x" * 60_000, "\ud800 lone"])
+def test_what_a_lying_host_says_is_fit_to_be_printed_and_stored(text):
+    found = probe(Asked({HOSTS[0]: {"said": text}}), inventory(TCP, HOSTS, health=("check",)), HOSTS).health
+    assert found[HOSTS[0]].isprintable() and 0 < len(found[HOSTS[0]]) <= hooks.MOST_LETTERS
+
+
 def test_without_one_no_host_runs_anything():
     fleet = Asked({})
     assert probe(fleet, inventory(TCP, HOSTS), HOSTS).health == {}

@@ -98,6 +98,9 @@ def test_an_epilog_that_failed_is_told_and_keeps_no_gpu():
     links = Asked(inventory(epilogs=["h1"]), {"h1": {**CLEAN, "epilog": "/site/epilog exited with code 1"}})
     assert fence(links, lease(), ["h1"], state="s", said=lambda *words: heard.append(words)) == {}
     assert heard == [("h1", "/site/epilog exited with code 1")]
+    lies = Asked(inventory(epilogs=["h1"]), {"h1": {**CLEAN, "epilog": "\x1b[2J\n" + "x" * 60_000}})
+    assert fence(lies, lease(), ["h1"], state="s", said=lambda *words: heard.append(words)) == {}
+    assert heard[-1][1].isprintable() and len(heard[-1][1]) <= limits.MOST_LETTERS
 
 
 def test_an_epilog_of_a_host_that_is_not_fenced_is_told_too():
