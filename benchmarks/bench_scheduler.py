@@ -27,11 +27,12 @@ from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.model import Gang, Running, Snapshot
 from gpurun.scheduler.placement import try_place
-from gpurun.scheduler.policy import DEFAULT, FIFO, HOUR_S, SJF
+from gpurun.scheduler.policy import DEFAULT, HOUR_S
 from gpurun.scheduler.schedule import schedule
 from gpurun.simulate.replay import replay
 from gpurun.simulate.report import mean_wait, report
 from gpurun.simulate.trace import TraceJob, read_trace
+from gpurun.simulate.yardsticks import FIFO, SJF
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "itp-cluster06.csv"
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)

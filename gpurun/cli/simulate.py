@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpurun.simulate.replay import Replay
     from gpurun.simulate.report import Report
     from gpurun.simulate.trace import TraceJob
+    from gpurun.simulate.yardsticks import Yardstick
 
 
 def simulate(
@@ -87,15 +88,18 @@ def simulate(
         _print(figures, chosen)
 
 
-def _policy(name: str, patience_h: float | None) -> Policy:
-    from gpurun.scheduler.policy import HOUR_S, POLICIES
+def _policy(name: str, patience_h: float | None) -> Policy | Yardstick:
+    from gpurun.scheduler.policy import HOUR_S, Policy
+    from gpurun.simulate.yardsticks import POLICIES
 
     if name not in POLICIES:
         raise BadInput(f"--policy {name!r} must be one of {', '.join(sorted(POLICIES))}")
     if patience_h is not None and isnan(patience_h):
         raise BadInput("--patience nan must be a number of hours, 0 or more")
     policy = POLICIES[name]
-    return policy if patience_h is None else replace(policy, patience_s=patience_h * HOUR_S)
+    if patience_h is None or not isinstance(policy, Policy):
+        return policy
+    return replace(policy, patience_s=patience_h * HOUR_S)
 
 
 def _factor(samples: Path | None, between_racks: str | None, cluster: Inventory) -> Callable[[Placement], float]:
@@ -114,7 +118,7 @@ def _factor(samples: Path | None, between_racks: str | None, cluster: Inventory)
 
 
 def _replay(
-    jobs: tuple[TraceJob, ...], cluster: Inventory, policy: Policy, source: str, asked: Mapping[str, Any]
+    jobs: tuple[TraceJob, ...], cluster: Inventory, policy: Policy | Yardstick, source: str, asked: Mapping[str, Any]
 ) -> Replay:
     from gpurun.simulate.replay import replay
 
@@ -132,7 +136,7 @@ def _replay(
         )
 
 
-def _print(figures: Report, policy: Policy) -> None:
+def _print(figures: Report, policy: Policy | Yardstick) -> None:
     rows = [
         ("policy", policy.name),
         ("jobs", f"{figures.jobs}"),

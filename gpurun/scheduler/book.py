@@ -66,8 +66,9 @@ class Book:
 
     def __init__(self, snapshot: Snapshot, capacity: int) -> None:
         self.tree: Tree = tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
-        self._aside: dict[tuple[str, bool], Gang] = {}  # what a bound leaves is for this gang
+        self._aside: dict[tuple[str, bool], dict[str, Gang]] = {}  # what a bound leaves is for the first of these
         self._kept: dict[str, Gang] = {}  # waiting gangs for which GPUs are kept
+        self._owed: set[str] = set()  # those for which gangs were stopped
         self.held: dict[str, int] = {}  # leases, those of stopping gangs too: what limits are about
         self.firm: dict[str, int] = {}  # of it, gangs that cannot be preempted: what reservations are about
         for running in snapshot.running:
@@ -86,12 +87,19 @@ class Book:
     def start(self, gang: Gang) -> None:
         """Count a gang that has just been placed."""
         self._add(gang)
-        self._aside = {key: other for key, other in self._aside.items() if other.id != gang.id}
+        for others in self._aside.values():
+            others.pop(gang.id, None)
 
-    def keep(self, gang: Gang) -> None:
-        """Count a waiting gang for which GPUs are kept."""
+    def keep(self, gang: Gang, *, is_owed: bool) -> None:
+        """Count a waiting gang for which GPUs are kept.
+
+        Args:
+            is_owed: gangs were stopped for it. What they gave back is left to no older gang, nor to themselves.
+        """
         self.start(gang)
         self._kept[gang.id] = gang
+        if is_owed:
+            self._owed.add(gang.id)
 
     def withdraw(self, gang: Gang) -> None:
         """Stop counting a gang for which GPUs were kept."""
@@ -141,7 +149,7 @@ class Book:
             if bound.used + gang.least > bound.most:
                 return self._wait_for(bound, gang)
             if self._left(bound, gang) < gang.least:
-                first = self._aside[bound.key].id
+                first = next(iter(self._aside[bound.key]))
                 left = shown(bound.pool) if bound.pool == OWN else f"what {shown(bound.pool)} has left"
                 return Wait(Reason.POOL, f"{left} is for {first}, which has waited longest", behind=first)
         return None
@@ -166,25 +174,38 @@ class Book:
         return int(min([gang.gpus, *(self._left(bound, gang) for bound in bounds)]))
 
     def set_aside(self, overdue: Iterable[Gang]) -> None:
-        """Leave what pools may still use to the oldest of these gangs, because younger ones could overtake it for ever.
+        """Leave what pools may still use to the oldest of these gangs that wait, because younger ones could overtake it
+        for ever.
 
         Args:
             overdue: gangs whose patience is over, the oldest first.
         """
+        found: dict[tuple[str | None, bool, int], list[tuple[str, bool]]] = {}
         for gang in overdue:
-            leaf = self.tree.leaf_of(gang.pool)
-            for bound in [] if leaf is None or isinstance(self.gate(gang), Refusal) else self._bounds(gang, leaf):
-                self._aside.setdefault(bound.key, gang)
+            kind = gang.pool, gang.preemptible, gang.least
+            if kind not in found:
+                leaf = self.tree.leaf_of(gang.pool)
+                bounds = [] if leaf is None or isinstance(self.gate(gang), Refusal) else self._bounds(gang, leaf)
+                found[kind] = [bound.key for bound in bounds]
+            for key in found[kind]:
+                self._aside.setdefault(key, {})[gang.id] = gang
 
-    def passes_without(self, gang: Gang, gone: Sequence[Gang]) -> bool:
+    def passes_without(self, gang: Gang, gone: Sequence[Gang], *, is_owed: bool = False) -> bool:
         """Return True if the pools would let the gang start once these gangs, and those that are stopping, have
         ended.
+
+        Args:
+            is_owed: gangs were stopped for it.
         """
+        if is_owed:
+            self._owed.add(gang.id)
         for other in (*gone, *self._leaving):
             self._add(other, -1)
         passes = self.gate(gang) is None
         for other in (*gone, *self._leaving):
             self._add(other)
+        if not passes:
+            self._owed.discard(gang.id)
         return passes
 
     def _bounds(self, gang: Gang, leaf: str) -> list[Bound]:
@@ -198,7 +219,8 @@ class Book:
         return bounds
 
     def _left(self, bound: Bound, gang: Gang) -> float:
-        other = self._aside.get(bound.key)
+        waiting = () if gang.id in self._owed else self._aside.get(bound.key, {}).values()
+        other = next(iter(waiting), None)
         aside = other.least if other is not None and other.age < gang.age else 0
         return bound.most - bound.used - aside
 

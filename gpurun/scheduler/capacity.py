@@ -1,4 +1,4 @@
-"""How this policy places a gang, and whether and where the gang could ever run. Every part of a pass uses this."""
+"""How a pass places a gang, and whether and where the gang could ever run. Every part of a pass uses this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Capacity:
     """Placement on the inventory with every host usable and no gang running. Caches its answers.
 
     Args:
-        attempt: how the policy places a gang, such as `try_place`.
+        attempt: how gangs are placed, such as `try_place`.
     """
 
     def __init__(self, inventory: Inventory, attempt: Callable[..., Placement | None]) -> None:
@@ -34,7 +34,7 @@ class Capacity:
         self._avoids: dict[tuple[int, int], tuple[str, ...]] = {}
 
     def shape(self, gang: Gang) -> int:
-        """Equal for gangs that differ only in size, by value: if one of them finds no room, no larger one does."""
+        """Equal for gangs that ask the same of their hosts, by value."""
         key = by_value(gang)
         shape = self._shapes.get(key)
         return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
@@ -80,8 +80,10 @@ class Capacity:
         return gang if avoid == gang.avoid else gang.but(avoid=avoid)
 
     def _spared(self, gang: Gang) -> tuple[str, ...]:
-        """Without more hosts a gang is no easier to place, so the search is binary."""
+        """Without more hosts a gang is no easier to place, so the search is binary. Mostly all can be spared."""
         low, high = 0, len(gang.avoid)
+        if self._attempt(self._empty, gang) is not None:
+            return gang.avoid
         while low < high:
             middle = (low + high) // 2
             if self._attempt(self._empty, gang.but(avoid=gang.avoid[middle:])) is not None:

@@ -6,7 +6,7 @@ the expected start, with the same `schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -103,7 +103,7 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
     gang = next((gang for gang in snapshot.queue if gang.id == gang_id), None)
     if gang is None:
         return Explanation(gang_id, "unknown", message="is neither queued nor running")
-    capacity = arrange(snapshot, policy).capacity
+    capacity = arrange(snapshot).capacity
     refusal = decisions.never.get(gang_id)
     if refusal is not None:
         groups = host_groups(Index(snapshot), gang, snapshot.unusable, capacity)
@@ -229,13 +229,13 @@ def _pool_use(decisions: Decisions, snapshot: Snapshot, gang: Gang) -> PoolUse |
 
 def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy: Policy) -> tuple[float | None, str]:
     """Run pass after pass at the expected ends, as if nothing else happened; or return why the start is unknown."""
-    now, capacity = snapshot, arrange(snapshot, policy).capacity
+    now, capacity = snapshot, arrange(snapshot).capacity
     for _ in range(min(MAX_EVENTS, 1 + MAX_CONSIDERED // len(snapshot.queue))):
         now = carried_out(now, decisions)
         ends = [run.free_s(now.now_s) for run in now.running]
         times = [end for end in (*ends, decisions.wake_s) if end is not None and end != ENDLESS]
         if not times:
-            return None, _unknown(now, decisions, gang, policy)
+            return None, _unknown(now, decisions, gang)
         now_s = max(min(times), now.now_s)
         left = tuple(run for run, end in zip(now.running, ends, strict=True) if end > now_s)
         now = replace(now, running=left, now_s=now_s)
@@ -245,9 +245,9 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
     return None, "too many gangs end before"
 
 
-def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -> str:
+def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
     """Return what the start still depends on when no more gangs end by a time limit."""
-    arranged = arrange(last, policy)
+    arranged = arrange(last)
     may_use = arranged.capacity.may_use(arranged.index, gang)
     number = arranged.index.number
     where = {name for name, n in number.items() if may_use(n)}
@@ -262,7 +262,16 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -
         return OUT_OF_USE
     if where & set(last.taken):
         return "it depends on GPUs that others hold, or that are lost; `gpurun status` shows them"
-    return f"it depends on {wait.behind}" if wait is not None and wait.behind else "nobody knows what it depends on"
+    first = wait.behind if wait is not None and wait.behind else _kept_for(last, decisions, where)
+    return f"it depends on {first}, for which GPUs are kept" if first else "it depends on the gangs in front of it"
+
+
+def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> str | None:
+    """The gang for which most of the GPUs on some hosts are kept."""
+    kept = {gang.id: gang.kept.placement for gang in last.queue if gang.kept is not None}
+    held = {**{name: kept.placement for name, kept in decisions.kept.items()}, **decisions.reserved, **kept}
+    here = {name: sum(len(g.gpus) for g in placement.grants if g.host in where) for name, placement in held.items()}
+    return max((name for name in here if here[name]), key=lambda name: (here[name], name), default=None)
 
 
 def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:

@@ -47,7 +47,7 @@ def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]], holders: Holders = NOBODY)
         # By position, in the order of `Gang`: a pass makes ten thousand of them.
         yield Gang(
             record.id, wants.gpus, record.submitted_s, wants.min_gpus, wants.constraints, wants.pool, wants.priority,
-            wants.preemptible, wants.time_limit_s, PREPARE_S, wants.grace_s + FENCE_S, None, record.attempt,
+            wants.preemptible, wants.time_limit_s, PREPARE_S, wants.grace_s + FENCE_S, record.attempt,
             record.attempt > 0, record.avoid, record.kept, *_servers(wants),
             _near(wants.data_digests, holders),
         )  # fmt: skip

@@ -31,7 +31,7 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
     if _pool_is_waited_for(snapshot, gang, decisions):
         return None
     after = carried_out(snapshot, decisions)
-    others = _nobody_waits_for(after, _alike(snapshot, gang, now), decisions, policy)
+    others = _nobody_waits_for(after, _alike(snapshot, gang, now), decisions)
     near = tuple(name for name in others if snapshot.inventory.by_name[name].rack in now.racks)
     for hosts in dict.fromkeys((near, others if wants.locality == "any" else near)):
         more = replace(wants, hosts=hosts, generations=(now.generation,), prefer="any", locality_wait_s=0.0)
@@ -64,7 +64,7 @@ def regrown(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEF
         return None
     mine = set(now.grants)
     more = tuple(grant.host for grant in found.grants if grant not in mine)
-    return found if _nobody_waits_for(after, more, decisions, policy) == more else None
+    return found if _nobody_waits_for(after, more, decisions) == more else None
 
 
 def _waiting(snapshot: Snapshot, decisions: Decisions) -> Iterator[tuple[Gang, Reason]]:
@@ -90,11 +90,9 @@ def _limited(tree: Tree, gang: Gang) -> set[str]:
     return set() if leaf is None else {leaf, *(tree.nodes[leaf].above[:-1])}
 
 
-def _nobody_waits_for(
-    snapshot: Snapshot, hosts: tuple[str, ...], decisions: Decisions, policy: Policy
-) -> tuple[str, ...]:
+def _nobody_waits_for(snapshot: Snapshot, hosts: tuple[str, ...], decisions: Decisions) -> tuple[str, ...]:
     """Of some hosts, those on which no gang that waits for GPUs may run."""
-    arranged = arrange(snapshot, policy)
+    arranged = arrange(snapshot)
     index, capacity = arranged.index, arranged.capacity
     may_use: dict[int, Callable[[int], bool]] = {}
     for gang, reason in _waiting(snapshot, decisions):

@@ -71,12 +71,14 @@ class Lane:
     """The shelves of one generation that serve some constraints, in the inventory's order.
 
     Attributes:
+        racks: rack → its shelves.
         mixed: some rack has two of them.
         capacity: GPUs of all of them.
     """
 
     generation: str
     shelves: tuple[Shelf, ...]
+    racks: Mapping[int, tuple[Shelf, ...]]
     mixed: bool
     capacity: int
 
@@ -220,8 +222,11 @@ def indices(mask: int) -> Iterator[int]:
 
 
 def _lane(generation: str, shelves: list[Shelf]) -> Lane:
-    racks = {shelf.number for shelf in shelves}
-    return Lane(generation, tuple(shelves), len(racks) < len(shelves), sum(shelf.capacity for shelf in shelves))
+    racks: dict[int, tuple[Shelf, ...]] = {}
+    for shelf in shelves:
+        racks[shelf.number] = (*racks.get(shelf.number, ()), shelf)
+    capacity = sum(shelf.capacity for shelf in shelves)
+    return Lane(generation, tuple(shelves), racks, len(racks) < len(shelves), capacity)
 
 
 def _rack_names(snapshot: Snapshot) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.scheduler.index import Index, Masks
@@ -54,26 +54,26 @@ class Keeping:
         """Returns True if GPUs are kept for a gang because others overtook it for long enough."""
         return any(hold.kept is not None and hold.kept.why == "patience" for hold in self.holds.values())
 
-    def keep_again(self, queue: Iterable[Gang], running: Sequence[Running], taken: Masks) -> None:
-        """Keep what earlier passes kept, except what no longer helps the gang.
+    def possible_again(
+        self, waiting: Iterable[Gang], running: Sequence[Running], taken: Masks
+    ) -> Iterator[tuple[Gang, Kept]]:
+        """Yield what earlier passes kept and this one may keep, too, the oldest gang first. The caller may `keep` it.
 
-        That is: a placement on a lost or missing host; one with GPUs that another holds now or that are kept for
+        Left out are: a placement on a lost or missing host; one with GPUs that another holds now or that are kept for
         another gang; one for which gangs should stop that were not told yet. This pass decides those again.
         """
-        waiting = sorted((gang for gang in queue if gang.kept is not None), key=lambda gang: gang.age)
-        if not waiting:
-            return
         going_on = _union(self.index.masks(run.placement) for run in running if not run.stopping)
         promised = _union([taken])
-        for gang in waiting:
+        for gang in sorted(waiting, key=lambda gang: gang.age):
             kept = gang.kept
             if kept is None or not self.index.usable(kept.placement):
                 continue
             masks = self.index.masks(kept.placement)
             if _overlap(promised, masks) or (kept.why == "preemption" and _overlap(going_on, masks)):
                 continue
-            self.keep(gang, kept, running)
-            promised = _union((list(promised.items()), masks))
+            yield gang, kept
+            if gang.id in self.holds:
+                promised = _union((list(promised.items()), masks))
 
     def keep(self, gang: Gang, kept: Kept, running: Iterable[Running]) -> None:
         """Hold GPUs, free now or later, for a gang, in this pass and in those that follow."""

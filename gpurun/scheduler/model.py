@@ -41,7 +41,6 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         time_limit_s: after this long in RUNNING it is ended; None counts as endless.
         start_allowance_s: estimated seconds from the grant to RUNNING.
         stop_allowance_s: estimated seconds from the end of RUNNING until its GPUs are free: grace, then the fence.
-        duration_s: how long it will run, if somebody knows (a trace does). Only the policy `sjf` reads it.
         attempts: starts so far.
         requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
         avoid: hosts it failed on before, the last one last. Left out as far as the rest of the inventory could hold the
@@ -63,7 +62,6 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
     time_limit_s: float | None = None
     start_allowance_s: float = 0.0
     stop_allowance_s: float = 0.0
-    duration_s: float | None = None
     attempts: int = 0
     requeued: bool = False
     avoid: tuple[str, ...] = ()
@@ -88,10 +86,11 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         return self.sized(self.least)
 
     @property
-    def waits_to_be_near(self) -> bool:
-        """Returns True if it prefers to wait for one rack or host, for some time."""
+    def near_until_s(self) -> float:
+        """Until when it waits for one rack or host rather than start on more; -inf if it never does."""
         wants = self.constraints
-        return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
+        waits = wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
+        return self.submitted_s + wants.locality_wait_s if waits else -ENDLESS
 
     @property
     def longest_s(self) -> float:
@@ -187,7 +186,6 @@ class Reason(str, Enum):
     IMPOSSIBLE = "impossible"  # the inventory could never hold it
     NO_ROOM = "no room"  # it does not fit into what is free
     HOSTS = "hosts"  # it would not fit if every GPU of the usable hosts were free
-    BEHIND = "behind"  # a gang in front of it must start first
     RESERVED = "reserved"  # it would delay the expected start of the first blocked gang
     POOL = "pool"  # its pool has used what it may use
     LOCALITY = "locality"  # it would fit, but over more racks or hosts than it prefers
@@ -234,7 +232,7 @@ class Wait:
     """Why one gang of the queue was not started by a pass. Gangs that wait for the same reason may share one object.
 
     Attributes:
-        behind: the gang in the way (BEHIND, RESERVED), or the pool (POOL).
+        behind: the gang in the way (RESERVED), or the pool (POOL).
         expected_start_s: when it starts if every running gang uses its whole time limit; None = unknown.
         until_s: time alone changes the decision then (LOCALITY, a minimum run time).
         refusal: the placement's answer, where the gang was tried.

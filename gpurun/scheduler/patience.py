@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import Gang, Kept, Reason
 from gpurun.scheduler.starting import try_start
 from gpurun.scheduler.state import PassState
-from gpurun.scheduler.waiting import keep_soonest, patience_of
+from gpurun.scheduler.waiting import keep_soonest, overdue_s
 
 
 def set_aside(state: PassState, queue: list[Gang]) -> None:
     """At the beginning of a pass: leave what pools may still use to the oldest gangs whose patience is over."""
     if state.book is None:
         return
-    oldest: dict[int, Gang] = {}  # of those that want the same: what is left to it is not left to the others
-    for gang in queue:
-        first = oldest.setdefault(state.wishes[gang.id], gang)
-        if gang.submitted_s <= first.submitted_s and gang.age < first.age:
-            oldest[state.wishes[gang.id]] = gang
-    overdue = (gang for gang in oldest.values() if _is_overdue(state, gang))
-    state.book.set_aside(sorted(overdue, key=lambda gang: gang.age))
+    overdue: list[Gang] = []
+    could_run: set[int] = set()  # what one could have, a younger one that wants the same could have, too
+    for gang in sorted(queue, key=attrgetter("submitted_s", "id")):
+        wish = state.wishes[gang.id]
+        if overdue_s(state, gang) <= state.now_s and (wish in could_run or _is_overdue(state, gang)):
+            could_run.add(wish)
+            overdue.append(gang)
+    state.book.set_aside(overdue)
 
 
 def keep_again(state: PassState, waiting: list[Gang]) -> None:
@@ -30,7 +32,7 @@ def keep_again(state: PassState, waiting: list[Gang]) -> None:
     Args:
         waiting: the gangs for which hosts were kept.
     """
-    state.keep_again(waiting)
+    state.keep_again(waiting, lambda gang, kept: _still_helps(state, gang, kept))
     lapsed = (g for g in waiting if g.kept and g.kept.why == "patience" and g.id not in state.keeping.holds)
     for gang in sorted(lapsed, key=lambda gang: gang.age):
         passes = state.book is None or state.book.gate(gang) is None
@@ -73,8 +75,22 @@ def keep_for_the_oldest(state: PassState) -> None:
 
 def _is_overdue(state: PassState, gang: Gang) -> bool:
     """Returns True if others have overtaken the gang for long enough, and it could run."""
-    overdue = gang.submitted_s + patience_of(state, gang) <= state.now_s
-    return overdue and state.capacity.could_hold(gang) and state.hosts_suffice(gang)
+    since_s = overdue_s(state, gang)
+    could_run = since_s <= state.now_s and state.capacity.could_hold(gang) and state.hosts_suffice(gang)
+    return could_run and state.may_have_its_hosts(gang, since_s)
+
+
+def _still_helps(state: PassState, gang: Gang, kept: Kept) -> bool:
+    """Returns True if GPUs that were kept for a gang will be free for it, and its pool lets it have them then."""
+    if not state.hosts_suffice(gang):
+        return False
+    if kept.why == "preemption":
+        return state.book is None or state.book.passes_without(gang, (), is_owed=True)
+    since_s, mine = overdue_s(state, gang), dict(state.index.masks(kept.placement))
+    rests = (run for run in state.running if any(mine.get(n, 0) & mask for n, mask in state.index.masks(run.placement)))
+    return (state.book is None or state.book.gate(gang) is None) and not any(
+        state.stays(run, gang, since_s) for run in rests
+    )
 
 
 def _keep_for(state: PassState, gang: Gang) -> None:
@@ -83,13 +99,14 @@ def _keep_for(state: PassState, gang: Gang) -> None:
     if state.book is not None and state.book.gate(gang) is not None:
         return  # others of its pool have started since it was looked at
     if reserved is None:
-        keep_soonest(state, gang)
+        if not try_start(state, gang):
+            keep_soonest(state, gang)
     elif reserved.gang.id == gang.id:
         state.keeping.drop(gang.id)
         state.keep(gang, Kept(reserved.placement, "patience"))
     elif gang.age < reserved.gang.age:
         state.keeping.drop(reserved.gang.id)
-        state.room.forget()
+        state.has_freed = True
         if not try_start(state, gang):
             keep_soonest(state, gang)
         _reserve_again(state, reserved, gang)

@@ -54,8 +54,9 @@ def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Localit
     """
     need = need_of(index, gang, avoid=avoid, locality=locality)
     lanes = index.lanes(gang.constraints)
-    if need.plain and not need.per_host and need.gpus <= index.height and not any(lane.mixed for lane in lanes):
-        single = _one_host(index, lanes, need)
+    is_simple = not need.nvlink and not need.per_host and need.gpus <= index.height
+    if is_simple and not any(lane.mixed for lane in lanes):
+        single = _one_host(index, lanes, need) if need.hosts is None else _one_named_host(index, lanes, need)
         if single is not None or need.locality == "host":
             return single
     best: tuple[Score, str, Chosen] | None = None
@@ -67,26 +68,47 @@ def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Localit
 
 
 def _one_host(index: Index, lanes: Iterable[Lane], need: Need) -> Placement | None:
-    """The same objective where one host is enough and every host serves: read off the shelves."""
+    """The same objective where one host is enough and all but a few hosts serve: read off the shelves."""
     best: tuple[int, bool, bool, int, bool, int, str] | None = None
     for free in range(need.gpus, index.height + 1):
         for lane in lanes:
             for shelf in lane.shelves:
                 if not shelf.counts[free] or (best is not None and shelf.empty > best[1]):
                     continue
-                level = shelf.levels[free]
-                host_empty, lacks, first = min(
-                    (index.full[n].bit_count() == free, n not in need.near, n) for n in level
-                )
+                level = shelf.levels[free] - need.avoid if need.avoid else shelf.levels[free]
+                if not level:
+                    continue
+                if shelf.size and not need.near:
+                    host_empty, lacks, first = shelf.size == free, True, min(level)
+                else:
+                    host_empty, lacks, first = min(
+                        (index.full[n].bit_count() == free, n not in need.near, n) for n in level
+                    )
                 key = (free, shelf.empty, host_empty, shelf.free, lacks, first, lane.generation)
                 if best is None or key < best:
                     best = key
         if best is not None:
-            number = best[5]
-            host = index.hosts[number]
-            grant = Grant(host.name, choose(host, index.free[number], need.gpus))
-            return Placement(host.generation, (host.rack,), (grant,))
+            return _on_one(index, best[5], need)
     return None
+
+
+def _one_named_host(index: Index, lanes: Iterable[Lane], need: Need) -> Placement | None:
+    """As `_one_host`, among the hosts that the gang names."""
+    best: tuple[int, bool, bool, int, bool, int] | None = None
+    for n in need.hosts or ():
+        free, shelf = index.free[n].bit_count(), index.shelf_of[n]
+        if free < need.gpus or shelf is None or n in need.avoid:
+            continue
+        if any(shelf in lane.racks.get(shelf.number, ()) for lane in lanes):
+            key = (free, shelf.empty, index.free[n] == index.full[n], shelf.free, n not in need.near, n)
+            best = key if best is None or key < best else best
+    return None if best is None else _on_one(index, best[5], need)
+
+
+def _on_one(index: Index, number: int, need: Need) -> Placement:
+    host = index.hosts[number]
+    grant = Grant(host.name, choose(host, index.free[number], need.gpus))
+    return Placement(host.generation, (host.rack,), (grant,))
 
 
 def _answer(index: Index, lane: Lane, need: Need) -> tuple[Score, Chosen] | None:

@@ -84,25 +84,50 @@ Rack = Shelf | Part
 
 
 def racks_for(index: Index, lane: Lane, need: Need) -> Sequence[Rack]:
-    """The racks of one generation in which the gang could use at least one GPU, in the inventory's order."""
+    """The racks of one generation in which the gang could use at least one GPU, in the inventory's order.
+
+    If it names hosts, only those are looked at. If it avoids some, only their racks differ from what the index knows.
+    """
     if need.plain and not lane.mixed:
         return [shelf for shelf in lane.shelves if shelf.free]
-    grouped: dict[int, list[Shelf]] = {}
-    for shelf in lane.shelves:
-        grouped.setdefault(shelf.number, []).append(shelf)
-    racks = []
-    for number, group in grouped.items():
-        levels: list[list[int]] = [[] for _ in range(index.height + 1)]
-        for host, usable in _usable(index, group, need):
-            levels[usable].append(host)
-        racks.append(Part(number, levels, group))
+    if need.hosts is not None:
+        racks: list[Rack] = [_some_of(index, lane, number, hosts, need) for number, hosts in _named(index, lane, need)]
+    elif need.nvlink:
+        racks = [_some_of(index, lane, number, _all_hosts(shelves), need) for number, shelves in lane.racks.items()]
+    else:
+        fewer = {index.rack_of[host] for host in need.avoid}
+        racks = [
+            shelves[0] if len(shelves) == 1 and number not in fewer else _without(number, shelves, need.avoid)
+            for number, shelves in lane.racks.items()
+            if any(shelf.free for shelf in shelves)
+        ]
     return [rack for rack in racks if rack.free]
 
 
-def _usable(index: Index, shelves: Iterable[Shelf], need: Need) -> Iterable[tuple[int, int]]:
-    for shelf in shelves:
-        for free, level in enumerate(shelf.levels):
-            for host in level:
-                if not need.admits(host):
-                    continue
-                yield host, usable_in_island(index.hosts[host], index.free[host]) if need.nvlink else free
+def _named(index: Index, lane: Lane, need: Need) -> list[tuple[int, list[int]]]:
+    """The racks of the hosts that a gang names, each with those of its hosts that have a free GPU for the gang."""
+    found: dict[int, list[int]] = {}
+    for host in need.hosts or ():
+        shelf = index.shelf_of[host] if index.free[host] else None
+        if shelf is not None and shelf in lane.racks.get(shelf.number, ()):
+            found.setdefault(shelf.number, []).append(host)
+    return sorted(found.items())
+
+
+def _all_hosts(shelves: Iterable[Shelf]) -> Iterable[int]:
+    return (host for shelf in shelves for level in shelf.levels for host in level)
+
+
+def _some_of(index: Index, lane: Lane, number: int, hosts: Iterable[int], need: Need) -> Part:
+    levels: list[list[int]] = [[] for _ in range(index.height + 1)]
+    for host in hosts:
+        if host not in need.avoid:
+            mask = index.free[host]
+            levels[usable_in_island(index.hosts[host], mask) if need.nvlink else mask.bit_count()].append(host)
+    return Part(number, levels, lane.racks[number])
+
+
+def _without(number: int, shelves: Sequence[Shelf], avoid: frozenset[int]) -> Part:
+    """A rack without some hosts."""
+    levels = [set[int]().union(*level) - avoid for level in zip(*(shelf.levels for shelf in shelves), strict=True)]
+    return Part(number, levels, shelves)

@@ -8,22 +8,21 @@ limits give one. At the end of the pass, hosts are kept for the oldest gang that
 from __future__ import annotations
 
 from itertools import islice
-from operator import attrgetter
 
-from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Snapshot, by_rank
+from gpurun.scheduler.model import Decisions, Snapshot, by_rank
 from gpurun.scheduler.patience import keep_again, keep_for_the_oldest, keep_if_oldest, set_aside
+from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.starting import consider, leave_waiting
-from gpurun.scheduler.state import Arranged, PassState, attempt_of
+from gpurun.scheduler.starting import consider
+from gpurun.scheduler.state import Arranged, PassState
 from gpurun.scheduler.waiting import lenders
 
 
-def arrange(snapshot: Snapshot, policy: Policy = DEFAULT) -> Arranged:
-    """The snapshot's index, and its inventory's capacity under a policy."""
-    return Arranged(Index(snapshot), Capacity(snapshot.inventory, attempt_of(policy)))
+def arrange(snapshot: Snapshot) -> Arranged:
+    """The snapshot's index, and its inventory's capacity."""
+    return Arranged(Index(snapshot), Capacity(snapshot.inventory, try_place))
 
 
 def schedule(
@@ -37,35 +36,21 @@ def schedule(
     Raises:
         BadInput: the pools contradict each other; the message names one. `gpurun.inventory.load` refuses such pools.
     """
-    state = PassState(snapshot, policy, arranged or arrange(snapshot, policy))
-    order = _ordered(snapshot, policy, state.book)
+    state = PassState(snapshot, policy, arranged or arrange(snapshot))
+    order = by_rank(snapshot.queue) if state.book is None else state.book.order
     state.lenders = lenders(state)
     set_aside(state, order)
     keep_again(state, [gang for gang in order if gang.kept is not None])
     for position, gang in enumerate(order):
-        if policy.strict and state.first_blocked is not None:
-            leave_waiting(state, order[position:])
-            break
         consider(state, gang)
         if gang.id == until:
             break
         if state.overdue and state.overdue[-1] is gang:
             keep_if_oldest(state, gang, islice(order, position + 1, None))
     keep_for_the_oldest(state)
+    if state.has_freed:
+        for gang in order:
+            if gang.id in state.waits and gang.id not in state.keeping.holds:
+                consider(state, gang)
     state.keeping.undo()
     return state.decisions(order)
-
-
-def _ordered(snapshot: Snapshot, policy: Policy, book: Book | None) -> list[Gang]:
-    if policy.order == "submission":
-        return sorted(snapshot.queue, key=_by_submission)
-    if policy.order == "duration":
-        return sorted(snapshot.queue, key=_by_duration)
-    return by_rank(snapshot.queue) if book is None else book.order
-
-
-_by_submission = attrgetter("submitted_s", "id")
-
-
-def _by_duration(gang: Gang) -> tuple[float, float, str]:
-    return (ENDLESS if gang.duration_s is None else gang.duration_s, gang.submitted_s, gang.id)

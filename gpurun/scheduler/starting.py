@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from gpurun.scheduler import servers, waiting
 from gpurun.scheduler.keeping import Hold
-from gpurun.scheduler.model import Gang, Placement, Reason, Refusal, Wait
+from gpurun.scheduler.model import Gang, Reason, Refusal, Wait
 from gpurun.scheduler.state import PassState
 
 
 def consider(state: PassState, gang: Gang) -> None:
     """Start a gang, refuse it, or say why it waits."""
+    if state.is_choosy(gang):
+        state.wakes.append(gang.near_until_s)
     if state.waits_like_another(gang):
         return
     if gang.servers and not _has_servers(state, gang):
@@ -20,7 +22,7 @@ def consider(state: PassState, gang: Gang) -> None:
         state.never[gang.id] = barred
     elif isinstance(barred, Wait):
         waiting.barred(state, gang, barred, hold)
-    elif not try_start(state, gang, hold) and gang.id not in state.waits and state.could_ever(gang):
+    elif not try_start(state, gang, hold) and state.could_ever(gang) and not _prefers_to_wait(state, gang):
         waiting.blocked(state, gang, hold)
 
 
@@ -34,21 +36,12 @@ def _has_servers(state: PassState, gang: Gang) -> bool:
     return wrong is None
 
 
-def leave_waiting(state: PassState, gangs: list[Gang]) -> None:
-    """Say of the rest of a strict queue, once for all of it, that it waits."""
-    message = f"waits behind {state.first_blocked}"
-    wait = Wait(Reason.BEHIND, message, behind=state.first_blocked, starts_before=len(state.starts))
-    for gang in gangs:
-        if state.could_ever(gang):
-            state.waits[gang.id] = wait
-
-
 def try_start(state: PassState, gang: Gang, hold: Hold | None = None) -> bool:
-    """Start a gang if it fits. False, and a wait, if it prefers to wait for something nearer."""
+    """Start a gang if it fits where it would start now."""
     placement = state.room.largest(gang, _most(state, gang, hold))
-    if placement is None or not _near_enough(state, gang, placement):
+    if placement is None:
         return False
-    state.start(gang, placement)
+    state.start(gang, placement, hold)
     return True
 
 
@@ -66,13 +59,12 @@ def _most(state: PassState, gang: Gang, hold: Hold | None) -> int:
     return most // gang.step * gang.step
 
 
-def _near_enough(state: PassState, gang: Gang, placement: Placement) -> bool:
-    """False, and a wait, if the gang still prefers to wait for something nearer than this."""
-    prefer, until_s = gang.constraints.prefer, gang.submitted_s + gang.constraints.locality_wait_s
-    spread = len(placement.racks) if prefer == "rack" else len(placement.grants)
-    if not gang.waits_to_be_near or spread == 1 or state.now_s >= until_s:
-        return True
-    state.wakes.append(until_s)
+def _prefers_to_wait(state: PassState, gang: Gang) -> bool:
+    """True, and a wait, if the gang would fit, but still waits for one rack or host."""
+    placement = state.room.anywhere(gang) if state.is_choosy(gang) else None
+    if placement is None:
+        return False
     place = f"{len(placement.grants)} hosts in {len(placement.racks)} racks"
-    state.wait(gang, Reason.LOCALITY, f"fits on {place}, but prefers one {prefer}", until_s=until_s)
-    return False
+    message = f"fits on {place}, but prefers one {gang.constraints.prefer}"
+    state.wait(gang, Reason.LOCALITY, message, until_s=gang.near_until_s)
+    return True

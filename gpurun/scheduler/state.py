@@ -8,7 +8,6 @@ from typing import Any
 
 from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
-from gpurun.scheduler.consolidate import try_consolidated
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.keeping import Hold, Keeping
 from gpurun.scheduler.model import (
@@ -24,10 +23,9 @@ from gpurun.scheduler.model import (
     Snapshot,
     Wait,
 )
-from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.room import Room
-from gpurun.scheduler.servers import with_servers
+from gpurun.scheduler.servers import refuse, with_servers
 
 
 @dataclass
@@ -43,20 +41,16 @@ class Arranged:
     capacity: Capacity
 
 
-def attempt_of(policy: Policy) -> Callable[..., Placement | None]:
-    """How a policy places one gang."""
-    return try_consolidated if policy.consolidate else try_place
-
-
 class PassState:
     """What one pass knows and has decided. `schedule` drives it; `starting` and `waiting` decide with it.
 
     Attributes:
         running: gangs that hold GPUs, those that this pass has started included.
-        book: of the pools; None where there are none or the policy does not heed them.
+        book: of the pools; None where there are none.
         room: what fits now.
         keeping: GPUs held for one gang against the others.
         first_blocked: the first gang that waits for room.
+        has_freed: GPUs that were kept for a gang may be free now for gangs that the pass has looked at before.
         overdue: gangs that wait for GPUs and whose patience is over.
         oldest: the oldest gang of the queue whose patience is over, once somebody has asked.
         lenders: running gangs that may be stopped for others.
@@ -69,14 +63,15 @@ class PassState:
         self.snapshot, self.policy, self.now_s = snapshot, policy, snapshot.now_s
         self.index, self.capacity = arranged.index, arranged.capacity
         self.keeping = Keeping(self.index, self.now_s)
-        self.room = Room(self.index, self.capacity, self.keeping)
+        self.room = Room(self.index, self.keeping, self.place, self.capacity.place)
         self.running = list(snapshot.running)
-        self.book = Book(snapshot, self.index.capacity) if policy.pools and snapshot.inventory.pools else None
+        self.book = Book(snapshot, self.index.capacity) if snapshot.inventory.pools else None
         self.starts: list[tuple[Gang, Placement]] = []
         self.preempts: list[Preemption] = []
         self.waits: dict[str, Wait] = {}
         self.never: dict[str, Refusal] = {}
         self.first_blocked: str | None = None
+        self.has_freed = False
         self.overdue: list[Gang] = []
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
@@ -87,10 +82,15 @@ class PassState:
             Hashable, tuple[tuple[float, str], Wait, float | None]
         ] = {}  # since something became easier to get
         self._usable: Index | None = None
-        self._suffices: dict[tuple[int, int], bool] = {}
+        self._suffices: dict[Hashable, bool] = {}
 
-    def start(self, gang: Gang, placement: Placement) -> None:
-        """Start a gang."""
+    def start(self, gang: Gang, placement: Placement, hold: Hold | None = None) -> None:
+        """Start a gang.
+
+        Args:
+            hold: what was kept for it.
+        """
+        self.has_freed |= hold is not None and hold.placement.grants != placement.grants
         gang = gang.sized(placement.gpus)
         self.waits.pop(gang.id, None)
         self.room.take(placement)
@@ -109,30 +109,32 @@ class PassState:
 
     def keep(self, gang: Gang, kept: Kept) -> None:
         """Keep GPUs for a gang from this pass on, and note that it waits for them."""
-        self.keeping.keep(gang, kept, self.running)
-        if self.book is not None:
-            self.book.keep(gang.sized(kept.placement.gpus))
+        self._hold(gang, kept)
         free_s = self.keeping.holds[gang.id].free_s
-        message = f"{some_hosts(kept.placement)} are kept for it and come free one after the other"
+        message = f"GPUs of {some_hosts(kept.placement)} are kept for it and come free one after the other"
         self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
 
-    def keep_again(self, gangs: list[Gang]) -> None:
-        """Keep what earlier passes kept, before any gang is considered."""
-        self.keeping.keep_again(gangs, self.running, self.index.masks_of(self.snapshot.taken))
+    def keep_again(self, gangs: list[Gang], helps: Callable[[Gang, Kept], bool]) -> None:
+        """Keep what earlier passes kept, if it still helps, before any gang is considered."""
+        taken = self.index.masks_of(self.snapshot.taken)
+        for gang, kept in self.keeping.possible_again(gangs, self.running, taken) if gangs else ():
+            if helps(gang, kept):
+                self._hold(gang, kept)
+
+    def _hold(self, gang: Gang, kept: Kept) -> None:
+        self.keeping.keep(gang, kept, self.running)
         if self.book is not None:
-            for gang in gangs:
-                if gang.id in self.keeping.holds:
-                    self.book.keep(_as_kept(gang))
+            self.book.keep(gang.sized(kept.placement.gpus), is_owed=kept.why == "preemption")
 
     def release(self, gang: Gang) -> Hold | None:
         """Let a gang use what is kept for it. Returns what that was."""
         if gang.id not in self.keeping.holds:
             return None
-        self.room.forget()
         self._alike.clear()
-        if self.book is not None:
-            self.book.withdraw(_as_kept(gang))
-        return self.keeping.drop(gang.id)
+        hold = self.keeping.drop(gang.id)
+        if self.book is not None and hold is not None:
+            self.book.withdraw(gang.sized(hold.placement.gpus))
+        return hold
 
     def waits_like_another(self, gang: Gang) -> bool:
         """True, and the same wait, if a gang just like it found no room: most of a long queue.
@@ -159,21 +161,21 @@ class PassState:
 
     def note_patience(self, gang: Gang, patience_s: float) -> None:
         """Note that a gang waits for room. It is overdue now, or a pass looks at it again when its patience ends."""
-        ends_s = gang.submitted_s + patience_s
+        ends_s = max(gang.submitted_s + patience_s, gang.near_until_s)
         if ends_s <= self.now_s:
             self.overdue.append(gang)
-        elif not self.policy.strict:
+        else:
             self.wakes.append(ends_s)
 
     def _kind(self, gang: Gang) -> Hashable:
         """Equal for gangs that differ only in age, and that end in time for the same reservations."""
         standing = None if self.book is None else self.book.standing.get(gang.id)
-        return self.wishes[gang.id], self.keeping.against(gang), standing
+        return self.wishes[gang.id], self.keeping.against(gang), standing, self.is_choosy(gang)
 
     @property
     def may_keep(self) -> bool:
         """Returns True if hosts may be kept for a gang whose patience is over: for one gang at a time."""
-        return not (self.policy.strict or self.keeping.has_patience)
+        return not self.keeping.has_patience
 
     def could_ever(self, gang: Gang) -> bool:
         """False, and the refusal, if the inventory could never hold the gang."""
@@ -187,13 +189,58 @@ class PassState:
         unusable = self.snapshot.unusable
         if not unusable:
             return True
-        key = (self.room.shape(gang), gang.least)
+        key = self.wishes[gang.id]
         known = self._suffices.get(key)
         if known is None:
             if self._usable is None:
                 self._usable = Index(Snapshot(self.snapshot.inventory, unusable=unusable))
-            known = self._suffices[key] = self.capacity.place(self._usable, gang.smallest) is not None
+            has_servers = not gang.servers or refuse(gang, self.snapshot) is None
+            fits = has_servers and self.capacity.place(self._usable, gang.smallest) is not None
+            known = self._suffices[key] = fits
         return known
+
+    def may_have_its_hosts(self, gang: Gang, overdue_s: float) -> bool:
+        """Returns True if the gang would fit if all gangs ended but those that `stays` says go on.
+
+        Args:
+            overdue_s: when its patience ended.
+        """
+        staying = tuple(run for run in self.running if self.stays(run, gang, overdue_s))
+        taken = self.snapshot.taken if self.gives_up_taken(overdue_s) else {}
+        if not staying and not taken:
+            return True
+        key = (self.wishes[gang.id], tuple(run.gang.id for run in staying), bool(taken))
+        known = self._suffices.get(key)
+        if known is None:
+            left = Index(Snapshot(self.snapshot.inventory, staying, (), self.snapshot.unusable, taken))
+            known = self._suffices[key] = self.capacity.place(left, gang.smallest) is not None
+        return known
+
+    def stays(self, run: Running, gang: Gang, overdue_s: float) -> bool:
+        """Returns True if nothing is kept any more for a gang on the GPUs of a running one: that has no time limit,
+        is of another pool, and has gone on for `Policy.patience_s` while the gang waited with its patience over.
+        """
+        if run.gang.pool == gang.pool or run.gang.time_limit_s is not None or run.stopping:
+            return False
+        return self._is_long_since(max(overdue_s, run.granted_s))
+
+    def gives_up_taken(self, overdue_s: float) -> bool:
+        """Returns True if nothing is kept any more on GPUs that others than gangs hold: nobody knows until when."""
+        return bool(self.snapshot.taken) and self._is_long_since(overdue_s)
+
+    def _is_long_since(self, since_s: float) -> bool:
+        ends_s = since_s + self.policy.patience_s
+        if ends_s > self.now_s:
+            self.wakes.append(ends_s)
+        return ends_s <= self.now_s
+
+    def is_choosy(self, gang: Gang) -> bool:
+        """Returns True if the gang still waits for one rack or host rather than start on more."""
+        return gang.near_until_s > self.now_s
+
+    def place(self, index: Index, gang: Gang) -> Placement | None:
+        """Where the gang would start on an index now: it declines more racks or hosts while it waits for one."""
+        return self.capacity.place(index, gang, gang.constraints.prefer if self.is_choosy(gang) else None)
 
     def stop(self, victims: tuple[Running, ...], taker: Gang) -> None:
         """Tell gangs to stop for another one."""
@@ -237,7 +284,8 @@ def _wishes(gangs: Iterable[Gang]) -> dict[str, int]:
         constraints = asked.get(id(gang.constraints))
         if constraints is None:
             constraints = asked[id(gang.constraints)] = numbers.setdefault(gang.constraints, len(numbers))
-        wish = constraints, gang.gpus, gang.min_gpus, gang.pool, gang.preemptible, gang.avoid, gang.server_hosts
+        size, servers = (gang.gpus, gang.min_gpus), (gang.servers, gang.server_hosts)
+        wish = constraints, size, gang.pool, gang.preemptible, gang.avoid, servers
         found[gang.id] = numbers.setdefault(wish, len(numbers))
     return found
 
@@ -251,7 +299,3 @@ def some_hosts(placement: Placement) -> str:
 def named_pool(pool: str | None) -> str:
     """Whose GPUs a gang uses, for people."""
     return "the pool of jobs without a pool" if pool is None else f"pool {pool}"
-
-
-def _as_kept(gang: Gang) -> Gang:
-    return gang if gang.kept is None else gang.sized(gang.kept.placement.gpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpurun.scheduler.book import BORROWING
@@ -15,9 +15,7 @@ from gpurun.scheduler.state import PassState, some_hosts
 
 
 def barred(state: PassState, gang: Gang, wait: Wait, hold: Hold | None) -> None:
-    """Handle a gang whose pool has no more for it: it waits, unless gangs of the same pool that borrow can be
-    stopped.
-    """
+    """Handle a gang whose pool has no more for it: it waits, for gangs that stop or until others can be stopped."""
     if not state.could_ever(gang):
         return
     if hold is not None and hold.kept is not None and hold.kept.why == "preemption":
@@ -67,16 +65,24 @@ def patience_of(state: PassState, gang: Gang) -> float:
     return known
 
 
+def overdue_s(state: PassState, gang: Gang) -> float:
+    """When the gang's patience ends. Nothing is kept for it while it waits for one rack of its own choice."""
+    return max(gang.submitted_s + patience_of(state, gang), gang.near_until_s)
+
+
 def keep_soonest(state: PassState, gang: Gang) -> bool:
     """Keep the hosts that will probably be free soonest.
 
     Guesses that a gang continues for as long as it has run, because durations are heavy-tailed. GPUs in use outside of
-    this inventory's jobs count as free last.
+    this inventory's jobs count as free last. GPUs whose holder `stays` are not kept.
     """
-    now_s = state.now_s
-    releases = _releases(state, gang, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))
-    taken = state.keeping.not_for_others(gang)(state.index.masks_of(state.snapshot.taken))
-    found = first_fit(state.index, gang.smallest, [*releases, Release(ENDLESS, "", taken)], state.capacity.place)
+    now_s, since_s = state.now_s, overdue_s(state, gang)
+    ends = [run for run in state.running if not state.stays(run, gang, since_s)]
+    releases = _releases(state, gang, ends, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))
+    if not state.gives_up_taken(since_s):
+        taken = state.keeping.not_for_others(gang)(state.index.masks_of(state.snapshot.taken))
+        releases.append(Release(ENDLESS, "", taken))
+    found = first_fit(state.index, gang.smallest, releases, state.place)
     if found is None:
         return False
     state.keep(gang, Kept(found[1], "patience"))
@@ -84,21 +90,19 @@ def keep_soonest(state: PassState, gang: Gang) -> bool:
 
 
 def _wait_for_room(state: PassState, gang: Gang) -> None:
-    strict, patience_s = state.policy.strict, patience_of(state, gang)
+    patience_s = patience_of(state, gang)
     state.note_patience(gang, patience_s)
     if _fits_but_for_a_reservation(state, gang, patience_s):
         return
     if state.first_blocked is None:
         state.first_blocked = gang.id
-        if not strict and _reserve(state, gang):
+        if _reserve(state, gang):
             return
     message = state.capacity.refuse(state.index, gang).message
     state.share_wait(gang, state.wait(gang, Reason.NO_ROOM, message), patience_s)
 
 
 def _wait_for_hosts(state: PassState, gang: Gang) -> None:
-    if state.policy.strict and state.first_blocked is None:
-        state.first_blocked = gang.id
     message = state.capacity.refuse(state.index, gang).message
     message += "; it needs hosts that are out of use"
     state.share_wait(gang, state.wait(gang, Reason.HOSTS, message))
@@ -141,14 +145,17 @@ def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:
 
 def _known_fit(state: PassState, gang: Gang) -> tuple[float, Placement] | None:
     """Return the earliest time at which the gang is expected to fit, and its placement. None if unknown."""
-    releases = _releases(state, gang, lambda run: run.free_s(state.now_s))
-    return first_fit(state.index, gang.smallest, [r for r in releases if r.at_s != ENDLESS], state.capacity.place)
+    ends = [run for run in state.running if run.free_s(state.now_s) != ENDLESS]
+    releases = _releases(state, gang, ends, lambda run: run.free_s(state.now_s))
+    return first_fit(state.index, gang.smallest, releases, state.place)
 
 
-def _releases(state: PassState, gang: Gang, at_s: Callable[[Running], float]) -> list[Release]:
+def _releases(
+    state: PassState, gang: Gang, running: Iterable[Running], at_s: Callable[[Running], float]
+) -> list[Release]:
     """Return when running gangs release GPUs that are not kept for another gang."""
     only = state.keeping.not_for_others(gang)
-    return [Release(at_s(run), run.gang.id, only(state.index.masks(run.placement))) for run in state.running]
+    return [Release(at_s(run), run.gang.id, only(state.index.masks(run.placement))) for run in running]
 
 
 def _preempt_for(state: PassState, gang: Gang) -> bool:
@@ -162,7 +169,7 @@ def _preempt_for(state: PassState, gang: Gang) -> bool:
         gang.smallest,
         [(run, only(state.index.masks(run.placement))) for run in state.lenders],
         state.now_s,
-        state.capacity.place,
+        state.place,
         fair=lambda runs: book.may_take([run.gang for run in runs]),
         enough=lambda runs: book.passes_without(gang, [run.gang for run in runs]),
     )

@@ -5,20 +5,30 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from gpurun.errors import NeverFits
+from gpurun.errors import GpurunError, NeverFits
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import ENDLESS, Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.schedule import arrange, schedule
+from gpurun.scheduler.state import Arranged
 from gpurun.simulate.trace import TraceJob
+from gpurun.simulate.yardsticks import Yardstick, strict_pass, strictly_arranged
 
 GRACE_S = 15.0
 """A preempted gang keeps its GPUs this long: `JobSpec.grace_s` unless given."""
 
 EVERY = 256
 """Events between two reports of progress."""
+
+MOST_NAMED = 5
+"""Waiting jobs that the error about a stuck replay explains."""
+
+
+class Stuck(GpurunError):
+    """Nothing runs, nothing will happen any more, and jobs wait: the scheduler's rules contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Replay:
     """A finished replay: outcomes in the trace's order, samples in time."""
 
     inventory: Inventory
-    policy: Policy
+    policy: Policy | Yardstick
     outcomes: list[Outcome]
     samples: list[ClusterSample]
     preemptions: int = 0
@@ -82,7 +92,7 @@ Progress = Callable[[int], None]
 def replay(
     jobs: Sequence[TraceJob],
     inventory: Inventory,
-    policy: Policy,
+    policy: Policy | Yardstick,
     *,
     source: str = "",
     progress: Progress | None = None,
@@ -100,6 +110,7 @@ def replay(
     Raises:
         NeverFits: a job could never run on this inventory; names its line.
         BadInput: the pools contradict each other.
+        Stuck: jobs wait for ever; names them, with the time and what each is told.
     """
     cluster = _Cluster(jobs, inventory, policy, factor)
     if is_kept_in_rack:
@@ -117,10 +128,15 @@ class _Cluster:
     """Virtual time: the queue, what runs, and when what ends."""
 
     def __init__(
-        self, jobs: Sequence[TraceJob], inventory: Inventory, policy: Policy, factor: Callable[[Placement], float]
+        self,
+        jobs: Sequence[TraceJob],
+        inventory: Inventory,
+        policy: Policy | Yardstick,
+        factor: Callable[[Placement], float],
     ) -> None:
         self.jobs, self.inventory, self.policy = jobs, inventory, policy
-        self.arranged = arrange(Snapshot(inventory), policy)
+        empty = Snapshot(inventory)
+        self.arranged = strictly_arranged(empty) if isinstance(policy, Yardstick) else arrange(empty)
         self.outcomes = [Outcome(job) for job in jobs]
         shared: dict[object, Constraints] = {}
         self.gangs = [_gang(number, job, shared) for number, job in enumerate(jobs)]
@@ -133,6 +149,7 @@ class _Cluster:
         self.stops: set[str] = set()
         self.samples: list[ClusterSample] = []
         self.wake_s: float | None = None
+        self.decisions = Decisions()
         self.submitted = self.ended = self.preemptions = 0
 
     def keep_in_racks(self) -> None:
@@ -154,18 +171,21 @@ class _Cluster:
         """Why a gang can never run; None if it can."""
         key = (gang.gpus, gang.constraints, gang.pool, gang.preemptible)
         if key not in known:
-            never = schedule(Snapshot(self.inventory, queue=(gang,)), self.policy).never
+            never = self._decide(Snapshot(self.inventory, queue=(gang,)), None).never
             known[key] = never[gang.id].message if never else None
         return known[key]
 
     def events(self) -> Iterator[float]:
         """Go from event to event, with a pass at each; yields the time."""
+        now = 0.0
         while self.ended < len(self.jobs):
             times = [self.ends[0][0]] if self.ends else []
             if self.submitted < len(self.jobs):
                 times.append(self.jobs[self.submitted].submitted_s)
             if self.wake_s is not None:
                 times.append(self.wake_s)
+            if not times:
+                raise self._stuck(now)
             now = min(times)
             self._end_until(now)
             self._submit_until(now)
@@ -204,7 +224,7 @@ class _Cluster:
         snapshot = Snapshot(
             self.inventory, running=tuple(self.running.values()), queue=tuple(self.queue.values()), now_s=now
         )
-        decisions = schedule(snapshot, self.policy, self.arranged)
+        self.decisions = decisions = self._decide(snapshot, self.arranged)
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
             started = gang.but(kept=None) if gang.kept else gang
@@ -218,6 +238,24 @@ class _Cluster:
                 self.queue[job] = gang.but(kept=kept)
         self.wake_s = decisions.wake_s if self.queue else None
         self._sample(now)
+
+    def _decide(self, snapshot: Snapshot, arranged: Arranged | None) -> Decisions:
+        if not isinstance(self.policy, Yardstick):
+            return schedule(snapshot, self.policy, arranged)
+        durations_s = {gang.id: self.jobs[int(gang.id)].duration_s for gang in snapshot.queue}
+        return strict_pass(snapshot, self.policy, arranged or strictly_arranged(snapshot), durations_s)
+
+    def _stuck(self, now: float) -> Stuck:
+        told = [
+            f"{self.jobs[int(job)].job_id}: {self.decisions.waits[job].message}"
+            for job in islice(self.queue, MOST_NAMED)
+        ]
+        more = f"; and {len(self.queue) - MOST_NAMED} more" if len(self.queue) > MOST_NAMED else ""
+        return Stuck(
+            f"stuck at {now:.0f} s, because nothing runs, no time changes that, and {len(self.queue)} jobs wait: "
+            f"{'; '.join(told)}{more}",
+            hint="report this trace and the inventory: the scheduler's rules contradict each other",
+        )  # fmt: skip
 
     def _stop(self, victim: str, now: float) -> None:
         running = self.running[victim]
@@ -264,5 +302,4 @@ def _gang(number: int, job: TraceJob, shared: dict[object, Constraints]) -> Gang
         priority=job.priority,
         preemptible=job.preemptible,
         time_limit_s=job.time_limit_s,
-        duration_s=job.duration_s,
     )

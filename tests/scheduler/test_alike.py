@@ -65,7 +65,7 @@ def random_snapshot(seed: int) -> tuple[Snapshot, Policy]:
     inventory = cluster(racks=3, hosts=3, gpus=8, pools=POOLS if pools else ())
     now_s, running = 100 * HOUR, []
     first = tuple(random_gang(dice, pools).but(id=f"r{n:02}", min_gpus=None) for n in range(30))
-    filled = schedule(Snapshot(inventory, queue=first), replace(DEFAULT, pools=dice.random() < 0.5))
+    filled = schedule(Snapshot(inventory if dice.random() < 0.5 else replace(inventory, pools=()), queue=first))
     for gang, placement in filled.starts:
         granted_s = now_s - dice.uniform(0, 10) * HOUR
         running.append(Running(gang, placement, granted_s, granted_s, stopping=dice.random() < 0.15))

@@ -8,6 +8,7 @@ from gpurun.inventory.model import Host, Inventory, Pool, Rack
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.model import Gang, Grant, Placement, Running, Snapshot
+from gpurun.scheduler.policy import DEFAULT
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.wording import lines
 
@@ -221,29 +222,43 @@ def test_pools_are_named_when_they_give_back():
     assert "of pool a is entitled to it" in preemption.message
 
 
+LATE_S = 1.5 * DEFAULT.patience_s
+
+
 def pool_where_nothing_runs(*queue):
     """Each of two hosts has 2 of 4 GPUs free, for ever, and nobody of pool `a` runs."""
     endless = runs(Gang("e", 4, pool="b"), ("r0h0", range(2)), ("r0h1", range(2)))
-    return Snapshot(cluster([0], 2, 4, (Pool("a", 4, 4), Pool("b", 4))), (endless,), queue, now_s=1e9)
+    return Snapshot(cluster([0], 2, 4, (Pool("a", 4, 4), Pool("b", 4))), (endless,), queue, now_s=LATE_S)
 
 
 def test_what_a_pool_keeps_for_a_gang_is_not_said_to_be_in_use():
     first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
     snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a"))
-    text = said(snapshot, now_s=1e9)
+    text = said(snapshot, now_s=LATE_S)
     assert "0 of the 4 GPUs that pool a reserves are in use" in text and "4 are kept for first" in text
-    assert "unknown: it depends on first" in text and "gangs of its pool" not in text
+    assert "expected start: in 120 h" in text, "then enough has been kept for first"
     assert why(snapshot, "g").behind == "first"
     limited = [gang.but(preemptible=True) for gang in snapshot.queue]
-    text = said(replace(snapshot, queue=tuple(limited)), now_s=1e9)
-    assert "pool a uses 0 of at most 4 GPUs; 4 are kept for first" in text and "it depends on first" in text
+    text = said(replace(snapshot, queue=tuple(limited)), now_s=LATE_S)
+    assert "pool a uses 0 of at most 4 GPUs; 4 are kept for first" in text
 
 
 def test_what_a_pool_sets_aside_for_a_gang_depends_on_that_gang():
     first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
-    text = said(pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a", priority=9)), now_s=1e9)
+    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a", priority=9))
+    text = said(snapshot, now_s=LATE_S)
     assert "is for first, which has waited longest" in text
-    assert "unknown: it depends on first" in text and "gangs of its pool" not in text
+    assert "expected start: in 120 h" in text
+
+
+def test_a_gang_that_waits_for_gpus_kept_for_another_is_told_for_which():
+    first = Gang("first", 8, 1.0)
+    endless = runs(Gang("e", 1), ("r0h0", (0,)))
+    queue = (first, Gang("g", 2, 2.0, constraints=Constraints(hosts=("r0h1",))))
+    snapshot = Snapshot(cluster([0], 2, 4), (endless,), queue, now_s=LATE_S)
+    text = said(snapshot, now_s=LATE_S)
+    assert "unknown: it depends on first, for which GPUs are kept" in text
+    assert "GPUs of r0h0 and 1 more are kept for it" in said(snapshot, "first", now_s=LATE_S)
 
 
 def test_the_pool_whose_limit_is_reached_is_named():

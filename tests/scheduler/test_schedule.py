@@ -8,7 +8,7 @@ from clusters import cluster, runs
 from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Reason, Snapshot
-from gpurun.scheduler.policy import DEFAULT, FIFO, SJF
+from gpurun.scheduler.policy import DEFAULT
 from gpurun.scheduler.schedule import schedule
 
 HOUR = 3600.0
@@ -34,42 +34,9 @@ def test_same_input_same_output_whatever_the_order_of_the_queue():
     assert schedule(Snapshot(inventory, queue=queue)) == schedule(Snapshot(inventory, queue=queue[::-1]))
 
 
-@pytest.mark.parametrize("policy", [FIFO, SJF])
-def test_strict_head_of_line(policy):
-    running = (runs(Gang("r", 4), ("r0h0", range(4))),)
-    queue = (Gang("big", 8, 1.0, duration_s=1.0), Gang("small", 1, 2.0, duration_s=2.0))
-    decisions = schedule(Snapshot(cluster(1, 1, 8), running, queue), policy)
-    assert started(decisions) == []
-    assert decisions.waits["small"].reason is Reason.BEHIND
-    assert decisions.waits["small"].behind == "big"
-
-
-def test_shortest_first_knows_durations():
-    queue = (Gang("long", 8, 1.0, duration_s=9.0), Gang("short", 8, 2.0, duration_s=1.0))
-    assert started(schedule(Snapshot(cluster(1, 1, 8), queue=queue), SJF)) == ["short"]
-
-
-@pytest.mark.parametrize(
-    ("free", "gpus", "expected"),
-    [
-        ([8, 3, 5], 3, {"r0h1": 3}),
-        ([8, 8, 5], 16, {"r0h0": 8, "r0h1": 8}),
-        ([7, 8, 5], 16, None),
-        ([4, 4, 4], 8, None),
-        ([8, 5, 6], 12, {"r0h0": 8, "r0h2": 4}),
-        ([8, 3, 3], 12, None),
-    ],
-)
-def test_consolidated_placement_of_the_yardsticks(free, gpus, expected):
-    taken = {f"r0h{n}": tuple(range(f, 8)) for n, f in enumerate(free)}
-    decisions = schedule(Snapshot(cluster(1, 3, 8), queue=(Gang("g", gpus),), taken=taken), FIFO)
-    found = {g.host: len(g.gpus) for _, placement in decisions.starts for g in placement.grants}
-    assert (found or None) == expected
-
-
 def test_what_could_never_run_is_refused_and_blocks_nobody():
     queue = (Gang("huge", 99, 1.0), Gang("odd", 3, 2.0, constraints=Constraints(gpus_per_host=2)), Gang("ok", 1, 3.0))
-    decisions = schedule(Snapshot(cluster(1, 1, 8), queue=queue), FIFO)
+    decisions = schedule(Snapshot(cluster(1, 1, 8), queue=queue))
     assert set(decisions.never) == {"huge", "odd"}
     assert started(decisions) == ["ok"]
 

@@ -15,10 +15,11 @@ from gpurun.scaling.cost import COMPUTE, PARAMETERS, LinkClass, inverse_at, late
 from gpurun.scaling.model import CannotPredict, fit
 from gpurun.scaling.samples import Sample, encode
 from gpurun.scaling.shape import LinkRates, Shape
-from gpurun.scheduler.policy import DEFAULT, FIFO
+from gpurun.scheduler.policy import DEFAULT
 from gpurun.simulate.pace import PlacementPace
 from gpurun.simulate.replay import replay
 from gpurun.simulate.trace import TraceJob
+from gpurun.simulate.yardsticks import FIFO
 
 RATES = LinkRates(host=80e9, rack=25e9, racks=2e9)
 SHAPES = [((1,), "a"), ((4,), "a"), ((4, 4), "aa"), ((4, 4), "ab"), ((4, 4, 4, 4), "aabb")]

@@ -16,11 +16,14 @@ from typer.testing import CliRunner
 from gpurun.cli.simulate import simulate
 from gpurun.errors import BadInput, NeverFits
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
-from gpurun.scheduler.policy import DEFAULT, FIFO, SJF
+from gpurun.scheduler import patience
+from gpurun.scheduler.book import Book
+from gpurun.scheduler.policy import DEFAULT
 from gpurun.simulate.plot import svg, write_plot
-from gpurun.simulate.replay import GRACE_S, replay
+from gpurun.simulate.replay import GRACE_S, Stuck, replay
 from gpurun.simulate.report import mean_wait, report
 from gpurun.simulate.trace import TraceJob, read_trace
+from gpurun.simulate.yardsticks import FIFO, SJF
 
 ITP = Path(__file__).parents[2] / ".." / "shared" / "traces" / "itp-cluster06.csv"
 
@@ -104,6 +107,30 @@ def test_borrowed_gpus_go_back_and_the_victim_finishes_later():
     assert len(borrower.spans) == 2
     assert borrower.spans[1].start_s == owner.ended_s
     assert sum(span.end_s - span.start_s for span in borrower.spans) == 5000 + GRACE_S
+
+
+DAY = 86400.0
+BORROWER = job("old", 0, 20 * DAY, 8, pool="p", preemptible=True)
+OWNER = job("owner'; --", 11 * DAY, 3600, 4, pool="p")
+
+
+def test_a_victim_that_has_waited_longest_does_not_bar_its_preemptor():
+    """The pool has room for one of them, and the patience of the victim, which is older, is over at once."""
+    old, owner = replay((BORROWER, OWNER), cluster(1, 4, 4, (Pool("p", 4, 8),)), DEFAULT).outcomes
+    assert owner.wait_s == GRACE_S
+    assert old.spans[1].start_s == owner.ended_s
+
+
+def test_a_replay_that_is_stuck_says_since_when_and_why(monkeypatch):
+    keep = Book.keep
+    monkeypatch.setattr(Book, "keep", lambda self, gang, **_: keep(self, gang, is_owed=False))
+    monkeypatch.setattr(patience, "_still_helps", lambda *_: True)
+    with pytest.raises(Stuck) as caught:
+        replay((BORROWER, OWNER), cluster(1, 4, 4, (Pool("p", 4, 8),)), DEFAULT)
+    said = str(caught.value)
+    assert f"stuck at {20 * DAY:.0f} s, because nothing runs" in said and "2 jobs wait" in said
+    assert "owner'; --: what pool p has left is for 000000000" in said
+    assert "old: pool p uses 0 of at most 8 GPUs; 4 are kept for 000000001" in said
 
 
 def test_jobs_that_last_no_time_at_all():
