@@ -47,6 +47,15 @@ class Finding:
         return self.severity is not Severity.NOTE
 
 
+MOST_LETTERS = 1000
+
+
+def one_line(said: str) -> str:
+    """Return a host's words fit to be printed and stored: one line without control characters, a screen at most."""
+    line = "".join(letter if letter.isprintable() else " " for letter in said[: 4 * MOST_LETTERS])
+    return " ".join(line.split())[:MOST_LETTERS]
+
+
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 

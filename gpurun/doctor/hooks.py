@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from gpurun.doctor.findings import one_line
 from gpurun.inventory.model import Host
 from gpurun.remote.agent import Agent
-from gpurun.remote.answers import words
 
 LIMIT_S = 60.0
 LIMIT_VARIABLE = "GPURUN_HOOK_LIMIT_S"
 """Tests shorten the limit."""
-MOST_LETTERS = 1000
 ANSWER_S = 15.0
 """How long a host may take to start a program and to report its end, beyond the program's own time."""
 
@@ -36,8 +35,3 @@ def ask_health(agent: Agent, host: Host) -> str:
     limit = limit_s()
     reply = agent.call("hooks.health", timeout_s=limit + ANSWER_S, argv=list(host.health), limit_s=limit)
     return one_line(reply.value["said"])
-
-
-def one_line(said: object) -> str:
-    """Return a hook's words as a host reports them, fit to be printed and stored: one line, not longer than a screen."""
-    return " ".join(words(said).split())[:MOST_LETTERS]

@@ -77,15 +77,15 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
 def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
     """Check that jobs can keep their files on the host."""
     if found.folder_problem:
-        remedy = _FOLDER_REMEDIES.get(found.folder_fault, f"ssh {host.name} ls -ld {found.folder}")
-        remedy = remedy.format(host=host.name, folder=found.folder, user=host.user or "USER")
-        yield Finding("folder", Severity.ERROR, (host.name,), found.folder_problem, remedy)
+        yield Finding(
+            "folder", Severity.ERROR, (host.name,), found.folder_problem, _remedy(host, found.folder_fault, found)
+        )
     elif _is_below(found.folder_free_bytes, NO_FOLDER_BYTES) or _is_below(found.folder_free_inodes, NO_INODES):
         left = f"{(found.folder_free_bytes or 0) >> 20} MiB"
         if found.folder_free_inodes is not None:
             left += f" and {found.folder_free_inodes} inodes"
-        remedy = _FOLDER_REMEDIES["full"].format(folder=found.folder)
-        yield Finding("folder", Severity.ERROR, (host.name,), f"only {left} free for {found.folder}", remedy)
+        evidence = f"only {left} free for {found.folder}"
+        yield Finding("folder", Severity.ERROR, (host.name,), evidence, _remedy(host, "full", found))
     if is_shared(found.folder_kind):
         evidence = f"{found.folder} is on {found.folder_kind}, which other hosts may share: they would remove its files"
         remedy = (
@@ -100,6 +100,12 @@ _FOLDER_REMEDIES = {
     "hangs": "look for the disk or file server behind it: sudo dmesg | tail; df {folder}",
     "read-only": "sudo dmesg | grep -iE 'error|remount', repair the file system, then: sudo mount -o remount,rw MOUNT",
 }
+
+
+def _remedy(host: Host, fault: str, found: Hardware) -> str:
+    """Return what to do about a folder's fault. The folder is a host's text, and people paste remedies into shells."""
+    template = _FOLDER_REMEDIES.get(fault, "ssh {host} ls -ld {folder}")
+    return template.format(host=host.name, folder=shlex.quote(found.folder), user=host.user or "USER")
 
 
 def _is_below(value: int | None, least: int) -> bool:

@@ -7,9 +7,10 @@ some jobs need none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from gpurun.doctor.diagnosis import unreachable
-from gpurun.doctor.findings import Finding, Severity, merged
+from gpurun.doctor.findings import Finding, Severity, merged, one_line
 from gpurun.doctor.gang_checks import check_clocks
 from gpurun.doctor.gpu_checks import check_gpus
 from gpurun.doctor.host_checks import check_docker, check_folder, check_health
@@ -52,5 +53,6 @@ def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
-    """Return the finding whose check comes first, with its remedy complete."""
-    return merged([min(findings, key=lambda finding: CHECKS.index(finding.check))])[0]
+    """Return the finding whose check comes first, with its remedy complete, and words that are fit to be stored."""
+    (worst,) = merged([min(findings, key=lambda finding: CHECKS.index(finding.check))])
+    return replace(worst, evidence=one_line(worst.evidence), remedy=one_line(worst.remedy))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpurun.doctor.hooks import limit_s, one_line
+from gpurun.doctor.findings import one_line
+from gpurun.doctor.hooks import limit_s
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Agent

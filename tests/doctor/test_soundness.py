@@ -1,11 +1,12 @@
 """Which findings make a host out, whatever its jobs need; and what the folder's and the site's checks find."""
 
 import dataclasses
+import shlex
 
 import pytest
 from faulty_hosts import GPU_FAULTS, HOST_FAULTS, NAMES, TCP, found_of, healthy, inventory, replaced, with_nic
 
-from gpurun.doctor.findings import Severity
+from gpurun.doctor.findings import MOST_LETTERS, Severity
 from gpurun.doctor.preflight import judge
 from gpurun.doctor.soundness import soundness
 from gpurun.doctor.survey import Survey
@@ -129,6 +130,23 @@ def test_hosts_that_the_inventory_no_longer_has_are_left_out():
 def test_a_hosts_remedy_names_the_host():
     found = soundness(inventory(), Survey({NAMES[6]: GPU_FAULTS["gpu-generation"](DENIED(healthy(7)))}, {}))
     assert "{" not in found[NAMES[6]].remedy
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J\nx", "\u202eevil", "x" * 10**6, "a\tb"])
+def test_what_a_lying_host_says_of_itself_is_fit_to_be_stored(text):
+    lies = [replaced(folder=text, folder_fault=text, folder_problem=text), replaced(gpus=(), gpu_problem=text),
+            replaced(docker=DockerFacts(problem=text))]  # fmt: skip
+    for lie in lies:
+        (finding,) = soundness(inventory(TCP), Survey({NAMES[0]: lie(healthy(1))}, {})).values()
+        assert (finding.evidence + finding.remedy).isprintable() and finding.evidence
+        assert len(finding.evidence) <= MOST_LETTERS >= len(finding.remedy)
+
+
+@pytest.mark.parametrize("fault", ["denied", "full", "hangs", "read-only", "broken", "{0.__class__}"])
+@pytest.mark.parametrize("folder", ["/x; rm -rf /", "$(id)", "{0.__class__}", "{", "it's"])
+def test_a_folder_s_name_does_nothing_in_a_shell_or_in_a_format(fault, folder):
+    (finding,) = found_of(replaced(folder=folder, folder_fault=fault, folder_problem="p"), fabric=TCP)
+    assert shlex.quote(folder) in finding.remedy or fault == "read-only"
 
 
 # -- the site's own check --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from faulty_hosts import NAMES, TCP, inventory
 
 from gpurun.doctor import hooks
+from gpurun.doctor.findings import MOST_LETTERS
 from gpurun.doctor.survey import probe
 from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.remote.agent import RemoteOpFailed
@@ -55,10 +56,10 @@ def test_a_host_with_a_program_of_the_site_s_is_asked_to_run_it():
     assert all(each["timeout_s"] > each["limit_s"] == hooks.LIMIT_S for each in asked), "the host ends it, and says so"
 
 
-@pytest.mark.parametrize("text", ["\x1b[2J\n\r\0x", "a\nb", "\u202eevil", "x" * 60_000, "\ud800 lone"])
+@pytest.mark.parametrize("text", ["\x1b[2J\n\r\0x", "a\nb", "\u202eevil", "x" * 60_000, "\ud800 lone", " x "])
 def test_what_a_lying_host_says_is_fit_to_be_printed_and_stored(text):
     found = probe(Asked({HOSTS[0]: {"said": text}}), inventory(TCP, HOSTS, health=("check",)), HOSTS).health
-    assert found[HOSTS[0]].isprintable() and 0 < len(found[HOSTS[0]]) <= hooks.MOST_LETTERS
+    assert found[HOSTS[0]].isprintable() and 0 < len(found[HOSTS[0]]) <= MOST_LETTERS
 
 
 def test_without_one_no_host_runs_anything():

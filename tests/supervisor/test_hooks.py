@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.doctor import hooks as limits
+from gpurun.doctor.findings import MOST_LETTERS
 from gpurun.errors import HostUnreachable
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 from gpurun.jobs.spec import Grant
@@ -100,7 +101,7 @@ def test_an_epilog_that_failed_is_told_and_keeps_no_gpu():
     assert heard == [("h1", "/site/epilog exited with code 1")]
     lies = Asked(inventory(epilogs=["h1"]), {"h1": {**CLEAN, "epilog": "\x1b[2J\n" + "x" * 60_000}})
     assert fence(lies, lease(), ["h1"], state="s", said=lambda *words: heard.append(words)) == {}
-    assert heard[-1][1].isprintable() and len(heard[-1][1]) <= limits.MOST_LETTERS
+    assert heard[-1][1].isprintable() and len(heard[-1][1]) <= MOST_LETTERS
 
 
 def test_an_epilog_of_a_host_that_is_not_fenced_is_told_too():
