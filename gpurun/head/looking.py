@@ -6,9 +6,11 @@ process of its own. One such process runs for a user at a time, and each ends by
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +19,9 @@ from pathlib import Path
 
 from gpurun.doctor.soundness import soundness
 from gpurun.doctor.survey import Survey, probe
-from gpurun.errors import GpurunError, StateError, StateUnavailable
+from gpurun.errors import AuthenticationFailed, GpurunError, StateError, StateUnavailable
 from gpurun.facts.hardware import DockerFacts
-from gpurun.head.looks import due_by_inventory
+from gpurun.head.looks import AGAIN_S, due_in, loaded
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
 from gpurun.remote.target import target_of
@@ -29,6 +31,7 @@ from gpurun.state.shared import enter
 ID = re.compile("[0-9a-f]{32}")
 AT_ONCE = 16
 LOOK_TIMEOUT_S = 15.0
+AGENT_S = 2.0
 FRESH_S = 3.0
 """Many supervisors may fail on one host at a moment: they all use one look that found it out."""
 BEGIN_WITHIN_S = 120.0
@@ -47,8 +50,8 @@ def look_at(
         timeout_s: for one host, from its first packet to its running agent.
 
     Returns:
-        Host → why it is out; None = its check passed. A host that is not in the inventory is not among them. The result
-        is right even if it cannot be noted.
+        Host → why it is out; None = its check passed. Missing: a host that is not in the inventory, or of which this
+        process can tell nothing, because its ssh-agent is gone. The result is right even if it cannot be noted.
     """
     known, now_s = read_machines(home, os.getuid()), time.time()
     found: dict[str, Out | None] = {}
@@ -69,16 +72,41 @@ def _batches(hosts: Sequence[Host]) -> Iterator[Sequence[Host]]:
     return (hosts[begin : begin + AT_ONCE] for begin in range(0, len(hosts), AT_ONCE))
 
 
-def _look(home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float) -> Mapping[str, Out | None]:
+def _look(
+    home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float, *, is_sure: bool | None = None
+) -> Mapping[str, Out | None]:
     targets = [target_of(host, inventory) for host in hosts]
     with Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s) as fleet:
         seen = probe(fleet, inventory, [host.name for host in hosts])
-    return note_survey(home, inventory, hosts, seen)
+    return note_survey(home, inventory, hosts, seen, is_sure=is_sure)
 
 
-def note_survey(home: Path, inventory: Inventory, hosts: Sequence[Host], seen: Survey) -> Mapping[str, Out | None]:
-    """Note what a survey has seen of hosts, as this user's knowledge. Returns host → why it is out, as `look_at`."""
+def has_its_agent(environ: Mapping[str, str]) -> bool:
+    """Return False if the environment names an ssh-agent that is gone, as after its user's logout."""
+    path = environ.get("SSH_AUTH_SOCK")
+    if not path:
+        return True
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.settimeout(AGENT_S)
+        try:
+            agent.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def note_survey(
+    home: Path, inventory: Inventory, hosts: Iterable[Host], seen: Survey, *, is_sure: bool | None = None
+) -> Mapping[str, Out | None]:
+    """Note what a survey has seen of hosts, as this user's knowledge. Returns host → why it is out, as `look_at`.
+
+    Args:
+        is_sure: a login that failed says something about the host. None = unless this process has lost its ssh-agent.
+    """
     now_s = time.time()
+    if not (has_its_agent(os.environ) if is_sure is None else is_sure):
+        unknown = {host for host, error in seen.failures.items() if isinstance(error, AuthenticationFailed)}
+        hosts = [host for host in hosts if host.name not in unknown]
     outs = outs_in(inventory, seen, hosts, now_s)
     looks = {
         host.machine: Machine(
@@ -114,31 +142,67 @@ def outs_in(inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: fl
     }
 
 
-def look_round(home: Path, paths: Iterable[str]) -> None:
-    """Look at the hosts of these inventories that are due. Does nothing if another process of this user does it.
+class Round:
+    """One round of looks at the hosts that are due.
+
+    Args:
+        by_timer: this process has the environment of a timer, perhaps without its user's ssh-agent. It looks once at
+            each host, and a login that fails says nothing.
+    """
+
+    def __init__(self, home: Path, *, by_timer: bool = False) -> None:
+        self._home, self._by_timer = home, by_timer
+        self._end_s = time.monotonic() + BEGIN_WITHIN_S
+        self._not_before_s: dict[tuple[str, str], float] = {}
+
+    def make(self, inventories: Sequence[Inventory]) -> None:
+        """Look at the hosts that are due. What is due is decided again before each batch.
+
+        So a long round looks several times at hosts that are out.
+        """
+        looked = True
+        while looked:
+            looked = sum(self._look_in(inventory) for inventory in inventories) > 0
+
+    def _look_in(self, inventory: Inventory) -> bool:
+        """Look at some hosts of an inventory. Returns False if none is due, or the round's time is over."""
+        now_s, source = time.monotonic(), inventory.source
+        but = {host for (path, host), at_s in self._not_before_s.items() if path == source and now_s < at_s}
+        hosts = due_in(self._home, inventory, most=AT_ONCE, but=but) if now_s < self._end_s else ()
+        if not hosts:
+            return False
+        some, is_sure = [inventory.by_name[host] for host in hosts], False if self._by_timer else None
+        outs = _look(self._home, inventory, some, LOOK_TIMEOUT_S, is_sure=is_sure)
+        for host in hosts:
+            again = outs.get(host) is not None and not self._by_timer
+            self._not_before_s[source, host] = now_s + AGAIN_S if again else math.inf
+        return True
+
+
+def look_round(home: Path, paths: Iterable[str], *, by_timer: bool = False) -> None:
+    """Make a round of looks at hosts of these inventories. Does nothing if another process of this user makes one.
+
+    Args:
+        by_timer: as for `Round`.
 
     Raises:
         StateError: the lock of the looks cannot be opened.
     """
-    begun_s = time.monotonic()
     try:
         with own_lock(home, "looking", patience_s=0.0):
-            for inventory, hosts in due_by_inventory(home, paths, time.time()):
-                for some in _batches([inventory.by_name[name] for name in hosts]):
-                    if time.monotonic() - begun_s > BEGIN_WITHIN_S:
-                        return
-                    _look(home, inventory, some, LOOK_TIMEOUT_S)
+            Round(home, by_timer=by_timer).make(loaded(paths))
     except StateUnavailable:
         return
 
 
 def main(argv: list[str]) -> int:
-    """Make one round of looks."""
+    """Make one round of looks at hosts of the inventories that are named; the first word may be ``--by-timer``."""
     signal.alarm(ROUND_S)
     home = Path(os.environ["GPURUN_HOME"])
     try:
         enter(home)
-        look_round(home, argv)
+        by_timer = argv[:1] == ["--by-timer"]
+        look_round(home, argv[1:] if by_timer else argv, by_timer=by_timer)
     except GpurunError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 (the waiter's log)
         return error.exit_code

@@ -54,20 +54,26 @@ def due_in_s(known: Machine | None, now_s: float, *, is_heard: bool = False) -> 
 
 
 def due_hosts(
-    inventory: Inventory, machines: Mapping[str, Machine], heard: Collection[str], now_s: float
-) -> tuple[str, ...]:
+    inventory: Inventory, machines: Mapping[str, Machine], heard: Collection[str], now_s: float, *,
+    most: int | None = None, but: Collection[str] = (),
+) -> tuple[str, ...]:  # fmt: skip
     """Return the hosts that are to be looked at, those that are out first. Pure.
 
     Args:
         heard: hosts on which running gangs of this user are.
+        most: so many at most; None = all. Hosts that are out are then at most half, unless there are few others: a
+            look at each takes its whole time-out, and the others must get their turn.
+        but: hosts that were looked at just now.
     """
-    due = [
-        host
-        for host in inventory.hosts
-        if due_in_s(machines.get(host.machine), now_s, is_heard=host.name in heard) <= EARLY_S
-    ]
-    is_out = {host.name for host in due if (known := machines.get(host.machine)) is not None and known.out is not None}
-    return tuple(sorted((host.name for host in due), key=lambda name: name not in is_out))
+    outs, others = list[str](), list[str]()
+    for host in inventory.hosts:
+        known = machines.get(host.machine)
+        if host.name not in but and due_in_s(known, now_s, is_heard=host.name in heard) <= EARLY_S:
+            (outs if known is not None and known.out is not None else others).append(host.name)
+    if most is None:
+        return (*outs, *others)
+    first = outs[: max(most // 2, most - len(others))]
+    return (*first, *others[: most - len(first)])
 
 
 def next_due_in_s(
@@ -112,42 +118,48 @@ def known_inventories(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
 
-def due_by_inventory(home: Path, paths: Iterable[str], now_s: float) -> list[tuple[Inventory, tuple[str, ...]]]:
-    """Return the inventories with hosts that are to be looked at, and those hosts. Skips inventories with errors."""
+def loaded(paths: Iterable[str]) -> list[Inventory]:
+    """Return the inventories of these paths, without those that have errors."""
     from gpurun.inventory.load import load  # noqa: PLC0415 (a waiter never needs it)
 
-    records, machines = list(JobStore(home).live_records()), read_machines(home, os.getuid())
     found = []
     for path in paths:
         with suppress(BadInput):
-            inventory = load(Path(path))
-            hosts = due_hosts(inventory, machines, heard_in(records, os.getuid(), inventory.source), now_s)
-            if hosts:
-                found.append((inventory, hosts))
+            found.append(load(Path(path)))
     return found
+
+
+def due_in(
+    home: Path, inventory: Inventory, *, most: int | None = None, but: Collection[str] = ()
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the hosts of an inventory that this user's processes are to look at now; the rest as for `due_hosts`."""
+    uid = os.getuid()
+    heard = heard_in(JobStore(home).live_records(), uid, inventory.source)
+    return due_hosts(inventory, read_machines(home, uid), heard, time.time(), most=most, but=but)
 
 
 def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
     """Start looks at the hosts that this user's timer looks at, if some are due. The next minute tries again."""
     paths = known_inventories(home, environ)
     with suppress(OSError):
-        if due_by_inventory(home, paths, time.time()):
-            start_looks(home, environ, paths)
+        if any(due_in(home, inventory) for inventory in loaded(paths)):
+            start_looks(home, environ, ["--by-timer", *paths])
 
 
 def start_looks(
-    home: Path, environ: Mapping[str, str], paths: Iterable[str], *, log: int | None = subprocess.DEVNULL
+    home: Path, environ: Mapping[str, str], arguments: Iterable[str], *, log: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start the process that looks at the hosts of these inventories that are due.
+    """Start the process that looks at hosts that are due.
 
     Args:
+        arguments: those of `gpurun.head.looking`: the inventories.
         log: a descriptor for what it prints; None = that of this process.
 
     Raises:
         OSError: no process can be started.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurun.head.looking", *paths],
+        [sys.executable, "-m", "gpurun.head.looking", *arguments],
         env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True, cwd="/",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from gpurun.doctor.survey import Survey
-from gpurun.errors import HostUnreachable, StateDiskError
+from gpurun.errors import AuthenticationFailed, HostUnreachable, StateDiskError
 from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
 from gpurun.head import looking
 from gpurun.head.looking import AT_ONCE, look_at, look_round
@@ -31,11 +32,12 @@ class Fleet:
 
     Attributes:
         broken: host → why it cannot be reached.
+        refusing: hosts that refuse the user's keys.
         asked: the hosts of each look.
     """
 
     def __init__(self):
-        self.broken, self.asked, self.ids = {}, [], {}
+        self.broken, self.asked, self.ids, self.refusing = {}, [], {}, set()
 
     def open(self, targets, *, limit, timeout_s):
         assert limit == AT_ONCE
@@ -50,6 +52,9 @@ class Fleet:
 
     def probe(self, _fleet, _inventory, hosts):
         failed = {host: HostUnreachable(self.broken[host], host=host) for host in hosts if host in self.broken}
+        failed |= {
+            host: AuthenticationFailed("it refuses every key", host=host) for host in hosts if host in self.refusing
+        }
         engine = DockerFacts(version="26.1", gpu_support="cdi", memory_bytes=64 << 30, cores=16)
         sound = Hardware("h", gpus=(Gpu(0, generation="pascal"),), docker=engine)
         ok = {
@@ -57,7 +62,7 @@ class Fleet:
                 host, machine_id=self.ids.get(host, ID), gpus=sound.gpus, docker=sound.docker, driver="535.1"
             )
             for host in hosts
-            if host not in self.broken
+            if host not in failed
         }
         return Survey(ok, failed)
 
@@ -151,6 +156,69 @@ def test_a_round_looks_at_hosts_that_are_due_those_that_are_out_first(tmp_path, 
     assert len(fleet.asked) == 1, "now all are known"
 
 
+def test_dead_hosts_keep_no_other_host_from_its_look(tmp_path, inventory, fleet, monkeypatch):
+    """A look at a dead host takes its whole time-out, and then it is due again."""
+    clock = [1000.0]
+    now_s = time.time()
+    dead = {f"h{n:02}" for n in range(1, 25)}
+    fleet.broken = dict.fromkeys(dead, "no answer within 15 s")
+    note_looks(tmp_path, {f"{host}:22": Machine(host, now_s - 60, out=Out("ssh", "x", now_s - 60)) for host in dead})
+    real = fleet.probe
+
+    def probe(*arguments):
+        clock[0] += 15
+        monkeypatch.setattr(time, "time", lambda: now_s + clock[0] - 1000)
+        return real(*arguments)
+
+    monkeypatch.setattr(looking, "probe", probe)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    look_round(tmp_path, [inventory.source])
+    seen = [host for some in fleet.asked for host in some]
+    assert all(len(some) <= AT_ONCE for some in fleet.asked)
+    assert {host.name for host in inventory.hosts} == set(seen)
+    first_live = next(n for n, some in enumerate(fleet.asked) if set(some) - dead)
+    assert first_live == 0, "half of the first batch"
+    assert all(seen.count(host) >= 2 for host in dead), "a long round looks at them again"
+    assert all(seen.count(host.name) == 1 for host in inventory.hosts if host.name not in dead)
+
+
+def test_a_round_ends_where_nothing_can_be_noted(tmp_path, inventory, fleet, monkeypatch):
+    def full(*_):
+        raise StateDiskError("the disk is full")
+
+    monkeypatch.setattr(looking, "note_looks", full)
+    look_round(tmp_path, [inventory.source])
+    assert [len(some) for some in fleet.asked] == [16, 16, 8]
+
+
+@pytest.mark.parametrize(("gone", "is_noted"), [(False, True), (True, False)])
+def test_a_login_says_nothing_without_the_ssh_agent(tmp_path, inventory, fleet, monkeypatch, gone, is_noted):
+    """The user has logged out, and the agent of the login is gone; the next login brings another one."""
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        if not gone:
+            agent.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        fleet.refusing, fleet.broken = {"h01"}, {"h02": "no route to host"}
+        found = look_at(tmp_path, inventory, ["h01", "h02", "h03"])
+    assert ("h01" in found) == ("h01" in known(tmp_path)) == is_noted
+    assert found["h02"] is not None and found["h03"] is None
+
+
+def test_a_failed_login_of_a_timer_says_nothing(tmp_path, inventory, fleet, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    now_s = time.time()
+    note_looks(tmp_path, {f"{host.name}:22": Machine(host.name, now_s) for host in inventory.hosts[2:]})
+    out = Out("docker", "no engine", now_s - 60)
+    note_looks(tmp_path, {"h02:22": Machine("h02", now_s - 60, out=out)})
+    fleet.refusing = {"h01", "h02"}
+    look_round(tmp_path, [inventory.source], by_timer=True)
+    assert fleet.asked == [["h02", "h01"]], "once"
+    assert "h01" not in known(tmp_path) and known(tmp_path)["h02"].out == out
+    look_round(tmp_path, [inventory.source])
+    assert known(tmp_path)["h01"].out.check == known(tmp_path)["h02"].out.check == "ssh"
+
+
 def test_one_round_runs_at_a_time(tmp_path, inventory, fleet):
     with own_lock(tmp_path, "looking"):
         look_round(tmp_path, [inventory.source])
@@ -167,7 +235,7 @@ def test_the_process_ends_by_itself(tmp_path):
     """The kernel ends it, whatever it waits for."""
     code = (
         "import sys, time\nfrom gpurun.head import looking\nlooking.ROUND_S = 1\n"
-        "looking.look_round = lambda *_: time.sleep(60)\nsys.exit(looking.main([]))"
+        "looking.look_round = lambda *_, **__: time.sleep(60)\nsys.exit(looking.main([]))"
     )
     environ = {**os.environ, "GPURUN_HOME": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == -signal.SIGALRM

@@ -1,6 +1,7 @@
 """When hosts are looked at again, by a waiter and by a timer."""
 
 import os
+import time
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_hosts_that_are_out_are_looked_at_first(inventory):
     assert due_hosts(inventory, known, {"h2"}, NOW_S) == ("h4", "h3")
 
 
+@pytest.mark.parametrize(("outs", "others", "expected"), [
+    (20, 20, (8, 8)), (20, 3, (13, 3)), (3, 20, (3, 13)), (0, 20, (0, 16)), (20, 0, (16, 0)), (2, 1, (2, 1)),
+])  # fmt: skip
+def test_hosts_that_are_out_take_at_most_half_of_a_batch(tmp_path, outs, others, expected):
+    (tmp_path / "many.yaml").write_text(INVENTORY.replace("h[1-4]", f"h[1-{outs + others}]"))
+    known = {f"h{n}:22": Machine(f"h{n}", NOW_S - 60, out=OUT) for n in range(1, outs + 1)}
+    found = due_hosts(load(tmp_path / "many.yaml"), known, (), NOW_S, most=16)
+    assert (sum(f"{host}:22" in known for host in found), len(set(found))) == (expected[0], sum(expected))
+    assert all(f"{host}:22" in known for host in found[: expected[0]]), "first"
+
+
 def test_only_inventories_of_this_users_queued_jobs_are_looked_at(tmp_path, inventory):
     queue(tmp_path, State.RUNNING, ["h1"])
     records = list(JobStore(tmp_path).live_records())
@@ -77,8 +89,9 @@ def test_a_timer_looks_at_what_was_looked_at_before(tmp_path, inventory):
     note_looks(tmp_path, {"x:22": Machine("x", NOW_S, inventory="/nowhere.yaml")})
     environ = {"HOME": str(tmp_path)}
     assert set(looks.known_inventories(tmp_path, environ)) >= {inventory.source, "/nowhere.yaml"}
-    found = looks.due_by_inventory(tmp_path, ["/nowhere.yaml", inventory.source], NOW_S)
-    assert [(each.source, hosts) for each, hosts in found] == [(inventory.source, ("h2", "h3", "h4"))]
+    assert [each.source for each in looks.loaded(["/nowhere.yaml", inventory.source])] == [inventory.source]
+    note_looks(tmp_path, {"h1:22": Machine("h1", time.time(), inventory=inventory.source)})
+    assert looks.due_in(tmp_path, inventory) == ("h2", "h3", "h4")
 
 
 @pytest.fixture
