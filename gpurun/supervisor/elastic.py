@@ -24,6 +24,7 @@ from gpurun.leases import members as lease_steps
 from gpurun.leases.lease import Lease
 from gpurun.leases.refusals import remember
 from gpurun.state import durable
+from gpurun.supervisor import elsewhere
 from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.fence import fence
@@ -290,6 +291,8 @@ class Members:
             refused = ended.end.refused
             self._change(lease_steps.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
+            if ended.end.by_host and not self._stop.is_set():  # one that is out is offered to nobody
+                elsewhere.checked(job, sorted(filter(None, ended.end.by_host)))
             raise
         except (GpurunError, OSError):
             self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
@@ -314,7 +317,7 @@ class Members:
             job.events.emit("host", host=host, state="joining", reason="free, and wanted by nobody else")
         job.links.add(hosts, job.inventory)
         freeze(job.folder, job.inventory, job.lease)
-        raise_first(job.links.open(hosts))
+        raise_first(job.links.open(hosts), kind="connection")
         job.ask_accounts((*job.members, *hosts))
         examine(job, hosts)
         raise_first(claim(job, hosts))

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,13 @@ import pytest
 from gpurun.errors import HostUnreachable, StateDiskError
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
+from gpurun.leases import members as lease_steps
 from gpurun.remote.fleet import Results
 from gpurun.state.cordons import read_cordons
+from gpurun.supervisor import elsewhere
 from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.job import raise_first
 from gpurun.supervisor.outputs_listed import Unbrought
 
 
@@ -75,6 +80,26 @@ def test_a_supervisor_that_follows_does_what_the_one_before_did_not_come_to(gang
 def test_nobody_is_cut_in_a_gang_that_has_lost_nobody(gang):
     members_of(gang)._cut_connections()
     assert gang.told == []
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_host_that_cannot_join_is_checked_unless_the_gang_has_ended(gang, monkeypatch, has_ended):
+    """The scheduler keeps the gang off a host that is out: it is not tried again and again."""
+    members, checked = members_of(gang), []
+    gang.job.spec = replace(gang.job.spec, gpus=8)
+    monkeypatch.setattr(lease_steps, "grow", lambda home, held, *_, **__: (held, ("h4",)))
+    monkeypatch.setattr(lease_steps, "put_apart", lambda home, held, hosts: held)
+    monkeypatch.setattr(elsewhere, "checked", lambda job, hosts: checked.append(hosts))
+
+    def bring_in(hosts):
+        if has_ended:
+            members._stop.set()
+        raise_first({host: HostUnreachable("no route to host", host=host) for host in hosts}, kind="connection")
+
+    monkeypatch.setattr(members, "_bring_in", bring_in)
+    with pytest.raises(GangEnd):
+        members._take_and_bring_in()
+    assert checked == ([] if has_ended else [["h4"]])
 
 
 def test_a_host_that_has_left_since_is_not_asked(gang):
