@@ -38,7 +38,8 @@ def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
 def unreachable(host: str, error: GpurunError) -> Finding:
     """Return the finding for a host that gpurun could not probe."""
     remedy = error.hint or _REMEDIES.get(type(error)) or f"check power, network and sshd: ssh {host} true"
-    return Finding("ssh", Severity.ERROR, (host,), error.message, remedy)
+    check = "folder" if isinstance(error, HostNotReady) and error.kind == "folder" else "ssh"
+    return Finding(check, Severity.ERROR, (host,), error.message, remedy)
 
 
 _REMEDIES: dict[type[GpurunError], str] = {

@@ -45,7 +45,10 @@ def addresses_of(route: Route) -> list[Address]:
     try:
         found = socket.getaddrinfo(route.hostname, route.port, route.family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise HostUnreachable(f"the name {route.hostname!r} cannot be resolved: {error}", host=route.name) from None
+        hint = "correct DNS, /etc/hosts, or the address in the inventory or in ssh_config"
+        raise HostUnreachable(
+            f"the name {route.hostname!r} cannot be resolved: {error}", host=route.name, hint=hint
+        ) from None
     return in_turn(Address(*each) for each in found)
 
 

@@ -241,7 +241,8 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
     for name, remedy in _FOLDER_REMEDIES.items():
         if name in said:
             hint = f"{remedy}, or give the host another: gpurun inventory set {host} folder=DIR"
-            return HostNotReady(words(said.partition(name)[2].strip().partition("\n")[0]), host=host, hint=hint)
+            why = words(said.partition(name)[2].strip().partition("\n")[0])
+            return HostNotReady(why, kind="folder", host=host, hint=hint)
     ended = "its shell ended" if code is None else f"its shell ended with code {code}"
     return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
 

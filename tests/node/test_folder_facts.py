@@ -101,6 +101,12 @@ def test_something_else_in_its_place(tmp_path, kind):
     assert found["folder_fault"] == "broken" and "nothing can be written to" in found["folder_problem"]
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_is_no_broken_one(tmp_path, monkeypatch, number):
+    failing(monkeypatch, number, "fsync")
+    assert facts(tmp_path / "x")["folder_fault"] == ""
+
+
 def test_a_file_system_that_hangs_costs_its_time_out(tmp_path, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(folder_facts, "TRY_TIMEOUT_S", 0.1)

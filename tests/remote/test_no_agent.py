@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.doctor.diagnosis import unreachable
 from gpurun.remote import Target
 from gpurun.remote.opening import _no_agent
 from gpurun.remote.remote_command import CommandEnd
@@ -29,6 +30,7 @@ def ended(said, code=1):
 def test_a_folder_that_cannot_be_used(said, message, remedy):
     error = ended(TRACE + said)
     assert error.message.startswith(message) and error.host == "h1"
+    assert error.kind == "folder" and unreachable("h1", error).check == "folder"
     assert remedy in error.hint and "gpurun inventory set h1 folder=DIR" in error.hint
 
 
