@@ -15,12 +15,11 @@ from gpurun.cli.printing import printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from gpurun.doctor.survey import Survey
     from gpurun.facts.hardware import Hardware
     from gpurun.inventory.imports.draft import Draft
-    from gpurun.inventory.model import Inventory
 
 GUESSED_INTERFACE = "eth0"
 PLACES = ("inventory.ini", "hosts", "hosts.yml", "hosts.ini", "/etc/ansible/hosts", "/etc/slurm", "~/.ssh/config")
@@ -70,17 +69,18 @@ def init(
 
 
 def _check_unfinished(target: Path, source: str | None, user: str | None) -> None:
-    """Check that a second `init` may continue with an inventory: some of its values are guesses.
+    """Check that a second `init` may continue with an inventory: it was imported, and its hosts have not told all.
 
     Raises:
-        BadInput: the inventory has no guess, or the arguments do not fit it.
+        BadInput: the inventory is none of an unfinished `init`, or the arguments do not fit it.
     """
-    from gpurun.inventory.imports.guesses import guesses
+    from gpurun.inventory.imports.guesses import guesses, is_imported
     from gpurun.inventory.load import parse, read
 
     data = read(target)
-    found = parse(data, target)
-    if not guesses(data.decode()):
+    found, text = parse(data, target), data.decode()
+    was_probed = any(host.gpu_model is not None for host in found.hosts)
+    if not guesses(text) and (was_probed or not is_imported(text)):
         raise BadInput(
             "there is an inventory already", where=str(target),
             hint="`gpurun doctor` checks its hosts, `gpurun inventory trust @all` and `gpurun inventory probe --write` "
@@ -143,6 +143,7 @@ def _write(draft: Draft, target: Path, user: str | None) -> None:
     from gpurun.cli.inventory_exchange import create_inventory
 
     stated = {} if user is None else {"user": user}
+    draft.guess(f"interface {GUESSED_INTERFACE} for every fabric")
     create_inventory(draft, target, stated, {"kind": "tcp", "interface": GUESSED_INTERFACE})
 
 
@@ -163,50 +164,25 @@ def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:
         keep: replace only guesses, and add missing values: a person may have edited the others.
     """
     from gpurun.cli.inventory_editing import change_file
-    from gpurun.cli.probe import differing, survey_of
+    from gpurun.cli.probe import survey_of
+    from gpurun.cli.told import differing, with_answers
+    from gpurun.inventory.imports.guesses import with_interface
     from gpurun.inventory.load import load
 
     found = load(target)
     survey = survey_of(found, [host.name for host in found.hosts], 15.0)
-    change_file(target, lambda text: _with_answers(text, target, survey, keep=keep), yes=yes)
+    interface = interface_of(survey.hardware.values())
+
+    def rewrite(text: bytes) -> bytes:
+        if interface is not None:
+            text = with_interface(text.decode(), interface).encode()
+        return with_answers(text, target, survey, keep=keep, guess_rest=True)
+
+    change_file(target, rewrite, yes=yes)
     for host, left in differing(load(target), survey).items():
         for one in left:
             say(printable(f"{host}: {one.key} is {one.found}; the inventory says {one.stated}, and that stays"))
     return _said(survey)
-
-
-def _with_answers(text: bytes, target: Path, survey: Survey, *, keep: bool) -> bytes:
-    """Return the inventory's text with what the hosts have told, as `_probe` writes it."""
-    from gpurun.cli.probe import differing, rewritten
-    from gpurun.inventory.imports.guesses import guessed_hosts, guesses, settled
-    from gpurun.inventory.load import parse
-
-    interface = interface_of(survey.hardware.values())
-    if interface is not None:
-        text = text.replace(f"interface: {GUESSED_INTERFACE}".encode(), f"interface: {interface}".encode())
-    now, told = text.decode(), _told(parse(text, target), survey)
-    guessed: dict[str, tuple[str, ...]] = {}
-    for guess in guesses(now):
-        hosts = guessed[guess.key] = guessed_hosts(now, guess, target)
-        values = Counter(str(told[host][guess.key]) for host in hosts if told.get(host, {}).get(guess.key) is not None)
-        if values:
-            unknown = [host for host in hosts if told.get(host, {}).get(guess.key) is None]
-            now = settled(now, guess, values.most_common(1)[0][0], unknown)
-    differences = differing(parse(now.encode(), target), survey)
-    if keep:
-        differences = {
-            host: tuple(one for one in found if one.stated in (None, ()) or host in guessed.get(one.key, ()))
-            for host, found in differences.items()
-        }
-    return rewritten(now.encode(), target, differences)
-
-
-def _told(inventory: Inventory, survey: Survey) -> dict[str, Mapping[str, object]]:
-    """Return host → key → the value that the host has."""
-    from gpurun.doctor.compare import detected
-
-    hosts = ((inventory.by_name[name], hardware) for name, hardware in survey.hardware.items())
-    return {host.name: detected(inventory.fabric_of(host), hardware) for host, hardware in hosts}
 
 
 def _said(survey: Survey) -> dict[str, GpurunError]:

@@ -12,9 +12,10 @@ import typer
 from gpurun.cli.doctor import UNHEALTHY, load_chosen
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.told import differing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpurun.doctor.compare import Difference
     from gpurun.doctor.survey import Survey
@@ -56,7 +57,7 @@ def probe(
         _print(found, survey, differences)
         say(f"{len(survey.hardware)} of {len(chosen)} hosts answered, in {elapsed_s:.1f} s")
     if write:
-        _write(Path(found.source), differences, yes)
+        _write(Path(found.source), survey, yes)
     if survey.failures:
         raise typer.Exit(UNHEALTHY)
 
@@ -74,17 +75,6 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
         seen = ask(fleet, inventory, hosts)
     note_seen(home(os.environ), inventory, hosts, seen, timeout_s)
     return seen
-
-
-def differing(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:
-    """Return the differences between the inventory and each host."""
-    from gpurun.doctor.compare import differences
-
-    found = {}
-    for name, hardware in survey.hardware.items():
-        host = inventory.by_name[name]
-        found[name] = tuple(differences(host, inventory.fabric_of(host), hardware))
-    return found
 
 
 def _document(
@@ -154,29 +144,9 @@ def _plain(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
-def _write(source: Path, differences: Mapping[str, tuple[Difference, ...]], yes: bool) -> None:
+def _write(source: Path, survey: Survey, yes: bool) -> None:
     """Show the change that writes the results into the inventory file, ask, and make it."""
     from gpurun.cli.inventory_editing import change_file
+    from gpurun.cli.told import with_answers
 
-    change_file(source, lambda text: rewritten(text, source, differences), yes=yes)
-
-
-def rewritten(text: bytes, source: Path, differences: Mapping[str, tuple[Difference, ...]]) -> bytes:
-    """Return the inventory's text with the results written into it."""
-    from gpurun.inventory.edit import SetFields, apply
-    from gpurun.inventory.settings import from_mapping
-
-    for values, names in _grouped(differences):
-        text = apply(text, source, SetFields(tuple(names), from_mapping(values)))
-    return text
-
-
-def _grouped(
-    differences: Mapping[str, tuple[Difference, ...]],
-) -> Iterable[tuple[dict[str, object], list[str]]]:
-    """Return pairs of values and the hosts that have exactly these differences."""
-    groups: dict[tuple[tuple[str, object], ...], list[str]] = {}
-    for name, found in differences.items():
-        if found:
-            groups.setdefault(tuple((one.key, one.found) for one in found), []).append(name)
-    return [(dict(values), names) for values, names in groups.items()]
+    change_file(source, lambda text: with_answers(text, source, survey), yes=yes)

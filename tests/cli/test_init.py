@@ -117,6 +117,7 @@ def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
     assert {(host.gpus, host.generation, host.gpu_model) for host in found.hosts} == {(4, "volta", "V100")}
     assert found.fabrics["tcp"].interface == "ens1"
     assert "Guessed: gpus" not in text and "Guessed: generation" not in text and "gpus: 1" not in text
+    assert "Guessed: interface" not in text
     assert "defaults: {generation: volta, gpus: 4}" in text
     code, _, err = gpurun("init", "--yes")
     assert code == 2 and "there is an inventory already" in err and "gpurun inventory probe --write" in err
@@ -171,3 +172,44 @@ def test_a_host_that_lies_about_its_generation_writes_nothing_else(gpurun, place
     assert code == 2 and "\x1b" not in err
     (host,) = load(place / "inventory.yaml").hosts
     assert (host.gpus, host.generation) == (1, "unknown")
+
+
+def test_an_inventory_of_another_tool_that_says_all_is_continued_until_its_hosts_were_probed(gpurun, place, hosts):
+    (place / "hosts.csv").write_text("name,gpus,generation\nn1,4,volta\nn2,4,volta\n")
+    assert gpurun("init", "./hosts.csv")[0] == 2
+    assert "Guessed: gpus" not in (place / "inventory.yaml").read_text()
+    hosts.gpus = {"n1": 4, "n2": 2}
+    code, _, err = gpurun("init", "./hosts.csv", "--yes")
+    assert code == 0 and "n2: gpus is 2; the inventory says 4, and that stays" in err
+    assert [host.gpu_model for host in load(place / "inventory.yaml").hosts] == ["V100", "V100"]
+    assert gpurun("init", "--yes")[0] == 2
+
+
+def test_an_inventory_that_a_person_wrote_is_never_continued(gpurun, place, hosts):
+    text = (
+        "version: 1\ndefaults: {generation: unknown, gpus: 1}\nfabrics: {tcp: {kind: tcp, interface: eth0}}\n"
+        "racks: {r1: {hosts: {n1: {}}}}\n"
+    )
+    (place / "inventory.yaml").write_text(text)
+    hosts.gpus = {"n1": 4}
+    assert gpurun("init", "--yes")[0] == 2 and (place / "inventory.yaml").read_text() == text
+
+
+def test_an_interface_that_a_person_has_confirmed_stays(gpurun, place, hosts):
+    hosts.gpus = {"n1": 4}
+    gpurun("init", "n1")
+    file = place / "inventory.yaml"
+    file.write_text(file.read_text().replace("# Guessed: interface eth0 for every fabric\n", ""))
+    assert gpurun("init", "--yes")[0] == 0
+    assert load(file).fabrics["tcp"].interface == "eth0"
+
+
+def test_a_probe_that_writes_settles_a_guess_only_if_all_hosts_have_answered_it(gpurun, place, hosts):
+    hosts.gpus = {"n1": 4, "n2": 4}
+    gpurun("init", "n[1-2]")
+    assert gpurun("inventory", "probe", "n1", "--write", "--yes", "-i", "inventory.yaml")[0] == 0
+    assert gpus_in(place) == {"n1": 4, "n2": 1}, "no other host is changed"
+    assert "# Guessed: gpus 1 for every host" in (place / "inventory.yaml").read_text()
+    assert gpurun("inventory", "probe", "--write", "--yes", "-i", "inventory.yaml")[0] == 0
+    text = (place / "inventory.yaml").read_text()
+    assert gpus_in(place) == {"n1": 4, "n2": 4} and "Guessed: gpus" not in text and "gpus: 1" not in text

@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.inventory.imports.compose import compose
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.imports.guesses import guessed_hosts, guesses, settled
+from gpurun.inventory.imports.guesses import guessed_hosts, guesses, is_imported, settled, with_interface
 from gpurun.inventory.load import parse
 
 PATH = Path("/inventory.yaml")
@@ -85,3 +85,21 @@ def test_hosts_that_have_not_told_are_named_in_what_stays_a_guess():
 )  # fmt: skip
 def test_text_that_is_no_inventory_has_no_guessed_hosts(text):
     assert all(guessed_hosts(text, guess, PATH) == () for guess in guesses(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("# Guessed: interface eth0 for every fabric\n{interface: eth0}", "{interface: ens1}"),
+        ("# Guessed: interface eth0: see probe\n{interface: eth0, x: eth0}", "{interface: ens1, x: eth0}"),
+        ("# Guessed: interface eth0\n{interface: eth01}\ninterface: eth0\n", "{interface: eth01}\ninterface: ens1\n"),
+        ("{interface: eth0}", "{interface: eth0}"),
+        ("# Guessed: interface e.h0\n{interface: eth0}", "{interface: eth0}"),
+    ],
+)
+def test_a_guessed_interface_is_replaced_by_what_the_hosts_have(text, after):
+    assert with_interface(text, "ens1") == after
+
+
+def test_only_what_was_imported_is_unfinished():
+    assert is_imported(imported("n1")) and not is_imported("version: 1\n") and not is_imported("# Imported from x\n")

@@ -15,7 +15,9 @@ from gpurun.errors import BadInput
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import parse
 
+_IMPORTED = re.compile(r"^# Imported from .* by gpurun inventory import\.$", re.MULTILINE)
 _COMMENT = re.compile(r"^# Guessed: (gpus|generation) (\S+) for .*\n", re.MULTILINE)
+_INTERFACE = re.compile(r"^# Guessed: interface ([^\s:]+).*\n", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults: \{.*\}$", re.MULTILINE)
 _OTHERWISE = "otherwise"
 
@@ -33,6 +35,11 @@ class Guess:
     key: str
     value: str
     comment: str
+
+
+def is_imported(text: str) -> bool:
+    """Return whether `compose` wrote an inventory's text, before people edited it."""
+    return _IMPORTED.search(text) is not None
 
 
 def guesses(text: str) -> tuple[Guess, ...]:
@@ -71,6 +78,15 @@ def settled(text: str, guess: Guess, value: str, unknown: Collection[str]) -> st
         return text
     still = f"# Guessed: {guess.key} {value} for {fold(unknown)}, as most others have\n" if unknown else ""
     return changed.replace(guess.comment, still, 1)
+
+
+def with_interface(text: str, interface: str) -> str:
+    """Return the text with the interface that the hosts have, if its interface is a guess; then it is none any more."""
+    guess = _INTERFACE.search(text)
+    if guess is None:
+        return text
+    stated = re.compile(rf"(?<=\binterface: ){re.escape(guess[1])}(?=[,}}\s])")
+    return stated.sub(lambda _: interface, text.replace(guess[0], "", 1))
 
 
 def _with_default(text: str, guess: Guess, value: str) -> str | None:
