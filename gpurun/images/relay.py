@@ -204,7 +204,8 @@ class Relay:
         if lane.upstreams[0] == source:
             del lane.upstreams[0]
         if not lane.upstreams or lane.corrupt > MAX_CORRUPT:
-            self.give_up(lane.host, HostFailure(f"nothing could be brought to it: {error.message}", host=lane.host))
+            why = f"nothing could be brought to it: {error.message}"
+            self.give_up(lane.host, HostFailure(why, kind="link-lost", host=lane.host))
 
     def _accuse(self, lane: ChainLane, source: str, error: GpurunError) -> None:
         """Decide which host is at fault when a host refused a chunk.

@@ -42,7 +42,7 @@ MOST_WORDS = 200
 
 NEVER_THE_JOBS = frozenset(
     {"unreachable", "host-key", "login", "connection", "preflight", "contradiction", "address", "port-in-use",
-     "claimed", "no-docker", "no-space", "read-only", "timeout"}
+     "claimed", "closed", "link-lost", "no-docker", "no-route", "no-space", "read-only", "timeout"}
 )  # fmt: skip
 """Kinds of failures that no job brings about, and room that a job waits for."""
 SAID_BY_KIND = frozenset({"prolog", "architecture"})

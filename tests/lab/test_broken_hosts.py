@@ -188,22 +188,26 @@ def test_a_dead_host_takes_no_job_and_returns_by_itself(cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 6])
-def test_hosts_are_off_and_ten_jobs_run_after_the_repair(cluster, count):
+@pytest.mark.parametrize(("count", "how"), [(3, "off"), (6, "off"), (6, "cut off from the head")])
+def test_hosts_are_off_and_ten_jobs_run_after_the_repair(cluster, count, how):
     off = [host.name for host in cluster.lab.hosts][:count]
-    for host in off:
+    for host in off if how == "off" else ():
         cluster.lab.crash(host)
+    if how != "off":
+        cluster.lab.cut("head")
     jobs = submit(cluster, 8) + submit(cluster, 2, gpus=16)
     until(lambda: set(outs(cluster)) == set(off), lambda: (outs(cluster), states(cluster, jobs)), every_s=1.0)
     has_ended(cluster, jobs[:8] if count < 6 else [])
     assert states(cluster, jobs[8:]) == ["QUEUED"] * 2
     assert "FAILED" not in states(cluster, jobs)
     repaired_s = time.time()
-    for host in off:
+    for host in off if how == "off" else ():
         cluster.lab.boot(host)
+    if how != "off":
+        cluster.lab.heal("head")
     has_ended(cluster, jobs)
     back_s = max(cluster.record(job)["started_s"] for job in jobs) - repaired_s
-    measured(how=f"{count} of 6 off", states={"SUCCEEDED": states(cluster, jobs).count("SUCCEEDED")}, back_s=back_s)
+    measured(how=f"{count} of 6 {how}", states={"SUCCEEDED": states(cluster, jobs).count("SUCCEEDED")}, back_s=back_s)
     assert states(cluster, jobs) == ["SUCCEEDED"] * 10
 
 

@@ -109,7 +109,10 @@ NOT_THE_JOBS = [
     HostFailure("line 62: Bad configuration option", kind="connection", host="h1"),
     HostFailure("clock: 40 s ahead", kind="preflight", host="h1"),
     HostFailure("it calls itself 'h2'", kind="contradiction", host="h1"),
-    *(RemoteOpFailed("x", kind=kind, host="h1") for kind in ("no-space", "read-only", "no-docker", "timeout")),
+    *(
+        RemoteOpFailed("x", kind=kind, host="h1")
+        for kind in ("no-space", "read-only", "no-docker", "timeout", "no-route", "link-lost")
+    ),
 ]  # fmt: skip
 
 
