@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.record import JobRecord
 
-AGAIN_S = 15.0
-"""A host that is out is looked at again after this long. With a look that takes its whole time-out, that is 30 s."""
+AGAIN_S = 10.0
+"""A host that is out is looked at again after this long. With a look that takes its whole time-out, that is 25 s."""
 UNHEARD_S = 300.0
 """A host of which nothing was heard for this long is looked at."""
-EARLY_S = 5.0
+EARLY_S = 3.0
 """Looks that are due within this time are made together with those that are due now."""
 FIRST_LOOK_S = 3.0
 """A waiter that lives for less than this starts no look."""
