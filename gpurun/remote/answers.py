@@ -191,8 +191,9 @@ class PidsNews(Struct, tag_field="kind", tag="pids"):
 
 
 class FilledNews(Struct, tag_field="kind", tag="filled"):
-    """``health``: the container filled Docker's disk and was killed."""
+    """``health``: the container filled a disk and was killed."""
 
+    what: Text
     path: Text
     free_bytes: Count
     written_bytes: Count

@@ -114,8 +114,8 @@ def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
         text = f"the job has reached its limit of {item['most']} processes and threads on this host"
         return Cause(at_s, host, "pids", text, f"pids.events: max {item['refused']}", "program")
     text = (
-        f"the job's container filled Docker's disk: it wrote {_gib(item['written_bytes'])}, so gpurun ended it before "
-        "other jobs there failed. Write to the outputs or to a mount instead"
+        f"the job filled {item['what']}: it has written {_gib(item['written_bytes'])} there, so gpurun ended it before "
+        "other jobs failed. Let it write less, or to a mount on a larger disk"
     )
     said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
     return Cause(at_s, host, "disk-full", text, said, "program", fatal=True)

@@ -171,13 +171,14 @@ def nearly_full(cluster, room_mib):
 
 def test_who_fills_the_disk_is_ended_and_named_and_its_neighbour_saves_on(cluster):
     trainer = start(cluster, TRAINER)
-    hog = start(cluster, DISK, "--max-restarts", "1")
-    with nearly_full(cluster, room_mib=500):  # 5 % are 205 MiB
-        tell(cluster, hog, "go")
-        found = ended(cluster, hog)
+    for place, flags in (("/tmp", ()), ("/out", ("--outputs", "/out"))):
+        hog = start(cluster, DISK.replace("/tmp", place), "--max-restarts", "1", *flags)
+        with nearly_full(cluster, room_mib=500):  # 5 % are 205 MiB
+            tell(cluster, hog, "go")
+            found = ended(cluster, hog)
         assert (found["state"], found["code"], found["restarts"]) == ("FAILED", 1, 0), found
-        assert "the job's container filled Docker's disk: it wrote" in found["reason"], found
-        finish(cluster, trainer)
+        assert "the job filled Docker's disk: it has written" in found["reason"], found
+    finish(cluster, trainer)
     assert not [e for e in events(cluster, trainer) if e["kind"] == "host" and e["state"] == "disk-full"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,42 +95,69 @@ def test_without_docker_the_weights_remain(tmp_path, monkeypatch):
 
 @pytest.fixture
 def disk(monkeypatch):
-    """A disk of 1 TiB; `free` may be changed."""
-    found = SimpleNamespace(free=1 << 39)
-
-    def statvfs(_):
-        return SimpleNamespace(f_bavail=found.free, f_blocks=1 << 40, f_frsize=1)
-
-    monkeypatch.setattr(container_watch, "os", SimpleNamespace(path=os.path, statvfs=statvfs))
-    return found
+    """A disk of 1 TiB that has all of the job's files; its `free` may be changed."""
+    made = SimpleNamespace(free=1 << 39)
+    monkeypatch.setattr(container_watch, "_room", lambda _: container_watch._Room(1, made.free, 2 << 30))
+    return made
 
 
 def look(watch):
-    return list(watch.disk(call(), "/var/lib/docker"))
+    watch._sizes_s = 0.0
+    return watch.disk(call(), [("Docker's disk", "/var/lib/docker"), ("the outputs' disk", "/home")])
 
 
-def test_the_container_that_fills_the_disk_is_ended_and_no_other(engine, disk):
+def test_the_container_that_has_written_the_most_is_ended_and_no_other(engine, disk):
     mine, theirs = ContainerWatch(JOB), ContainerWatch(OTHER)
     filler = engine.run(job(JOB), written=500 << 30)
     neighbour = engine.run(job(OTHER), written=3 << 30)
     assert look(mine) == look(theirs) == [], "there is room"
     disk.free = 1 << 30
     assert look(theirs) == [] and engine.changes == []
-    assert look(mine) == [
-        {"kind": "filled", "path": "/var/lib/docker", "free_bytes": 1 << 30, "written_bytes": 500 << 30}
-    ]
+    what, path = "Docker's disk", "/var/lib/docker"
+    told = {"kind": "filled", "what": what, "path": path, "free_bytes": 1 << 30, "written_bytes": 500 << 30}
+    assert look(mine) == [told]
     assert engine.changes == [(filler, "kill")] and neighbour in engine.containers
+    assert look(mine) == [], "told once"
 
 
-def test_a_disk_that_something_else_fills_ends_nobody(engine, disk):
+def test_the_job_whose_outputs_take_what_the_disk_loses_is_ended(engine, disk, monkeypatch):
+    files = {JOB: 5 << 30, OTHER: 50 << 30}
+    monkeypatch.setattr(ContainerWatch, "_files_on", lambda self, _: files[self._job])
+    mine, theirs = ContainerWatch(JOB), ContainerWatch(OTHER)
+    engine.run(job(JOB))
+    engine.run(job(OTHER), written=1 << 20)
+    disk.free = 1 << 30
+    assert look(mine) == look(theirs) == [], "nobody knows yet who writes"
+    disk.free -= 300 << 20
+    files[JOB] += 280 << 20
+    files[OTHER] += 20 << 20
+    assert look(theirs) == []
+    assert [item["written_bytes"] for item in look(mine)] == [files[JOB]]
+
+
+def test_a_disk_that_something_else_fills_ends_nobody(engine, disk, monkeypatch):
+    monkeypatch.setattr(ContainerWatch, "_files_on", lambda *_: 3 << 30)
+    watch = ContainerWatch(JOB)
     engine.run(job(JOB), written=1 << 30)
-    disk.free = 0
-    assert look(ContainerWatch(JOB)) == [] and engine.changes == []
+    for free in (1 << 30, 1 << 29, 0, 0):
+        disk.free = free
+        assert look(watch) == [] and engine.changes == []
 
 
-def test_a_disk_that_cannot_be_asked_ends_nobody(engine, monkeypatch):
+def test_files_of_a_job_count_on_their_own_device(engine):
+    watch, folder = ContainerWatch(JOB), Path(job_parts.outputs_folder(JOB))
+    folder.mkdir(parents=True)
+    (folder / "deep").mkdir()
+    (folder / "deep/checkpoint").write_bytes(b"x" * (1 << 20))
+    (folder / "link").symlink_to("/")
+    device = folder.stat().st_dev
+    assert 1 << 20 <= watch._files_on(device) < 2 << 20
+    assert watch._files_on(device + 1) == 0
+
+
+def test_a_disk_that_cannot_be_asked_ends_nobody(engine):
     engine.run(job(JOB), written=1 << 60)
-    assert list(ContainerWatch(JOB).disk(call(), "/nonexistent")) == []
+    assert ContainerWatch(JOB).disk(call(), [("Docker's disk", "/nonexistent")]) == []
 
 
 # -- memory and processes ----------------------------------------------------------------------------------

@@ -128,13 +128,19 @@ def test_the_victim_of_a_host_without_memory_is_not_at_fault_even_if_no_kernel_l
 
 
 def test_who_fills_the_disk_is_ended_for_it():
-    item = {"kind": "filled", "path": "/var/lib/docker", "free_bytes": 1 << 30, "written_bytes": 37 << 30}
+    item = {
+        "kind": "filled",
+        "what": "Docker's disk",
+        "path": "/var/lib/docker",
+        "free_bytes": 1 << 30,
+        "written_bytes": 37 << 30,
+    }
     cause = seen(item)
     assert cause.fatal
     by_container = replace(BY_LAUNCHER, suspects=("b",))
     end = explained(by_container, first_cause([cause], []))
     assert (end.suspects, end.code) == ((), 1), "another host would be filled, too"
-    assert "wrote 37 GiB" in end.reason
+    assert "the job filled Docker's disk: it has written 37 GiB there" in end.reason
 
 
 def test_a_limit_of_processes_is_a_hint():

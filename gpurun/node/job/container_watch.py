@@ -1,18 +1,19 @@
 """Watch what a job's container takes from its host: memory, processes, and the disk of Docker.
 
 `gpurun.node.job.health` reports the news to the head. One thing is done here, because the head would be too late: the
-container that fills Docker's disk is killed while its neighbours can still write.
+container that fills a disk of the host is killed while its neighbours can still write.
 """
 
 import json
 import os
 import time
 import urllib.parse
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.folder.walk import walk
 from gpurun.node.job import job_lock, job_parts
 from gpurun.node.job.cgroup import COPIES, Counted, counted, counted_in
 from gpurun.node.job.neighbours import Neighbours
@@ -36,6 +37,7 @@ class ContainerWatch:
         self._neighbours = Neighbours()
         self._neighbours_s = 0.0
         self._sizes_s = 0.0
+        self._lows: Dict[str, Tuple[int, int]] = {}  # folder of a disk → its free bytes and the job's own, last seen
 
     def counts(self) -> List[Dict[str, Any]]:
         """Return the news of memory and processes."""
@@ -67,59 +69,123 @@ class ContainerWatch:
             self._neighbours_s = time.monotonic()
             self._neighbours.look(call)
 
-    def disk(self, call: Call, path: str) -> Iterator[Dict[str, Any]]:
-        """Kill the job's container if Docker's disk is nearly full and this container has written the most on it.
+    def disk(self, call: Call, disks: Iterable[Tuple[str, str]]) -> List[Dict[str, Any]]:
+        """Kill the job's container if a disk is nearly full, and it is this job that fills it.
+
+        That is the job whose container has written the most into its own file system; or that wrote most of what the
+        disk has lost since the last look, whether there, into its outputs or into its folder.
 
         Args:
-            path: the folder of Docker's disk.
+            disks: name and folder of each disk that the job writes to, Docker's first.
         """
         if self._is_ended or time.monotonic() < self._sizes_s:
-            return
-        try:
-            found = os.statvfs(path)
-        except OSError:
-            return
-        free, low = found.f_bavail * found.f_frsize, min(LOW_FREE, found.f_blocks * found.f_frsize // 20)
-        if free >= low:
-            return
-        began_s = time.monotonic()
-        try:
-            written = self._end_the_filler(call, low)
-        except (OpError, OSError, ValueError):
-            written = None
-        self._sizes_s = time.monotonic() + SIZES_FACTOR * (time.monotonic() - began_s)
-        if written is not None:
-            self._is_ended = True
-            yield {"kind": "filled", "path": path, "free_bytes": free, "written_bytes": written}
+            return []
+        began_s, seen = time.monotonic(), set()
+        for what, path in disks:
+            room = _room(path)
+            if room is None or room.device in seen:
+                continue
+            seen.add(room.device)
+            if room.free_bytes >= room.low_bytes:
+                self._lows.pop(path, None)
+                continue
+            filled = self._filler(call, path, room, is_dockers=len(seen) == 1)
+            if filled is not None and self._kill(call, filled.container):
+                self._is_ended = True
+                free, written = room.free_bytes, filled.own_bytes
+                return [{"kind": "filled", "what": what, "path": path, "free_bytes": free, "written_bytes": written}]
+            self._sizes_s = time.monotonic() + SIZES_FACTOR * (time.monotonic() - began_s)
+        return []
 
-    def _end_the_filler(self, call: Call, least_bytes: int) -> Optional[int]:
-        """Kill the container of this job if it is the one that fills the disk; return what it has written.
+    def _filler(self, call: Call, path: str, room: "_Room", is_dockers: bool) -> "Optional[_Written]":
+        """Return what this job has written on a disk, if it fills the disk."""
+        layers = _layers(call)
+        mine = [each for each in layers if each.job == self._job]
+        if not mine:
+            return None
+        own = mine[0]._replace(own_bytes=(mine[0].own_bytes if is_dockers else 0) + self._files_on(room.device))
+        before, self._lows[path] = self._lows.get(path), (room.free_bytes, own.own_bytes)
+        if own.own_bytes < room.low_bytes:
+            return None
+        is_largest = is_dockers and mine[0].own_bytes >= max(room.low_bytes, *(each.own_bytes for each in layers))
+        lost = 0 if before is None else before[0] - room.free_bytes
+        wrote = 0 if before is None else own.own_bytes - before[1]
+        return own if is_largest or (lost > 0 and 2 * wrote > lost) else None
 
-        Args:
-            least_bytes: who has written less does not fill the disk.
-        """
+    def _files_on(self, device: int) -> int:
+        """Return the bytes of the job's outputs and folder, if they are on this device."""
+        total = 0
+        for folder in (job_parts.outputs_folder(self._job), job_parts.folder(self._job)):
+            try:
+                top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                if os.fstat(top).st_dev == device:
+                    total += sum(each.status.st_blocks * 512 for each in walk(top) if each.status is not None)
+            except OSError:
+                pass
+            finally:
+                os.close(top)
+        return total
+
+    def _kill(self, call: Call, container: str) -> bool:
+        try:
+            connection = docker.connect(call, timeout_s=60.0)
+            try:
+                status, _ = docker.exchange(connection, "POST", "/containers/%s/kill" % docker.checked_name(container))
+            finally:
+                connection.close()
+        except (OpError, OSError):
+            return False
+        return status < 300
+
+
+class _Room(NamedTuple):
+    """The room on a disk; below `low_bytes` gpurun looks who fills it."""
+
+    device: int
+    free_bytes: int
+    low_bytes: int
+
+
+class _Written(NamedTuple):
+    """What a job has written."""
+
+    container: str
+    job: str
+    own_bytes: int
+
+
+def _room(path: str) -> Optional[_Room]:
+    try:
+        found, device = os.statvfs(path), os.stat(path).st_dev
+    except OSError:
+        return None
+    low = min(LOW_FREE, found.f_blocks * found.f_frsize // 20)
+    return _Room(device, found.f_bavail * found.f_frsize, low)
+
+
+def _layers(call: Call) -> List[_Written]:
+    """Return what each running container of gpurun has written into its own file system; empty if Docker does not say
+    (``SizeRw`` of its API; absent from an empty one).
+    """
+    filters = urllib.parse.quote(json.dumps({"label": [job_parts.LABEL]}))
+    try:
         connection = docker.connect(call, timeout_s=60.0)
         try:
-            filters = urllib.parse.quote(json.dumps({"label": [job_parts.LABEL]}))
             status, answer = docker.exchange(connection, "GET", "/containers/json?size=1&filters=" + filters)
-            found = docker.parse(answer)
-            if status != 200 or not isinstance(found, list):
-                return None
-            filler = max(found, key=_written, default=None)
-            if filler is None or _written(filler) < least_bytes or filler["Labels"].get(job_parts.LABEL) != self._job:
-                return None
-            docker.exchange(connection, "POST", "/containers/%s/kill" % docker.checked_name(str(filler["Id"])))
-            return _written(filler)
         finally:
             connection.close()
+    except (OpError, OSError):
+        return []
+    found = docker.parse(answer) if status == 200 else None
+    return [
+        _Written(str(each["Id"]), str(each["Labels"].get(job_parts.LABEL)), int(each.get("SizeRw") or 0))
+        for each in (found if isinstance(found, list) else [])
+    ]
 
 
 def memory_of(found: Counted) -> Dict[str, Any]:
     """Return what a container had and used, for a report."""
     return {"limit_bytes": found.limit_bytes, "peak_bytes": found.peak_bytes, "is_own_limit": found.is_own_limit}
-
-
-def _written(container: Dict[str, Any]) -> int:
-    """Return the bytes in a container's writable layer (``SizeRw``; absent if it is empty)."""
-    size = container.get("SizeRw")
-    return size if isinstance(size, int) else 0

@@ -108,8 +108,8 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
         ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
         ``{"kind": "memory", "limit_bytes", "peak_bytes", "kills", "is_own_limit"}``, ``{"kind": "pids", "most"}``,
-        ``{"kind": "filled", "path", "free_bytes", "written_bytes"}``: the container filled the disk and was killed,
-        ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
+        ``{"kind": "filled", "what", "path", "free_bytes", "written_bytes"}``: the container filled a disk and was
+        killed, ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
     """
     log = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
@@ -119,7 +119,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         yield []
         while True:
             seen.container.share_cores(call)
-            found = seen.slowly(job) + seen.filled(call) + seen.container.counts()
+            found = seen.slowly(job) + seen.filled(job, call) + seen.container.counts()
             found += [_named(item, job, seen) for item in log.lines()]
             if found:
                 yield found
@@ -192,9 +192,9 @@ class _Seen:
             self._docker_root = str(docker_facts.facts().get("root") or "/")
         return [found for what, path in self._disks(job) for found in self._disk(what, path)]
 
-    def filled(self, call: Call) -> List[Dict[str, Any]]:
-        """Return whether the container filled Docker's disk, and was killed for it."""
-        return [*self.container.disk(call, self._docker_root)] if self._docker_root else []
+    def filled(self, job: str, call: Call) -> List[Dict[str, Any]]:
+        """Return whether the container filled a disk, and was killed for it."""
+        return self.container.disk(call, self._disks(job)) if self._docker_root else []
 
     def _disks(self, job: str) -> Iterator["tuple[str, str]"]:
         yield "Docker's disk", self._docker_root
