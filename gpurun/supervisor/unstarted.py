@@ -32,8 +32,9 @@ FREE_PLACEMENTS = 3
 """So many placements on hosts that are new to the job follow each other at once; later ones after a pause."""
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
-FLAPPING_S = 30.0
-"""A host that was out, returned and failed again within this time is not tried at once."""
+FLAPPING_S = 120.0
+FLAPPING_PAUSE_S = 60.0
+"""If a host was out, returned and fails again within `FLAPPING_S`, the pauses double from 5 s to this."""
 FIRST_AVOID_S = 60.0
 LONGEST_AVOID_S = 600.0
 FORGET_S = 6 * 3600.0
@@ -166,8 +167,8 @@ def _pause_s(
     can start nowhere is placed every five minutes.
     """
     if new and all(looks.get(each.host) is not None for each in new):
-        recent = [each for each in new if each.host in before and now_s - before[each.host].at_s < FLAPPING_S]
-        return FIRST_PAUSE_S if recent else 0.0
+        again = [each.times for each in new if each.host in before and now_s - before[each.host].at_s < FLAPPING_S]
+        return min(FIRST_PAUSE_S * 2.0 ** min(max(again) - 1, 30), FLAPPING_PAUSE_S) if again else 0.0
     is_new = bool(new) and all(each.host not in before for each in new)
     if is_new and placements <= FREE_PLACEMENTS:
         return 0.0

@@ -155,8 +155,16 @@ def test_a_job_waits_for_nothing_if_all_hosts_that_failed_are_out():
         assert (end.outcome, end.restart) == (State.QUEUED, None), number
         assert end.reason == "why; gpurun places it elsewhere"
         assert job.record.avoided(job.now_s) == ()
-    flapping = job.fails(gone("h1"), looks={"h1": OUT})
-    assert flapping.restart.at_s - job.now_s + 1.0 == 5.0, "it was out, returned and failed within a second"
+
+
+def test_a_host_that_comes_and_goes_is_tried_less_and_less_often():
+    """A look finds it sound, each attempt finds it broken."""
+    job, pauses = Job(), []
+    for _ in range(7):
+        restart = job.fails(gone("h1"), looks={"h1": OUT}).restart
+        pauses.append(restart.at_s - job.now_s + 1.0 if restart else 0.0)
+        job.now_s += pauses[-1] + 10.0
+    assert pauses == [0.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
 
 
 def test_a_job_avoids_a_sound_host_for_a_while_and_longer_each_time():
@@ -240,6 +248,34 @@ def test_the_kind_comes_before_the_words():
     kinds = [job.fails(RemoteOpFailed("x", kind=kind, host=host)).outcome for host, kind in
              (("h1", "docker"), ("h2", "internal"), ("h3", "denied"))]  # fmt: skip
     assert kinds == [State.QUEUED] * 3
+
+
+STEPS = st.lists(
+    st.dictionaries(
+        st.sampled_from(sorted(SIX)),
+        st.tuples(st.sampled_from(["docker", "prolog", "no-space", "unreachable"]), st.sampled_from("ab"),
+                  st.sampled_from(["sound", "out", "unknown"])),
+        min_size=1, max_size=4,
+    ),
+    min_size=20, max_size=40,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_whatever_fails_a_job_ends_only_by_sound_hosts_and_is_never_placed_at_full_speed(steps):
+    job, began_s, sound = Job(), 1000.0, set()
+    for step in steps:
+        errors = [RemoteOpFailed(words, kind=kind, host=host) for host, (kind, words, _) in step.items()]
+        looks = {host: OUT if look == "out" else None for host, (_, _, look) in step.items() if look != "unknown"}
+        end = job.fails(*errors, looks=looks)
+        sound |= {(host, kind) for host, (kind, _, look) in step.items() if look == "sound"}
+        if end.outcome is State.FAILED:
+            kinds = [kind for _, kind in sound]
+            assert any(kinds.count(kind) >= 3 for kind in ("docker", "prolog"))
+            return
+        assert end.outcome is State.QUEUED and end.suspects == ()
+        job.now_s += end.restart.at_s - job.now_s if end.restart else 0.0
+    assert job.now_s - began_s > 200.0, "twenty placements take minutes"
 
 
 @given(st.text(max_size=400), st.sets(st.text(min_size=1, max_size=5), max_size=3))
