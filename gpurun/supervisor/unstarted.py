@@ -111,8 +111,9 @@ def _failure(
     hosts: Collection[str], now_s: float,
 ) -> StartFailure:  # fmt: skip
     is_out = looks.get(host) is not None
+    words, reason = normalised(error.message, {host, *hosts}), " ".join(error.message.split())[:MOST_WORDS]
     found = StartFailure(
-        host, attempt, error.kind, normalised(error.message, {host, *hosts}), error.message[:MOST_WORDS], now_s, now_s,
+        host, attempt, error.kind, words, reason, now_s, now_s,
         is_sound=host in looks and not is_out, lacks_mib=error.lacks_mib if isinstance(error, NoRoom) else 0,
     )  # fmt: skip
     times = before.times + 1 if before is not None and is_same(before, found) else 1
