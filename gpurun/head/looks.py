@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,10 +99,11 @@ def queued_in(records: Iterable[JobRecord], uid: int) -> tuple[str, ...]:
 
 def heard_in(records: Iterable[JobRecord], uid: int, path: str) -> frozenset[str]:
     """Return the hosts of an inventory on which running gangs of a user are."""
+    canonical = cache(os.path.realpath)
     return frozenset(
         grant.host
         for record in records
-        if record.owner_uid == uid and record.state is State.RUNNING and os.path.realpath(record.inventory) == path
+        if record.owner_uid == uid and record.state is State.RUNNING and canonical(record.inventory) == path
         for grant in record.granted
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.state import durable, lock
 from gpurun.state.own_lock import open_own_lock
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, told
 
 FOLDER = "machines"
 MOST_MACHINES = 20_000
@@ -220,13 +220,29 @@ def own_lock(home: Path, name: str, *, patience_s: float = PATIENCE_S) -> Iterat
         StateUnavailable: another process of this user holds it.
         StateError: its file cannot be opened.
     """
-    durable.make_folder(machines_folder(home))
+    _make_folder(home)
     path = _own_file(home, f".{name}")
     descriptor = open_own_lock(path)
     try:
         if not lock.take_within(descriptor, patience_s):
             raise StateUnavailable(f"is held by {lock.holders_in_words(descriptor)}", where=str(path))
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(home: Path) -> None:
+    """Make the folder of these files. In a user's own state directory, root leaves it to that user."""
+    folder = machines_folder(home)
+    if folder.exists():
+        return
+    durable.make_folder(folder)
+    descriptor = folder.open_folder()
+    try:
+        if os.geteuid() == 0:
+            os.fchown(descriptor, home.stat().st_uid, -1)
+    except OSError as error:
+        raise told(error, folder, "left to its user") from error
     finally:
         os.close(descriptor)
 

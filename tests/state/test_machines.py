@@ -102,6 +102,15 @@ def test_another_user_who_made_the_file_first_keeps_nobody_from_noting(tmp_path,
     assert squatted.stat().st_uid == 12345
 
 
+@pytest.mark.skipif(UID != 0, reason="only root works in another user's state directory")
+def test_root_leaves_the_folder_to_the_user_of_the_state_directory(tmp_path):
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 12345, 12345)
+    note_looks(tmp_path / "home", {"m": Machine("h1", 1.0)})
+    assert (tmp_path / "home/machines").stat().st_uid == 12345, "or the user could note nothing"
+    assert (tmp_path / "home/machines/0.json").stat().st_uid == 0
+
+
 def test_long_words_of_a_host_are_cut(tmp_path):
     note_looks(tmp_path, {"m": Machine("h1", 100.0, out=Out("health", "x" * 10**6, 100.0, "y" * 10**6))})
     assert file(tmp_path).stat().st_size < 4 * store.MOST_LETTERS
