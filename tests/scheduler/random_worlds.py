@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from history import NEVER, Event, History, Job
+from cluster_life import NEVER, Event, History, Job
 from never import Seen, check_pass, check_words
 
 from gpurun.errors import BadInput

@@ -1,7 +1,7 @@
 """Rules that meet: in random worlds no queue is stuck, no GPU idles for nothing, and nobody starves (see `never`)."""
 
 import pytest
-from history import History
+from cluster_life import History
 from how_many import examples
 from hypothesis import given
 from hypothesis import strategies as st
