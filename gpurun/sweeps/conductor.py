@@ -58,6 +58,7 @@ class Conductor:
         self._submitted: set[str] = set()
         self._cancelled: set[str] = set()
         self._tails: dict[str, MetricTail] = {}
+        self._drawn: tuple[int, Point] | None = None
         self._room = 1
 
     def run(self) -> None:
@@ -180,7 +181,9 @@ class Conductor:
             if not trial.job:
                 yield trial.number, trial.parameters
         for number in range(len(self._trials.by_number), self._plan.trials):
-            yield number, self._searcher.next_point(number)
+            if self._drawn is None or self._drawn[0] != number:  # else it could not be written into the journal
+                self._drawn = number, self._searcher.next_point(number)
+            yield self._drawn
 
     def _free(self) -> int:
         """How many trials may have a job at a time."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from how_many import count
 
 from gpurun.errors import StateDiskError, StateError
+from gpurun.failing import Calls
 from gpurun.head.submission import Submission
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
@@ -19,6 +21,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
+from gpurun.sweeps import __main__ as process
 from gpurun.sweeps import conductor as conducting
 from gpurun.sweeps import store as storing
 from gpurun.sweeps.conductor import Conductor
@@ -151,6 +154,39 @@ def test_killed_at_any_point_no_trial_is_lost_and_none_runs_twice(world, monkeyp
     assert {trial: len(ids) for trial, ids in jobs.items()} == dict.fromkeys(range(5), 1)
     assert len(world.jobs.ids()) == 5
     assert outcomes(folder) == {n: ("complete", n / 10) for n in range(5)}
+
+
+def conduct(world, folder, number, own_copy):
+    """A whole sweep whose conductor's `number`-th call fails, by the real loop. Returns the calls and the jobs."""
+    jobs, calls = {}, Calls(world.home, number)
+
+    def others_act(_s):
+        calls.counts = False
+        for trial, job in live(world).items():
+            jobs.setdefault(trial, set()).add(job)
+            report(world, job, (1, trial / 10))
+            end(world, job)
+        calls.counts = True
+
+    for module in (conducting, process):
+        own_copy(module, "time", sleep=others_act)
+    with calls.installed():
+        process.begin(world.home, folder).run()
+    return calls, jobs
+
+
+def test_whatever_call_of_a_conductor_fails_no_trial_is_lost_and_none_runs_twice(world, own_copy):
+    def sweep(number):
+        folder = begin(world, grid=GRID, max_parallel=2, metric="accuracy")
+        calls, jobs = conduct(world, folder, number, own_copy)
+        assert {trial: len(ids) for trial, ids in jobs.items()} == dict.fromkeys(range(5), 1), calls.failed
+        assert outcomes(folder) == {n: ("complete", n / 10) for n in range(5)}, calls.failed
+        assert folder.done.exists()
+        return calls
+
+    total = 1_000_000 - sweep(1_000_000).left
+    step = max(1, total // count("calls that fail once"))
+    assert total > 200 and all(sweep(number).failed for number in range(1, total - 20, step))
 
 
 def test_a_torn_line_of_one_that_was_killed_is_cut_off(world):
