@@ -70,13 +70,41 @@ class Crash:
 
 
 @contextmanager
-def fault(cluster: Cluster, role: str, point: int) -> Iterator[None]:
+def fault(cluster: Cluster, role: str, point: int, variable: str = "GPURUN_FAULT") -> Iterator[None]:
     """During the block, new processes of that role die at their `point`-th fault point."""
-    cluster.environ["GPURUN_FAULT"] = f"{role}:{point}"
+    cluster.environ[variable] = f"{role}:{point}"
     try:
         yield
     finally:
-        del cluster.environ["GPURUN_FAULT"]
+        del cluster.environ[variable]
+
+
+def fails(cluster: Cluster, role: str, number: int) -> str | None:
+    """A call of a supervisor or a waiter fails once: it lives on, no command helps, and the job succeeds.
+
+    Returns:
+        The call that failed; None: the process makes fewer calls.
+    """
+    is_waiter, hosts = role == "waiter", [host.name for host in cluster.lab.hosts]
+    if is_waiter:
+        with changing_cordons(cluster.home) as cordons:
+            cordons.update({host: Cordon("cordoned", "test", time.time(), "wait for the waiter") for host in hosts})
+    with fault(cluster, role, number, "GPURUN_FAIL"):
+        job = submit(cluster)
+    if is_waiter:
+        with changing_cordons(cluster.home) as cordons:
+            cordons.clear()
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := record(cluster, job)).state.ended or LeaseStore(cluster.home).is_alive(job):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    assert (found.state, found.restarts, found.attempt) == (State.SUCCEEDED, 0, 1), found
+    assert logged(cluster, job) == [f"line {line}" for line in range(LINES)]
+    waiters, supervisor = cluster.home / "waiters", JobStore(cluster.home).get(job).supervisor_log.plain
+    log = waiters / f"{os.getuid()}.log" if is_waiter else supervisor
+    text = log.read_text() if log.exists() else ""
+    assert "Traceback" not in text, text
+    return told(text)
 
 
 def submit_dies(cluster: Cluster, point: int) -> Crash:

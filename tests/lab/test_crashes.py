@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from cluster import Cluster
-from crashing import SCENARIOS, build_image, check_invariants
+from crashing import SCENARIOS, build_image, check_invariants, fails
 from own_labs import own_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crashes")]
@@ -52,4 +52,14 @@ def test_killed_while_a_job_starts_runs_or_stops(cluster, scenario, point):
 @pytest.mark.parametrize(("scenario", "point"), [(name, point) for name in SAMPLE for point in SAMPLE[name]])
 def test_killed(cluster, scenario, point):
     SCENARIOS[scenario](cluster, point)
+    check_invariants(cluster)
+
+
+FAILS = {"supervisor": (40, 300, 700), "waiter": (30, 250)}
+"""Which call fails. `gpurun.failing` says what counts; `tests/ownership/test_fail_once.py` tries each of them."""
+
+
+@pytest.mark.parametrize(("role", "number"), [(role, number) for role in FAILS for number in FAILS[role]])
+def test_a_call_fails_and_the_process_lives_on(cluster, role, number):
+    assert fails(cluster, role, number) is not None
     check_invariants(cluster)
