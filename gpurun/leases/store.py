@@ -217,9 +217,13 @@ class LeaseStore:
 
     def is_carried(self, job: str) -> bool:
         """Return whether a supervisor holds the lock of a running job's lease, even if the lease file is gone."""
-        with suppress(FileNotFoundError, StateError), self.second_name(job).reader(linked=True) as stream:
-            return is_held(stream.fileno())
-        return False
+        try:
+            with self.second_name(job).reader(linked=True) as stream:
+                return is_held(stream.fileno())
+        except StateUnavailable:  # it says nothing about the lease
+            raise
+        except (FileNotFoundError, StateError):
+            return False
 
     def removed(self, jobs: Iterable[str]) -> Iterator[Lease]:
         """Yield the leases of running jobs whose file somebody removed by hand: they still own their GPUs.
@@ -247,10 +251,13 @@ class LeaseStore:
         return False
 
     def _by_second_name(self, job: str) -> Lease | None:
-        with suppress(FileNotFoundError, StateError):
+        try:
             lease = durable.read_signed(self.second_name(job), Lease, linked=True)[0]
-            return lease if lease.job == job and not lease.lost else None
-        return None
+        except StateUnavailable:
+            raise
+        except (FileNotFoundError, StateError):
+            return None
+        return lease if lease.job == job and not lease.lost else None
 
     def sweep(self) -> None:
         """Remove incomplete files of killed writers. The caller holds the allocator lock."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.errors import StateDiskError, StateError
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 
@@ -62,6 +62,8 @@ def known_id(home: Path) -> str | None:
         found = durable.read_record(path, Identity).id
     except FileNotFoundError:
         return None
+    except StateUnavailable:  # it says nothing about the file
+        raise
     except StateError as error:
         error.hint = f"remove {path}: gpurun makes a new id; to the hosts, jobs that run now are then another head's"
         raise

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord, unknown_spec
 from gpurun.jobs.spec import JobSpec
@@ -52,6 +52,8 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     """
     try:
         record = folder.record()
+    except StateUnavailable:  # it says nothing about the job, and the fence removes the lines
+        raise
     except StateError:  # a person has removed the job
         return
     is_over = record.state.ended and record.attempt == lease.attempt and not lease.found

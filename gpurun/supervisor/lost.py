@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
@@ -77,6 +77,8 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
 def _record(folder: JobFolder) -> JobRecord | None:
     try:
         return folder.record()
+    except StateUnavailable:  # it says nothing about the job, whose outputs may be on its hosts alone
+        raise
     except StateError:  # a person has removed the job
         return None
 

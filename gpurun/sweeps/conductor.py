@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import GpurunError, StateError, StateUnavailable
 from gpurun.head.requests import cancel
 from gpurun.head.submission import queue_jobs
 from gpurun.images.code import kept_code
@@ -119,12 +119,10 @@ class Conductor:
             known = None if trial.step is None else (trial.step, trial.value)
             tail = self._tails[trial.job] = MetricTail(log, metric.name, known)
         now_s = time.time()
-        news = [JournalEntry("reported", now_s, trial.number, step=step, value=value) for step, value in tail.new()]
-        if not news:
-            return
         try:
-            losers = self._add(news, is_safe=False)
-        except StateError:
+            news = [JournalEntry("reported", now_s, trial.number, step=step, value=value) for step, value in tail.new()]
+            losers = self._add(news, is_safe=False) if news else []
+        except (StateError, OSError):
             self._tails.pop(trial.job)  # the next tail reads them again
             raise
         if losers and not self._trials.by_number[trial.number].stopping:
@@ -151,6 +149,8 @@ class Conductor:
             return JournalEntry("ended", now_s, trial.number, outcome="failed", reason="its job was removed")
         try:
             record = folder.record()
+        except StateUnavailable:  # it says nothing about the record
+            raise
         except StateError as error:
             return JournalEntry(
                 "ended", now_s, trial.number, outcome="failed", reason=f"its record is damaged: {error}"
@@ -231,6 +231,10 @@ class Conductor:
 
     def _cancel(self, trial: Trial, reason: str) -> None:
         if trial.job not in self._cancelled and self._exists(trial.job):
-            with suppress(StateError):  # a damaged record: only its supervisor can stop the job
+            try:
                 cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
+            except StateUnavailable:
+                raise
+            except StateError:  # a damaged record: only its supervisor can stop the job
+                pass
             self._cancelled.add(trial.job)

@@ -275,3 +275,36 @@ def test_a_file_that_nobody_can_copy_holds_no_gpus_and_stays_where_the_person_is
         and "'secret' Permission denied" in said
         and f"`gpurun outputs {leaving.job.lease.job}` brings it" in said
     )
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), StateDiskError("full")])
+def test_a_thread_of_growth_outlives_a_failure(gang, monkeypatch, error):
+    stop, tries = threading.Event(), []
+    members = Members(gang.job, stop, on_join=lambda _: None)
+    monkeypatch.setattr("gpurun.supervisor.elastic.TEND_S", 0.0)
+    monkeypatch.setattr("gpurun.supervisor.elastic.OF_NO_USE_MOST_S", 0.0)
+    monkeypatch.setattr("gpurun.supervisor.elastic.NOTHING_FREE_MOST_S", 0.0)
+    members._grow_next = 0.0
+
+    def take():
+        tries.append("a try")
+        if len(tries) == 3:
+            stop.set()
+        raise error
+
+    monkeypatch.setattr(members, "_take_and_bring_in", take)
+    members._grow()
+    assert len(tries) == 3
+
+
+def test_hosts_that_cannot_be_brought_in_leave_again_whatever_failed(gang, monkeypatch):
+    """A socket that cannot be opened is no reason to hold GPUs that nobody trains on."""
+    job = gang.job
+    members, left = lose_last(gang)
+    lost = next(host for host in job.hosts if host not in left)
+    members._change(lease_steps.let_go, [lost])
+    monkeypatch.setattr(members, "_bring_in", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    with pytest.raises(OSError, match="Too many"):
+        members._take_and_bring_in()
+    assert job.lease.apart, "they are fenced, and their GPUs are free"
+    assert not members._joining

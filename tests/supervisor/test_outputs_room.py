@@ -10,6 +10,7 @@ import pytest
 from local_agents import Hosts
 from outputs_world import outputs_job
 
+from gpurun.errors import StateDiskError
 from gpurun.node.agent.call import OpError
 from gpurun.node.agent.disk_reserve import reserve_of
 from gpurun.node.folder.contents import Listed, listed
@@ -253,6 +254,24 @@ def test_a_gang_that_runs_is_told_once(tmp_path, world):
     assert job.notes == [
         "some outputs stay on their hosts while the gang runs: 'large' does not fit: outputs_limit is 1 MiB"
     ]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), StateDiskError("the disk is full")])
+def test_copies_outlive_a_failure_and_say_it_once(tmp_path, world, monkeypatch, error):
+    job = limited(tmp_path, world, MIB)
+    job.spec.outputs_every_s = 0.0
+    stop, tries = threading.Event(), []
+
+    def copy(*_, **__):
+        tries.append("a try")
+        if len(tries) == 3:
+            stop.set()
+        raise error
+
+    monkeypatch.setattr("gpurun.supervisor.outputs_watch.copy_outputs", copy)
+    OutputsWatch(job, stop)._follow()
+    assert len(tries) == 3
+    assert [note.rpartition(": ")[0] for note in job.notes] == ["the head's copy of the outputs is not up to date"]
 
 
 def test_a_limit_of_nothing_brings_nothing(tmp_path, world):
