@@ -231,14 +231,15 @@ def test_a_typo_in_ssh_config_makes_all_jobs_wait_with_ssh_s_own_words(cluster):
     assert "ad configuration option: hostnam" in why.out + why.err
 
 
-def test_a_job_whose_mount_no_host_has_ends_and_takes_no_host_out(cluster):
+@pytest.mark.parametrize("flag", ["--data=x=host:/nowhere/x", "--mount=/nowhere/x:/x"])
+def test_a_job_whose_mount_no_host_has_ends_and_takes_no_host_out(cluster, flag):
     done = cluster.gpurun(
         "submit", "-i", str(cluster.inventory), "-n", "4", "--image", TINY, "--launcher", "tasks",
-        "--data", "x=host:/nowhere/x", "--", "true",
+        flag, "--", "true",
     )  # fmt: skip
     assert done.code == 0, done.err
     job = done.out.strip()
     found = cluster.wait_for(job, "FAILED")
     assert "/nowhere/x" in found["reason"] and "a check finds nothing wrong" in found["reason"], found
     assert (found["attempt"], outs(cluster)) == (3, {})
-    measured(how="mount", reason=found["reason"], seconds=found["ended_s"] - found["submitted_s"])
+    measured(how=flag, reason=found["reason"], seconds=found["ended_s"] - found["submitted_s"])
