@@ -17,10 +17,12 @@ from waiting import LIMIT_S, until
 
 from gpurun.node.agent import proc
 from gpurun.node.agent.call import Call, Cancelled, OpError
-from gpurun.node.job import gang, hooks, job_parts
+from gpurun.node.gpu.claim_rules import Seen
+from gpurun.node.job import claims, gang, hooks, job_parts
 from gpurun.node.job.fence import fence
 
 JOB = "j-0a1b2c3d"
+NOTHING = Seen((), ())
 WHOSE = {"job": JOB, "attempt": 1, "user": "alice", "gpus": [0, 2]}
 
 
@@ -53,10 +55,22 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(gang, "_make_key", lambda *_: "ssh-ed25519 AAAA")
     monkeypatch.setattr(gang, "_tool", lambda name: f"/usr/bin/{name}")
     gang.prepare(call(), JOB, 1, "", True, True)
+    claimed()
     yield SimpleNamespace(folder=Path(job_parts.folder(JOB)), log=tmp_path / "log")
     engine.may_finish.set()
     engine.shutdown()
     engine.server_close()
+
+
+def claimed(attempt=1, refused=()):
+    """The attempt asks for its GPUs."""
+    claimant = {"job": JOB, "attempt": attempt, "state": "0" * 8, "user": "alice", "uid": 0, "head": "h"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "DockerStore", lambda _: None)
+        patch.setattr(claims, "show_life", lambda _: None)
+        patch.setattr(claims, "hide_life", lambda _: None)
+        patch.setattr(claims, "take", lambda *_: list(refused))
+        claims.OPS["take"](call(), claimant=claimant, cards=[[0, ""], [2, ""]])
 
 
 def noting(host, code=0, word="ran"):
@@ -297,6 +311,23 @@ def test_an_attempt_that_never_came_to_the_host_has_no_epilog(host, program):
     fence(call(), JOB, 1, timeout_s=LIMIT_S)
     fenced(program(noting(host)), attempt=2)
     assert runs(host) == []
+
+
+def test_an_attempt_that_was_refused_its_gpus_has_no_epilog(host, program):
+    """They are another job's, and epilogs reset GPUs and end processes on them."""
+    fence(call(), JOB, 1, timeout_s=LIMIT_S)
+    gang.prepare(call(), JOB, 2, "", True, True)
+    with pytest.raises(OpError, match="others hold"):
+        claimed(2, [claims.refusal((0, ""), claims.Claimant("j-ffffffff", 1, "1" * 8, "eve", 1, "h"), NOTHING, "runs")])
+    assert not any(fenced(program(noting(host)), attempt=2).values())
+    assert runs(host) == [] and not host.folder.exists()
+
+
+def test_an_attempt_that_failed_before_it_asked_for_gpus_has_no_epilog(host, program):
+    fence(call(), JOB, 1, timeout_s=LIMIT_S)
+    gang.prepare(call(), JOB, 2, "", True, True)
+    fenced(program(noting(host)), attempt=2)
+    assert runs(host) == [] and not host.folder.exists()
 
 
 def test_another_start_of_the_same_attempt_has_no_epilog(host, program):

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Protocol, Sequence
 
 from gpurun.node.agent.call import Call, OpError
 from gpurun.node.gpu.claim_rules import Card, Claimant, Container, Refused, Seen, Step, Volume, decide, refusal
+from gpurun.node.job import hooks
 from gpurun.node.job.claim_store import DockerStore, hide_life, show_life
 
 
@@ -104,6 +105,12 @@ def take_here(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> N
         raise OpError("claimed", "others hold %d of the GPUs" % len(refused), refused=refused)
 
 
+def take_first(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> None:
+    """Claim GPUs as `take_here`, for the first time in an attempt, and note that it holds them."""
+    take_here(call, claimant, cards)
+    hooks.begin(str(claimant["job"]), int(claimant["attempt"]))
+
+
 def release_here(call: Call, me: Claimant) -> List[str]:
     """Remove an attempt's claims on this host, as `release`, and the sign that its agent is connected."""
     hide_life(me)
@@ -121,4 +128,4 @@ def of_others(call: Call, job: str, attempt: int) -> List[Container]:
     return [each for each in found if each.claimant.job != job or each.claimant.attempt > attempt]
 
 
-OPS = {"take": take_here, "list": list_here}
+OPS = {"take": take_first, "list": list_here}

@@ -15,8 +15,8 @@ from gpurun.node.job import job_lock, job_parts
 MOST_BYTES = 16 << 10
 MOST_LINES, MOST_LETTERS = 5, 300
 """Of its output: the last lines, each shortened."""
-PROLOG_FILE, EPILOG_FILE = "prolog", "epilog"
-"""In a job's folder: the attempt whose prolog has succeeded here, or whose epilog has ended."""
+CLAIMED_FILE, PROLOG_FILE, EPILOG_FILE = "claimed", "prolog", "epilog"
+"""In a job's folder: the attempt that has held its GPUs here, whose prolog has succeeded, or whose epilog has ended."""
 
 
 class ForJob(NamedTuple):
@@ -67,18 +67,27 @@ def prolog(call: Call, argv: List[str], limit_s: float, **job: Any) -> None:
         _write_number(path, me.attempt)
 
 
+def begin(job: str, attempt: int) -> None:
+    """Note that an attempt holds its GPUs here: from now on, its end has an epilog."""
+    try:
+        _write_number(os.path.join(job_parts.folder(job), CLAIMED_FILE), attempt)
+    except OSError:
+        pass  # fenced, or a full disk, on which no container starts
+
+
 def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str, str]:
     """Run the site's epilog after an attempt, unless it has ended here before. `job` is a `ForJob`.
 
-    Without the job's folder, there was no attempt here. If the agent ends meanwhile, it ends the epilog, and the next
-    fence runs it again. First ends processes of the prolog, which a killed agent may have left.
+    An attempt that never held its GPUs has none: they may be another job's. If the agent ends meanwhile, it ends the
+    epilog, and the next fence runs it again. First ends processes of the prolog, which a killed agent may have left.
 
     Returns:
         ``{"epilog"}``: why it failed; nothing if it exited with 0.
     """
     me = ForJob(**job)
-    path = os.path.join(job_parts.folder(me.job), EPILOG_FILE)
-    if not os.path.isdir(os.path.dirname(path)) or _number_in(path) == me.attempt:
+    folder = job_parts.folder(me.job)
+    path = os.path.join(folder, EPILOG_FILE)
+    if _number_in(os.path.join(folder, CLAIMED_FILE)) != me.attempt or _number_in(path) == me.attempt:
         return {}
     processes.end(_left_of(me.job), grace_s=0.5)
     said = _run(call, argv, me.environment("epilog"), limit_s)
