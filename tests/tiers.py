@@ -42,6 +42,7 @@ ROOMS = {
     "test_lab": "lab",
     "test_lab_killed": "lab",
     "test_launchers": "launch node",
+    "test_neighbours": "launch node",
     "test_pinned": "images jobs",
     "test_python_api": "api",
     "test_rank_containers": "node launch",
