@@ -7,8 +7,8 @@ import pytest
 from faulty_hosts import GPU_FAULTS, HOST_FAULTS, NAMES, TCP, found_of, healthy, inventory, replaced, with_nic
 
 from gpurun.doctor.findings import MOST_LETTERS, Severity
-from gpurun.doctor.preflight import judge
-from gpurun.doctor.soundness import soundness
+from gpurun.doctor.preflight import BLOCKING, judge
+from gpurun.doctor.soundness import CHECKS, soundness
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
 from gpurun.facts.hardware import DockerFacts, Gpu
@@ -165,7 +165,8 @@ def test_health_that_fails_makes_a_host_out_with_its_words():
 
 
 def test_preflight_refuses_what_makes_a_host_out():
-    """Else a gang would fail on a host that nobody calls broken."""
+    """Else a gang would start on a host that is out for all others. Of missing GPUs, only those of the gang matter."""
+    assert set(CHECKS) - BLOCKING == {"gpu-count"} and "gpu-missing" in BLOCKING
     cluster = inventory(TCP, names=NAMES[:2], health=("check",))
     assert judge(
         cluster, survey_with("check exited with code 1"), {NAMES[1]: (0,), NAMES[0]: (0,)}
