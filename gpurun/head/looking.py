@@ -25,12 +25,15 @@ from gpurun.head.looks import AGAIN_S, due_in, loaded
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
 from gpurun.remote.target import target_of
+from gpurun.state import clock
 from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
 from gpurun.state.shared import enter
 
 ID = re.compile("[0-9a-f]{32}")
 AT_ONCE = 16
 LOOK_TIMEOUT_S = 15.0
+ENOUGH_CLOCKS = 3
+"""So many clocks tell which one is wrong. With fewer, the head's clock decides, if a time server sets it."""
 AGENT_S = 2.0
 FRESH_S = 3.0
 """Many supervisors may fail on one host at a moment: they all use one look that found it out."""
@@ -107,7 +110,8 @@ def note_survey(
     if not (has_its_agent(os.environ) if is_sure is None else is_sure):
         unknown = {host for host, error in seen.failures.items() if isinstance(error, AuthenticationFailed)}
         hosts = [host for host in hosts if host.name not in unknown]
-    outs = outs_in(inventory, seen, hosts, now_s)
+    clocks = sum(found.clock_offset_s is not None for found in seen.hardware.values())
+    outs = outs_in(inventory, seen, hosts, now_s, by_clock=clocks >= ENOUGH_CLOCKS or clock.is_synchronised())
     looks = {
         host.machine: Machine(
             host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source, *_size(seen, host.name)
@@ -131,9 +135,15 @@ def _size(seen: Survey, host: str) -> tuple[int | None, int | None]:
     return None if engine.memory_bytes is None else engine.memory_bytes >> 20, engine.cores
 
 
-def outs_in(inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: float) -> dict[str, Out | None]:
-    """Return host → why it is out, by what a survey has seen; None = its check passed. Pure."""
-    bad = soundness(inventory, seen)
+def outs_in(
+    inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: float, *, by_clock: bool = True
+) -> dict[str, Out | None]:
+    """Return host → why it is out, by what a survey has seen; None = its check passed. Pure.
+
+    Args:
+        by_clock: a host is out if its clock alone is wrong. False: it may be the clock of the head that is wrong.
+    """
+    bad = {host: found for host, found in soundness(inventory, seen).items() if by_clock or found.check != "clock"}
     return {
         host.name: Out(bad[host.name].check, bad[host.name].evidence, now_s, bad[host.name].remedy)
         if host.name in bad

@@ -37,7 +37,7 @@ class Fleet:
     """
 
     def __init__(self):
-        self.broken, self.asked, self.ids, self.refusing = {}, [], {}, set()
+        self.broken, self.asked, self.ids, self.refusing, self.offsets = {}, [], {}, set(), {}
 
     def open(self, targets, *, limit, timeout_s):
         assert limit == AT_ONCE
@@ -59,7 +59,12 @@ class Fleet:
         sound = Hardware("h", gpus=(Gpu(0, generation="pascal"),), docker=engine)
         ok = {
             host: Hardware(
-                host, machine_id=self.ids.get(host, ID), gpus=sound.gpus, docker=sound.docker, driver="535.1"
+                host,
+                machine_id=self.ids.get(host, ID),
+                clock_offset_s=self.offsets.get(host, 0.0),
+                gpus=sound.gpus,
+                docker=sound.docker,
+                driver="535.1",
             )
             for host in hosts
             if host not in failed
@@ -217,6 +222,28 @@ def test_a_failed_login_of_a_timer_says_nothing(tmp_path, inventory, fleet, monk
     assert "h01" not in known(tmp_path) and known(tmp_path)["h02"].out == out
     look_round(tmp_path, [inventory.source])
     assert known(tmp_path)["h01"].out.check == known(tmp_path)["h02"].out.check == "ssh"
+
+
+@pytest.mark.parametrize(("hosts", "is_set", "outs"), [
+    (["h01"], True, {"h01"}), (["h01"], False, set()), (["h01", "h02"], False, set()),
+    (["h01", "h02", "h03", "h04"], False, {"h01"}), (["h02", "h03", "h04"], False, set()),
+])  # fmt: skip
+def test_a_wrong_clock_of_the_head_takes_no_host_out(
+    tmp_path, inventory, fleet, monkeypatch, hosts, is_synchronised, outs
+):
+    """The clock of h01 differs from the head's by an hour, and from those of the other hosts."""
+    monkeypatch.setattr(looking.clock, "is_synchronised", lambda: is_set)
+    fleet.offsets = {"h01": 3600.0}
+    found = look_at(tmp_path, inventory, hosts)
+    assert {host for host, out in found.items() if out is not None} == outs
+    assert {out.check for out in found.values() if out is not None} <= {"clock"}
+
+
+def test_a_step_of_the_heads_clock_takes_no_host_out(tmp_path, inventory, fleet, monkeypatch):
+    monkeypatch.setattr(looking.clock, "is_synchronised", lambda: False)
+    fleet.offsets = {host.name: -90_000.0 for host in inventory.hosts}
+    for some in (["h01"], ["h01", "h02"], [host.name for host in inventory.hosts]):
+        assert set(look_at(tmp_path, inventory, some).values()) == {None}
 
 
 def test_one_round_runs_at_a_time(tmp_path, inventory, fleet):
