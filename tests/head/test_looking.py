@@ -228,9 +228,7 @@ def test_a_failed_login_of_a_timer_says_nothing(tmp_path, inventory, fleet, monk
     (["h01"], True, {"h01"}), (["h01"], False, set()), (["h01", "h02"], False, set()),
     (["h01", "h02", "h03", "h04"], False, {"h01"}), (["h02", "h03", "h04"], False, set()),
 ])  # fmt: skip
-def test_a_wrong_clock_of_the_head_takes_no_host_out(
-    tmp_path, inventory, fleet, monkeypatch, hosts, is_synchronised, outs
-):
+def test_a_wrong_clock_of_the_head_takes_no_host_out(tmp_path, inventory, fleet, monkeypatch, hosts, is_set, outs):
     """The clock of h01 differs from the head's by an hour, and from those of the other hosts."""
     monkeypatch.setattr(looking.clock, "is_synchronised", lambda: is_set)
     fleet.offsets = {"h01": 3600.0}
