@@ -124,9 +124,9 @@ def test_a_link_that_waits_in_the_folder_is_not_written_through(tmp_path, monkey
     """Its name cannot be foreseen, and a file that exists is never opened."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    monkeypatch.setattr(folder_facts.os, "getpid", lambda: 7)
+    monkeypatch.setattr(folder_facts.os, "urandom", lambda _: b"7")
     (tmp_path / "x" / "jobs").mkdir(parents=True)
-    (tmp_path / "x" / "jobs" / f".probe.7.{threading.get_ident()}").symlink_to(victim)
+    (tmp_path / "x" / "jobs" / ".probe.37").symlink_to(victim)
     folder_facts.try_to_write(str(tmp_path / "x"), [])
     assert victim.read_text() == "precious"
 

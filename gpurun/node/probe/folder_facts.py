@@ -72,7 +72,7 @@ def why_unwritable(folder: str) -> str:
 
 
 def _write_one(folder: str) -> None:
-    path = os.path.join(folder, ".probe.%d.%d" % (os.getpid(), threading.get_ident()))
+    path = os.path.join(folder, ".probe." + os.urandom(8).hex())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, _SMALL)
