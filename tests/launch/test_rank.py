@@ -19,6 +19,7 @@ from gpurun.launch.fabric import Setting
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.launcher import Launcher
 from gpurun.launch.rank import rank_script
+from gpurun.node.job.cgroup import counted_in
 
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "bash as sh": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 JOB = f"j-3{os.getpid():07x}"
@@ -542,3 +543,21 @@ def test_whatever_a_program_makes_of_the_notice_the_script_leaves(ranks, hostile
     make = {"folder": "mkdir", "dangling link": "ln -s /no/such", "link to itself": f"ln -s {stop}", "text": "echo x >"}
     assert ranks.done("sh", "-c", f"{make[hostile]} {stop}; exit 9")[0] == 9
     assert ranks.ends == ["end.9"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_rank_that_fails_leaves_what_the_kernel_counted_of_its_container(ranks, tmp_path, version):
+    """The control group ends with the container, and so would the reason."""
+    folder, counts = tmp_path / "cgroup", "oom 1\noom_kill 1\n"
+    v1 = {"memory/memory.oom_control": counts, "memory/memory.limit_in_bytes": "7\n", "pids/pids.max": "max\n"}
+    v2 = {"memory.events": counts, "memory.max": "7\n", "pids.max": "max\n"}
+    for name, text in (v1 if version == "v1" else v2).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    ranks.script.write_text(ranks.script.read_text().replace("/sys/fs/cgroup", str(folder)))
+    assert ranks.done("true") == (0, b"", b"")
+    assert not (ranks.run / "cgroup.2").exists()
+    assert ranks.done("sh", "-c", "kill -KILL $$") == (137, b"", b"")
+    kept = {path.name: path.read_text() for path in (ranks.run / "cgroup.2").iterdir()}
+    assert kept == {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert counted_in(str(ranks.run / "cgroup.2"), str(ranks.run / "cgroup.2")).kills == 1
