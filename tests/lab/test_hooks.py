@@ -6,6 +6,7 @@ import json
 
 import pytest
 from cluster import LOOK_S, TINY, Cluster
+from faulting import kill_supervisor
 from waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("hooks")]
@@ -131,4 +132,22 @@ def test_an_epilog_runs_after_the_containers_and_one_that_hangs_keeps_no_gpu(sit
     cluster.wait_for(job, "SUCCEEDED")
     assert "epilog failed" in events(cluster, job) and "cannot unmount" in events(cluster, job)
     on(cluster, host, "rm /etc/hangs")
+    until(lambda: state_of(cluster, host)["free"] == 2, every_s=LOOK_S)
+
+
+def test_an_epilog_whose_supervisor_is_killed_runs_again_before_the_gpus_are_free(site):
+    """The first run waits; its agent ends it when the supervisor is gone."""
+    cluster = site("epilog", "#!/bin/sh\necho $GPURUN_JOB >> /tmp/epilog\ntest ! -e /etc/hangs || sleep 600\n")
+    cluster.environ["GPURUN_HOOK_LIMIT_S"] = "60"
+    host = cluster.lab.hosts[0].name
+    on(cluster, host, "touch /etc/hangs")
+    job = submitted(cluster, "--host", host)
+    until(lambda: job in on(cluster, host, "cat /tmp/epilog 2>/dev/null"), every_s=LOOK_S)
+    kill_supervisor(cluster, job)
+    until(lambda: "sleep 600" not in on(cluster, host, "ps -eo args"), every_s=LOOK_S)
+    on(cluster, host, "rm /etc/hangs")
+    assert (cluster.home / "leases" / f"{job}.json").exists()
+    assert cluster.gpurun("status", job).code == 0  # starts a new supervisor
+    cluster.wait_for(job, "SUCCEEDED")
+    assert on(cluster, host, "cat /tmp/epilog").split() == [job, job]
     until(lambda: state_of(cluster, host)["free"] == 2, every_s=LOOK_S)
