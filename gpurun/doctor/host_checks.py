@@ -68,6 +68,10 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
             "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker"
         )
         yield Finding("docker-gpu", Severity.ERROR, (host.name,), evidence, remedy)
+    if docker.limits_memory is False:
+        evidence = "Docker cannot limit the memory of containers: a job can use up the memory of its neighbours"
+        remedy = "boot with cgroup_enable=memory; a rootless engine needs cgroup v2 and its memory controller"
+        yield Finding("memory-limit", Severity.WARNING, (host.name,), evidence, remedy)
     if docker.free_bytes is not None and docker.free_bytes < LITTLE_SPACE_BYTES:
         severity = Severity.ERROR if docker.free_bytes < NO_SPACE_BYTES else Severity.WARNING
         evidence = f"{docker.free_bytes / GIB:.1f} GiB free in {docker.root}"

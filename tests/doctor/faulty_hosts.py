@@ -80,6 +80,9 @@ HOST_FAULTS = {
     "docker": replaced(docker=DockerFacts(problem="no Docker engine answers at /var/run/docker.sock")),
     "docker-gpu": lambda found: dataclasses.replace(found, docker=dataclasses.replace(found.docker, gpu_support="")),
     "docker-space": lambda found: dataclasses.replace(found, docker=dataclasses.replace(found.docker, free_bytes=GB)),
+    "memory-limit": lambda found: dataclasses.replace(
+        found, docker=dataclasses.replace(found.docker, limits_memory=False)
+    ),
     "interface": lambda found: with_nic(found, name="eno1"),
     "address": lambda found: with_nic(found, addresses=()),
     "own-name": replaced(resolves_to=("127.0.1.1",)),
