@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from cluster import TINY, Cluster
+from cluster import SHELL, TINY, Cluster
 from own_labs import own_lab
 from waiting import until
 
 from gpurun.jobs.store import JobStore
-from gpurun.lab import LabSpec
+from gpurun.lab import LabSpec, engine
 from gpurun.state.machines import read_machines
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("broken hosts")]
 
 JOBS = 30
+FAT = f"gpurun/fat-{os.getpid()}:1"
 READ_ONLY = "mount --bind /home /home && mount -o remount,ro,bind /home"
 NOT_WRITABLE = "mkdir -p ~train/.gpurun && mv ~train/.gpurun ~train/.away && mkdir -m 700 ~train/.gpurun"
 WRITABLE = "rmdir ~train/.gpurun && mv ~train/.away ~train/.gpurun"
@@ -243,3 +245,25 @@ def test_a_job_whose_mount_no_host_has_ends_and_takes_no_host_out(cluster, flag)
     assert "/nowhere/x" in found["reason"] and "a check finds nothing wrong" in found["reason"], found
     assert (found["attempt"], outs(cluster)) == (3, {})
     measured(how=flag, reason=found["reason"], seconds=found["ended_s"] - found["submitted_s"])
+
+
+@pytest.mark.slow
+def test_an_image_that_fits_on_no_host_waits_and_why_names_what_each_host_lacks(cluster, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {SHELL}\nCOPY zeros /zeros\n")
+    with (tmp_path / "zeros").open("wb") as stream:
+        stream.truncate(900 << 20)
+    environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
+    subprocess.run(["docker", "build", "-q", "-t", FAT, str(tmp_path)], env=environ, check=True, capture_output=True)
+    try:
+        done = cluster.gpurun("submit", "-i", str(cluster.inventory), "-n", "4", "--image", FAT, "--launcher", "tasks",
+                              "--", "true")  # fmt: skip
+        assert done.code == 0, done.err
+        job = done.out.strip()
+        until(lambda: len(cluster.record(job)["start_failures"]) >= 4, lambda: cluster.record(job), every_s=1.0)
+        why = cluster.gpurun("why", job)
+    finally:
+        subprocess.run(["docker", "rmi", "-f", FAT], env=environ, check=True, capture_output=True)
+    found = cluster.record(job)
+    measured(how="image", lacks={each["host"]: each["lacks_mib"] for each in found["start_failures"]}, why=why.out)
+    assert (found["ended_s"], found["restarts"], outs(cluster)) == (None, 0, {})
+    assert why.out.count("GiB too little") >= 4, why.out
