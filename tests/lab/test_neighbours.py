@@ -137,17 +137,19 @@ def test_who_takes_more_memory_than_its_share_is_killed_and_named_and_its_neighb
     finish(cluster, trainer)
 
 
-def test_cores_are_divided_while_two_jobs_are_there_and_only_then(cluster):
+def test_cores_are_divided_while_two_jobs_are_there_and_only_then(cluster, record_property):
     """The measure is what the kernel allowed: this machine has other work."""
     trainer = start(cluster, TRAINER)
     assert quota_us(cluster, trainer) is None
-    hog = start(cluster, CORES)
-    wait_until(lambda: quota_us(cluster, hog) == quota_us(cluster, trainer) == PERIOD_US)
+    hog = start(cluster, CORES, "--cpus", "0.1")
+    wait_until(lambda: (quota_us(cluster, hog), quota_us(cluster, trainer)) == (PERIOD_US // 10, PERIOD_US))
     before, used_before = throttled(cluster, hog), used_us(cluster, hog)
-    wait_until(lambda: int(throttled(cluster, hog)["nr_periods"]) >= int(before["nr_periods"]) + 30)
+    wait_until(lambda: int(throttled(cluster, hog)["nr_throttled"]) >= int(before["nr_throttled"]) + 20)
     used, after = used_us(cluster, hog) - used_before, throttled(cluster, hog)
     periods = int(after["nr_periods"]) - int(before["nr_periods"]) + 2
-    assert used <= 1.05 * periods * PERIOD_US, "four processes, but never more than one core"
+    record_property("hog", f"{used / 1e6:.2f} s of CPU in {periods} periods; {after}")
+    record_property("trainer", f"{used_us(cluster, trainer) / 1e6:.2f} s of CPU; {throttled(cluster, trainer)}")
+    assert used <= 1.2 * periods * PERIOD_US // 10, "four processes, but no more than a tenth of a core"
     assert int(throttled(cluster, trainer)["nr_throttled"]) <= 2, "it needs less than its core"
     assert cluster.gpurun("cancel", hog).code == 0
     wait_until(lambda: quota_us(cluster, trainer) is None)
