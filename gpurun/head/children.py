@@ -26,12 +26,15 @@ def live_on() -> None:
     signal.signal(signal.SIGCHLD, _reap)
 
 
-def start(module: str, *arguments: str, home: Path, environ: Mapping[str, str], lock: int, log: int) -> None:
+def start(
+    module: str, *arguments: str, home: Path, environ: Mapping[str, str], lock: int | None = None,
+    log: int | None = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start ``python -m MODULE ARGUMENTS`` as a detached process.
 
     Args:
         lock: the descriptor of the lock that it inherits, under the same number.
-        log: an open file that takes its output.
+        log: an open file that takes its output; None = where this process prints.
 
     Raises:
         StateUnavailable: no process can be started now.
@@ -40,7 +43,7 @@ def start(module: str, *arguments: str, home: Path, environ: Mapping[str, str], 
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[lock], start_new_session=True, cwd="/",
+            pass_fds=[] if lock is None else [lock], start_new_session=True, cwd="/",
         )  # fmt: skip
     except OSError as error:
         raise StateUnavailable(
@@ -48,6 +51,7 @@ def start(module: str, *arguments: str, home: Path, environ: Mapping[str, str], 
         ) from error
     if _started is not None:
         _started.append(process)
+    return process
 
 
 def _reap(*_: object) -> None:

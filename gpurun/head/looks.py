@@ -8,8 +8,6 @@ looks; a waiter must stay small, and must not wait for a host.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -17,22 +15,28 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateUnavailable
+from gpurun.head import children
 from gpurun.inventory.locate import find
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.state.machines import Machine, read_machines
 
 if TYPE_CHECKING:
+    import subprocess
+
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.record import JobRecord
 
+LOOKING = "gpurun.head.looking"
 AGAIN_S = 10.0
 """A host that is out is looked at again after this long. With a look that takes its whole time-out, that is 25 s."""
 UNHEARD_S = 300.0
 """A host of which nothing was heard for this long is looked at."""
 EARLY_S = 3.0
 """Looks that are due within this time are made together with those that are due now."""
+GROWTH_AGAIN_S = 60.0
+"""The same for a gang that wants to grow: it may want that for weeks."""
 FIRST_LOOK_S = 3.0
 """A waiter that lives for less than this starts no look."""
 
@@ -143,28 +147,21 @@ def due_in(
 def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
     """Start looks at the hosts that this user's timer looks at, if some are due. The next minute tries again."""
     paths = known_inventories(home, environ)
-    with suppress(OSError):
+    with suppress(StateUnavailable):
         if any(due_in(home, inventory) for inventory in loaded(paths)):
-            start_looks(home, environ, ["--by-timer", *paths])
+            children.start(LOOKING, "--by-timer", *paths, home=home, environ=environ)
 
 
-def start_looks(
-    home: Path, environ: Mapping[str, str], arguments: Iterable[str], *, log: int | None = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start the process that looks at hosts that are due.
-
-    Args:
-        arguments: those of `gpurun.head.looking`: the inventories.
-        log: a descriptor for what it prints; None = that of this process.
+def look_while_growing(home: Path, environ: Mapping[str, str], inventory: Inventory) -> None:
+    """Start looks at an inventory's hosts if one was out a minute ago: a gang that wants to grow may have no waiter.
 
     Raises:
-        OSError: no process can be started.
+        StateUnavailable: no process can be started.
     """
-    return subprocess.Popen(
-        [sys.executable, "-m", "gpurun.head.looking", *arguments],
-        env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, cwd="/",
-    )  # fmt: skip
+    known, now_s = read_machines(home, os.getuid()), time.time()
+    outs = (machine for host in inventory.hosts if (machine := known.get(host.machine)) is not None and machine.out)
+    if any(not 0 <= now_s - machine.seen_s < GROWTH_AGAIN_S for machine in outs):
+        children.start(LOOKING, inventory.source, home=home, environ=environ)
 
 
 class WaiterLooks:
@@ -201,7 +198,7 @@ class WaiterLooks:
         """Start the process if a look is due and none runs; collect one that has ended.
 
         Raises:
-            OSError: no process can be started.
+            StateUnavailable: no process can be started.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -209,4 +206,4 @@ class WaiterLooks:
         if self._paths and self._clock() >= self._due_s:
             self._earliest_s = self._clock() + AGAIN_S
             self._due_s = self._earliest_s
-            self._process = start_looks(self._home, self._environ, self._paths, log=None)
+            self._process = children.start(LOOKING, *self._paths, home=self._home, environ=self._environ, log=None)

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.looks import look_while_growing
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
@@ -284,6 +285,7 @@ class Members:
             job.lease, job.lock = held
             self._joining.update(hosts)
         if not hosts:
+            look_while_growing(job.home, os.environ, job.inventory)
             return False
         try:
             self._bring_in(hosts)

@@ -7,10 +7,12 @@ reported a checkpoint, and not soon after a start.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 from gpurun.errors import GpurunError
+from gpurun.head.looks import look_while_growing
 from gpurun.jobs.record import CancelRequest
 from gpurun.leases.members import larger
 from gpurun.supervisor.job import SupervisedJob
@@ -60,6 +62,7 @@ class GrowsAnew:
         job.load_inventory_again()
         found = larger(job.home, job.lease, job.inventory, now_s=job.clock())
         if found is None:
+            look_while_growing(job.home, os.environ, job.inventory)
             return False
         job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
         reason = f"it is formed again with {found.gpus} GPUs, on {', '.join(found.hosts)}"

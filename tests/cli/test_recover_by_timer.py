@@ -55,7 +55,7 @@ def test_a_timer_looks_again_at_a_host_that_is_out(gpurun, home, tmp_path):
 
 def test_a_recover_that_a_person_types_starts_no_look(gpurun, home, tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
-    monkeypatch.setattr("gpurun.head.looks.start_looks", lambda *_: pytest.fail("a look"))
+    monkeypatch.setattr("gpurun.head.children.start", lambda *_, **__: pytest.fail("a look"))
     assert gpurun("recover")[0] == 0
 
 

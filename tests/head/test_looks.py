@@ -107,11 +107,11 @@ def waiting(tmp_path, inventory, monkeypatch, own_copy):
     clock = Clock()
     clock.started = []
 
-    def start(home, environ, paths, **_):
-        clock.started.append((clock.now_s, tuple(paths)))
+    def start(_module, *paths, **_):
+        clock.started.append((clock.now_s, paths))
         return clock
 
-    monkeypatch.setattr(looks, "start_looks", start)
+    monkeypatch.setattr(looks.children, "start", start)
     own_copy(looks, "time", time=lambda: NOW_S + clock.now_s)
     clock.looks = WaiterLooks(tmp_path, {}, clock=lambda: clock.now_s)
 
@@ -169,3 +169,19 @@ def test_a_waiter_without_queued_jobs_starts_nothing(tmp_path, inventory, waitin
     queue(tmp_path, State.RUNNING, ["h1"])
     waiting.until(60)
     assert waiting.started == []
+
+
+@pytest.mark.parametrize(("machine", "looks_at"), [
+    (Machine("h1", NOW_S - 61, out=OUT), True), (Machine("h1", NOW_S - 30, out=OUT), False),
+    (Machine("h1", NOW_S - 1e6), False), (Machine("h1", NOW_S + 1e6, out=OUT), True), (None, False),
+])  # fmt: skip
+def test_a_gang_that_wants_to_grow_has_hosts_looked_at_that_are_out(
+    tmp_path, inventory, monkeypatch, own_copy, machine, looks_at
+):
+    """It may be the only one of its user's that waits, without a waiter and without a timer."""
+    started = []
+    monkeypatch.setattr(looks.children, "start", lambda *words, **_: started.append(words))
+    own_copy(looks, "time", time=lambda: NOW_S)
+    note_looks(tmp_path, {"h1:22": machine} if machine else {})
+    looks.look_while_growing(tmp_path, {}, inventory)
+    assert started == ([("gpurun.head.looking", inventory.source)] if looks_at else [])
