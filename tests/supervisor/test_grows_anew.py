@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from gpurun.errors import BadInput
+from gpurun.head import children
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
 from gpurun.jobs.states import State
 from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.machines import Machine, Out, note_looks
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
@@ -154,3 +157,32 @@ def test_an_elastic_gang_takes_hosts_that_the_inventory_has_now(carry, tmp_path,
         with pytest.raises(BadInput):
             members._take_and_bring_in()
         assert not joined and job.hosts == ("h1", "h2")
+
+
+def go_out(home, inventory, *hosts):
+    """A check found these hosts broken a while ago; since then nobody has looked: no waiter lives, and no timer."""
+    out = Out("ssh", "no route to host", 1.0)
+    note_looks(home, {inventory.by_name[host].machine: Machine(host, 1.0, out=out) for host in hosts})
+
+
+def test_while_hosts_are_out_a_gang_that_wants_to_grow_has_them_looked_at(gang, carry, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(children, "start", lambda *words, **_: started.append(words))
+    go_out(tmp_path, gang.inventory, "h3", "h4")
+    assert not watch(gang)._ask()
+    assert started == [("gpurun.head.looking", gang.inventory.source)]
+    note_looks(tmp_path, {gang.inventory.by_name[host].machine: Machine(host, time.time()) for host in ("h3", "h4")})
+    assert watch(gang)._ask(), "they have returned"
+
+
+def test_while_hosts_are_out_an_elastic_gang_has_them_looked_at(carry, tmp_path, monkeypatch):
+    with changing_cordons(tmp_path) as cordons:
+        cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
+    job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
+    with changing_cordons(tmp_path) as cordons:
+        cordons.clear()
+    started = []
+    monkeypatch.setattr(children, "start", lambda *words, **_: started.append(words))
+    go_out(tmp_path, job.inventory, "h3", "h4")
+    assert not Members(job, threading.Event(), on_join=lambda _: None)._take_and_bring_in()
+    assert started == [("gpurun.head.looking", job.inventory.source)]
