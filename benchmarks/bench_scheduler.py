@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -147,7 +148,23 @@ def passes() -> None:
             took_s = timed(lambda full=full: schedule(full))
             limit = "150" if queued == 10000 else ""
             rows.append((f"{queued} queued, {racks * 16} hosts, {name}", f"{1e3 * took_s:.0f}", limit, f"{started}"))
+    rows += [choosy(10000, 500, lambda rng, names: {"constraints": Constraints(hosts=tuple(rng.sample(names, 3)))})]
+    rows += [choosy(2000, 300, lambda rng, names: {"avoid": tuple(rng.sample(names, 8))})]
     table("One pass (ms)", ("queue", "median", "at most", "started"), rows)
+
+
+def choosy(
+    queued: int, limit_ms: int, ask: Callable[[random.Random, Sequence[str]], dict[str, Any]]
+) -> tuple[str, ...]:
+    """Return the row of a pass over gangs that each name or avoid hosts of their own, on a full cluster."""
+    inventory, rng = cluster(63, 16), random.Random(1)
+    names = [host.name for host in inventory.hosts]
+    first = Snapshot(inventory, queue=tuple(Gang(f"r{n:04d}", 8) for n in range(len(names))))
+    running = tuple(Running(gang, placement, 0.0, 0.0) for gang, placement in schedule(first).starts)
+    queue = tuple(Gang(f"q{n:06d}", 8, float(n), **ask(rng, names)) for n in range(queued))
+    took_s = timed(lambda: schedule(Snapshot(inventory, running, queue, now_s=1e5)))
+    what = "name three hosts" if queue[0].constraints.hosts else "avoid eight hosts"
+    return f"{queued} queued that each {what}, {len(names)} hosts", f"{1e3 * took_s:.0f}", f"{limit_ms}", "0"
 
 
 # an independent check, which shares no code with the scheduler

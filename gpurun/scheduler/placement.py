@@ -75,9 +75,11 @@ def _one_host(index: Index, lanes: Iterable[Lane], need: Need) -> Placement | No
             for shelf in lane.shelves:
                 if not shelf.counts[free] or (best is not None and shelf.empty > best[1]):
                     continue
-                level = shelf.levels[free] - need.avoid if need.avoid else shelf.levels[free]
-                if not level:
-                    continue
+                level = shelf.levels[free]
+                if not need.avoid.isdisjoint(level):
+                    level = level - need.avoid
+                    if not level:
+                        continue
                 if shelf.size and not need.near:
                     host_empty, lacks, first = shelf.size == free, True, min(level)
                 else:
