@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -105,6 +106,8 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
     faults.arm("command")
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # of whoever started it: exit codes would be lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     open_closed_streams()
     args, command = split_command(sys.argv[1:] if argv is None else argv)
     with output_written():

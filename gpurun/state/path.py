@@ -221,6 +221,11 @@ class StatePath:
             raise told(error, self, doing) from error
 
 
+def may_pass(error: OSError) -> bool:
+    """Return whether an error says that the disk failed or this machine is short of something: it may pass."""
+    return error.errno in _DISK or error.errno in _PROCESS or error.errno == errno.EAGAIN
+
+
 def told(error: OSError, path: StatePath, doing: str) -> StateError:
     """Return the error about a file of the state directory, for people: what, why, and what to do next.
 

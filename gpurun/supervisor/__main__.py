@@ -22,6 +22,7 @@ from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import clock
+from gpurun.state.path import may_pass
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
@@ -51,13 +52,15 @@ def main(argv: list[str]) -> int:
 
 
 def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
-    """Carry a lease to its end. While the state directory cannot be used, wait, then begin as a new supervisor would.
+    """Carry a lease to its end. While the state directory cannot be used, or this machine is short of something, wait,
+    then begin as a new supervisor would.
 
     Args:
         adopts: start the next orphan's supervisor first.
 
     Raises:
         StateError: the lease is gone or damaged, or the state directory is not safe.
+        OSError: a defect.
     """
     pause_s, is_first = AGAIN_FIRST_S, True
     while True:
@@ -74,7 +77,9 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
                 _start_next(home, lease.name)
             is_first = False
             _carry(home, lease, lock)
-        except StateUnavailable as error:
+        except (StateUnavailable, OSError) as error:
+            if isinstance(error, OSError) and not may_pass(error):
+                raise
             _say(error)
         else:
             return

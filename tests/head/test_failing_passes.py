@@ -288,3 +288,17 @@ def test_a_moment_without_descriptors_ends_no_waiter(world, looks, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert world.started == [job]
+
+
+def test_a_command_hears_exit_codes_whoever_started_it(real_starts):
+    """A service manager, or a program that ignores the ends of its children, hands that on."""
+    code = "import signal, os; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(PY, [PY, '-c', CODE])"
+    inner = (
+        "import signal, sys; from gpurun.cli.main import main\n"
+        "try: main(['version'])\n"
+        "except SystemExit: pass\n"
+        "print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)"
+    )
+    code = code.replace("PY", repr(sys.executable)).replace("CODE", repr(inner))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines()[-1] == "True", done.stderr

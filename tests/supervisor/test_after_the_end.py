@@ -105,7 +105,11 @@ def pauses(monkeypatch, own_copy):
     return waited
 
 
-def test_a_supervisor_waits_for_a_state_directory_that_cannot_be_used(running, done, pauses, monkeypatch, capfd):
+SHORT = [StateDiskError("x: the disk is full"), OSError(errno.EMFILE, "is full"), OSError(errno.EAGAIN, "is full")]
+
+
+@pytest.mark.parametrize("error", SHORT)
+def test_a_supervisor_waits_for_a_state_directory_that_cannot_be_used(running, done, pauses, monkeypatch, capfd, error):
     """It begins anew with what is in the files, and holds the lease meanwhile."""
     folder, lease, _ = running
     ends(monkeypatch, State.SUCCEEDED)
@@ -115,7 +119,7 @@ def test_a_supervisor_waits_for_a_state_directory_that_cannot_be_used(running, d
         tries.append(job)
         assert LeaseStore(folder.path.home).is_alive(lease.job)
         if len(tries) < 4:
-            raise StateDiskError("cannot be written: the disk of the state directory is full")
+            raise error
         return real(job)
 
     monkeypatch.setattr(process, "live", live)
@@ -151,13 +155,15 @@ def test_a_supervisor_outlives_a_fence_whose_last_step_failed(running, done, pau
     assert leases.names() == frozenset()
 
 
-def test_main_leaves_the_lease_after_a_defect(running, done, monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "no such file")])
+def test_main_leaves_the_lease_after_a_defect(running, done, pauses, monkeypatch, error):
     def defect(_):
-        raise ZeroDivisionError
+        raise error
 
     folder, lease, lock = running
     monkeypatch.setattr(process, "live", defect)
     monkeypatch.setattr(process.children, "live_on", lambda: None)
     monkeypatch.setenv("GPURUN_HOME", str(folder.path.home))
     assert process.main([lease.job, str(os.dup(lock.descriptor))]) == 70
+    assert pauses == []
     assert Path(str(LeaseStore(folder.path.home).path(lease.job))).exists()
