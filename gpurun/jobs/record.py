@@ -320,9 +320,9 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
 
     def on(self, boot: HeadBoot) -> JobRecord:
         """Return the record with its times by another reading of the head's clock."""
-        then = HeadBoot(self.boot, self.boot_s)
-        if boot.is_like(then):
+        if boot.is_like(self.boot, self.boot_s):
             return self
+        then = HeadBoot(self.boot, self.boot_s)
         changes: dict[str, Any] = {"boot": boot.id, "boot_s": boot.began_s}
         for name in _STAMPS:
             stamp_s = getattr(self, name)

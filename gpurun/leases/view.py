@@ -133,7 +133,7 @@ class View:
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
             granted_s = min(_granted_s(job.record, lease), self.now_s)
-            running.append(Running(gang, placement, granted_s, ran_s, saved_s, stopping, _told_s(job)))
+            running.append(Running(gang, placement, granted_s, ran_s, saved_s, stopping, _told_s(job, self.now_s)))
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
@@ -157,11 +157,11 @@ def _granted_s(record: JobRecord, lease: Lease) -> float:
     return record.granted_s if is_same and record.granted_s is not None else lease.granted_s
 
 
-def _told_s(job: LiveJob) -> float | None:
-    """Return when a gang began to stop, or was asked to; None if neither is known."""
+def _told_s(job: LiveJob, now_s: float) -> float | None:
+    """Return when a gang began to stop, or was asked to; None if neither is known. The future counts as now."""
     if job.record.state is State.STOPPING and job.record.stopping_s is not None:
         return job.record.stopping_s
-    return None if job.request is None else job.request.asked_s
+    return None if job.request is None else min(job.request.asked_s, now_s)
 
 
 def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:

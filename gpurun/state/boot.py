@@ -23,9 +23,12 @@ class HeadBoot:
     id: str = ""
     began_s: float = 0.0
 
-    def is_like(self, other: HeadBoot) -> bool:
-        """Return whether stamps by `other` are stamps by this one: the same boot, and no step of the clock between."""
-        return self.id == other.id and abs(self.began_s - other.began_s) < STEP_S
+    def is_like(self, ident: str, began_s: float) -> bool:
+        """Return whether stamps by another reading are stamps by this one: no step of the clock was between them.
+
+        Takes no value of this type, because a pass asks ten thousand records.
+        """
+        return self.id == ident and abs(self.began_s - began_s) < STEP_S
 
     def moved(self, stamp_s: float, then: HeadBoot) -> float:
         """Return a past moment, stamped by `then`, by this reading. A moment of an earlier boot is before this boot."""

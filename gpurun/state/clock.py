@@ -66,7 +66,7 @@ class HeadClock:
     def boot_now(self) -> HeadBoot:
         """Return the boot as the wall clock dates it now: files keep times that people can compare with a clock."""
         now = _boot_of(self._read())
-        return self.boot if self.boot.is_like(now) else now
+        return self.boot if self.boot.is_like(now.id, now.began_s) else now
 
     def elapsed_s(self, stamp_s: float) -> float:
         """Return the seconds since a stamp by `boot`. A stamp in the future counts as now.
