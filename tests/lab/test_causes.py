@@ -26,7 +26,7 @@ NO_SPACE = "echo \"OSError: [Errno 28] No space left on device: '/out/checkpoint
 
 @pytest.fixture(scope="module")
 def causes_lab():
-    with own_lab("causes", racks=1, hosts=4, gpus=2, disk_mib=1024) as lab:
+    with own_lab("causes-roomy", racks=1, hosts=4, gpus=2, disk_mib=2 << 10) as lab:
         yield lab
 
 
