@@ -21,6 +21,7 @@ SESSION = timedelta(hours=6)
 
 ROOMS = {
     "test_bench": "doctor node",
+    "test_broken_hosts": "head supervisor doctor leases",
     "test_causes": "supervisor node facts doctor",
     "test_long_log": "supervisor node",
     "test_claims": "leases node supervisor",
