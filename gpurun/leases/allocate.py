@@ -37,6 +37,7 @@ from gpurun.leases.view import View, place_of
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.state import audit
+from gpurun.state.clock import head_clock
 from gpurun.state.collector import without_collector
 
 SSH_PORTS = range(23022, 32022)
@@ -311,12 +312,15 @@ def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.sta
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
-    """Update a job's record from its lease. This also repairs a crash between the two writes."""
+    """Update a job's record from its lease. This also repairs a crash between the two writes, and a step of the clock
+    between them: the grant was after the job was queued, and is not in the future.
+    """
     folder = store.get(lease.job)
-    before = folder.record().granted_from
+    record = folder.record()
+    before, granted_s = record.granted_from, min(max(lease.granted_s, record.queued_s), head_clock()())
     folder.move(
         State.GRANTED, granted_from=before if lease.inventory in before else (*before, lease.inventory),
-        attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
+        attempt=lease.attempt, granted=lease.grants, granted_s=granted_s,
         kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
         generation=lease.generation, gpu_s=0.0, gpu_s_until_s=None,
     )  # fmt: skip

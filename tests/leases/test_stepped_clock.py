@@ -7,7 +7,9 @@ import pytest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import LeaseStore
 from gpurun.scheduler.policy import DEFAULT
 from gpurun.state import clock
 from gpurun.state.boot import ClockReading
@@ -97,3 +99,21 @@ def test_jobs_start_in_the_order_in_which_they_were_submitted(head, step_s):
     second = head.submit(8, None)
     assert head.granted() == [first.id]
     assert second.record().submitted_s - first.record().submitted_s == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_a_grant_whose_record_is_written_after_the_step_is_as_old_as_it_is(head, step_s, monkeypatch):
+    """The pass was killed between the lease and the record; a supervisor that follows writes the record."""
+    folder = head.submit(4, None)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(allocate, "mark_granted", killed)
+        with pytest.raises(KeyboardInterrupt):
+            head.granted()
+    head.passes(10.0, step_s)
+    lease = LeaseStore(head.home).read(folder.id)
+    allocate.mark_granted(JobStore(head.home), lease)
+    assert 0.0 <= clock.now_s() - folder.record().granted_s <= 10.1
