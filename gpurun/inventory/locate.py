@@ -24,7 +24,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
             path = Path(named).expanduser().absolute()
         except RuntimeError as error:
             raise BadInput(f"there is no inventory at {named}: no such user", hint=f"{by} says so") from error
-        if not is_there(path):
+        if "\0" in named or not is_there(path):  # no command line has such a byte; a program may
             raise BadInput(f"there is no inventory at {path}", hint=f"{by} says so")
         return path
     places = candidates(environ)

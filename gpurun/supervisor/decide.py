@@ -170,7 +170,7 @@ def _by_what_ended(seen: GangSeen) -> Step:
 def _by_ranks(seen: GangSeen) -> Step:
     """Decide by the ranks' own reports. Ranks of an elastic gang come and go; its driver judges them."""
     failed = first_failed(seen.ranks) if seen.least is None else None
-    if failed is None or failed.ended_s is None or (seen.ends and seen.fell_with_others(failed)):
+    if failed is None or failed.ended_s is None or (seen.ends.keys() - seen.finished and seen.fell_with_others(failed)):
         return None
     if seen.now_s - max(failed.ended_s, seen.heard_since_s) < _settled_s(seen, failed):
         return None
@@ -222,7 +222,7 @@ def _fallen(seen: GangSeen) -> str | None:
     of a host have returned 0, the end of its container does not matter.
     """
     launcher, failed = seen.launcher, first_failed(seen.ranks)
-    aside = hosts_that_are_done(seen.ranks) if launcher is None else {seen.first}
+    aside = seen.finished if launcher is None else {seen.first}
     ends = [(end.at_s, host) for host, end in seen.ends.items() if host not in aside]
     if not ends:
         return None

@@ -12,7 +12,7 @@ from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.seats import RankSeat, seats_of
 from gpurun.supervisor.causes import Cause
-from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank
+from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank, hosts_that_are_done
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,13 @@ class GangSeen:
         """Return whether every expected rank has reported its end."""
         return {seat.rank for seat in self.seats} <= {rank.rank for rank in self.ranks if rank.ended_s is not None}
 
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """Return the hosts whose containers no longer matter: all their ranks have returned 0. None once the launcher
+        has ended, which may have missed such a container.
+        """
+        return frozenset(hosts_that_are_done(self.ranks)) if self.launcher is None else frozenset()
+
     def title_of(self, rank: int | None) -> str:
         """Return a rank's name in messages for people."""
         if rank is None:
@@ -181,7 +188,7 @@ class GangSeen:
         return failed.was_broken_off or any(
             end.at_s <= (failed.ended_s or 0.0) + (-TOGETHER_S if self.is_launchers(host) else TOGETHER_S)
             for host, end in self.ends.items()
-            if not self.is_launchers(host) or end.was_killed
+            if host not in self.finished and (not self.is_launchers(host) or end.was_killed)
         )
 
     @property

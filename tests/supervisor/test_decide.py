@@ -287,7 +287,7 @@ def test_a_gang_that_has_ended_is_not_waited_for_for_ever(seen):
     later = replace(seen, now_s=T + 1000, others_answer=True if is_cut_off else seen.others_answer)
     has_ended = any(rank.code for rank in seen.ranks) and seen.least is None
     has_ended |= seen.least is not None and bool(seen.ranks) and all(rank.code is not None for rank in seen.ranks)
-    if has_ended or seen.exits:
+    if has_ended or seen.exits.keys() - seen.finished:
         assert decide(later) is not None
 
 
@@ -318,6 +318,17 @@ def test_a_container_that_ends_after_its_ranks_have_returned_0_ends_no_gang():
     assert decide(seen) is None
     assert decide(replace(seen, exits={"b": container(137), "c": container(137)})).end.suspects == ("c",)
     assert decide(replace(seen, ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c")])).end.suspects == ("b",)
+
+
+def test_a_container_that_ended_after_its_ranks_had_returned_0_hides_no_rank_that_fails_later():
+    """The gang was never ended: its other ranks waited for the failed one."""
+    ranks = [rank(0, "a"), rank(1, "b", 0, T - 20), rank(2, "c", 1, T - 9)]
+    seen = replace(GANG, members=THREE, has_launcher=False, ranks=ranks, exits={"b": container(137, T - 9)})
+    assert end_of(decide(seen)).failure.rank == 2
+    ranks[1] = rank(1, "b", 0, T - 9, is_cut_off=True)._replace(with_container=True)  # as no true host says
+    assert end_of(decide(replace(seen, exits={}))).failure.rank == 2
+    ranks[2] = rank(2, "c", 137, T - 9)
+    assert end_of(decide(replace(seen, ranks=ranks))).failure.rank == 2
 
 
 def test_a_host_that_is_back_has_its_time_to_tell_before_anybody_is_named():
