@@ -41,6 +41,7 @@ def running(tmp_path):
 def done(monkeypatch):
     """What was done after the end; the attempt ends as `outcome` says."""
     said = []
+    monkeypatch.setattr(process.children, "start", lambda *_, **__: None)  # no process begins
     monkeypatch.setattr(process, "ensure_waiter", lambda *_: said.append("waiter"))
     monkeypatch.setattr(process, "tell_end", lambda _: said.append("people are told"))
     monkeypatch.setattr(process, "keep_asking", lambda *_: said.append("lost hosts are fenced"))
