@@ -69,7 +69,7 @@ def keep_for_the_oldest(state: PassState) -> None:
         reserved = state.keeping.reservation
         if not state.may_keep or (reserved is not None and reserved.gang.age < gang.age):
             return
-        if gang.id in state.waits:
+        if gang.id in state.waits and state.may_have_its_hosts(gang, overdue_s(state, gang)):
             _keep_for(state, gang)
 
 
@@ -86,10 +86,13 @@ def _still_helps(state: PassState, gang: Gang, kept: Kept) -> bool:
         return False
     if kept.why == "preemption":
         return state.book is None or state.book.passes_without(gang, (), is_owed=True)
-    since_s, mine = overdue_s(state, gang), dict(state.index.masks(kept.placement))
-    rests = (run for run in state.running if any(mine.get(n, 0) & mask for n, mask in state.index.masks(run.placement)))
-    return (state.book is None or state.book.gate(gang) is None) and not any(
-        state.stays(run, gang, since_s) for run in rests
+    if state.book is not None and state.book.gate(gang) is not None:
+        return False
+    mine = dict(state.index.masks(kept.placement))
+    return not any(
+        mine.get(n, 0) & mask
+        for run in state.staying(gang, overdue_s(state, gang)).values()
+        for n, mask in state.index.masks(run.placement)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,8 @@ class PassState:
         ] = {}  # since something became easier to get
         self._usable: Index | None = None
         self._suffices: dict[Hashable, bool] = {}
+        self._indexes: dict[Hashable, Index] = {}
+        self._staying: dict[str | None, Mapping[str, Running]] = {}
 
     def start(self, gang: Gang, placement: Placement, hold: Hold | None = None) -> None:
         """Start a gang.
@@ -200,29 +202,48 @@ class PassState:
         return known
 
     def may_have_its_hosts(self, gang: Gang, overdue_s: float) -> bool:
-        """Returns True if the gang would fit if all gangs ended but those that `stays` says go on.
+        """Returns True if the gang would fit if all gangs ended but those that are `staying`.
 
         Args:
             overdue_s: when its patience ended.
         """
-        staying = tuple(run for run in self.running if self.stays(run, gang, overdue_s))
-        taken = self.snapshot.taken if self.gives_up_taken(overdue_s) else {}
-        if not staying and not taken:
+        staying, is_taken = self.staying(gang, overdue_s), self.gives_up_taken(overdue_s)
+        if not staying and not is_taken:
             return True
-        key = (self.wishes[gang.id], tuple(run.gang.id for run in staying), bool(taken))
+        key = (self.wishes[gang.id], bool(staying), is_taken)
         known = self._suffices.get(key)
         if known is None:
-            left = Index(Snapshot(self.snapshot.inventory, staying, (), self.snapshot.unusable, taken))
-            known = self._suffices[key] = self.capacity.place(left, gang.smallest) is not None
+            known = self._suffices[key] = (
+                self.capacity.place(self._left(gang, staying, is_taken), gang.smallest) is not None
+            )
         return known
 
-    def stays(self, run: Running, gang: Gang, overdue_s: float) -> bool:
-        """Returns True if nothing is kept any more for a gang on the GPUs of a running one: that has no time limit,
-        is of another pool, and has gone on for `Policy.patience_s` while the gang waited with its patience over.
+    def _left(self, gang: Gang, staying: Mapping[str, Running], is_taken: bool) -> Index:
+        """The usable hosts without the GPUs of gangs that stay, and perhaps without those that others hold."""
+        key = (gang.pool if staying else None, bool(staying), is_taken)
+        if key not in self._indexes:
+            taken = self.snapshot.taken if is_taken else {}
+            empty = replace(self.snapshot, running=tuple(staying.values()), queue=(), taken=taken)
+            self._indexes[key] = Index(empty)
+        return self._indexes[key]
+
+    def staying(self, gang: Gang, overdue_s: float) -> Mapping[str, Running]:
+        """The gangs on whose GPUs nothing is kept any more for this one: they have no time limit, are of other pools,
+        and have gone on for `Policy.patience_s` while it waited with its patience over.
         """
-        if run.gang.pool == gang.pool or run.gang.time_limit_s is not None or run.stopping:
-            return False
-        return self._is_long_since(max(overdue_s, run.granted_s))
+        if self.book is None or not self._is_long_since(overdue_s):
+            return {}
+        found = self._staying.get(gang.pool)
+        if found is None:
+            found = self._staying[gang.pool] = {
+                run.gang.id: run
+                for run in self.running
+                if run.gang.pool != gang.pool
+                and run.gang.time_limit_s is None
+                and not run.stopping
+                and self._is_long_since(run.granted_s)
+            }
+        return found
 
     def gives_up_taken(self, overdue_s: float) -> bool:
         """Returns True if nothing is kept any more on GPUs that others than gangs hold: nobody knows until when."""
@@ -245,6 +266,9 @@ class PassState:
     def stop(self, victims: tuple[Running, ...], taker: Gang) -> None:
         """Tell gangs to stop for another one."""
         self._alike.clear()
+        self._staying.clear()
+        self._indexes.clear()
+        self._suffices.clear()
         for run in victims:
             if self.book is not None:
                 self.book.stop(run.gang)

@@ -74,10 +74,11 @@ def keep_soonest(state: PassState, gang: Gang) -> bool:
     """Keep the hosts that will probably be free soonest.
 
     Guesses that a gang continues for as long as it has run, because durations are heavy-tailed. GPUs in use outside of
-    this inventory's jobs count as free last. GPUs whose holder `stays` are not kept.
+    this inventory's jobs count as free last. GPUs whose holders are `staying` are not kept.
     """
     now_s, since_s = state.now_s, overdue_s(state, gang)
-    ends = [run for run in state.running if not state.stays(run, gang, since_s)]
+    staying = state.staying(gang, since_s)
+    ends = [run for run in state.running if run.gang.id not in staying]
     releases = _releases(state, gang, ends, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))
     if not state.gives_up_taken(since_s):
         taken = state.keeping.not_for_others(gang)(state.index.masks_of(state.snapshot.taken))

@@ -79,7 +79,7 @@ def keep_gpus_for_a_gang_without_its_servers_host(monkeypatch):
 
 
 def keep_on_beside_endless_gangs_of_other_pools(monkeypatch):
-    monkeypatch.setattr(PassState, "stays", lambda *_: False)
+    monkeypatch.setattr(PassState, "staying", lambda *_: {})
     monkeypatch.setattr(PassState, "gives_up_taken", lambda *_: False)
 
 
