@@ -22,7 +22,11 @@ def consider(state: PassState, gang: Gang) -> None:
         state.never[gang.id] = barred
     elif isinstance(barred, Wait):
         waiting.barred(state, gang, barred, hold)
-    elif not try_start(state, gang, hold) and state.could_ever(gang) and not _prefers_to_wait(state, gang):
+    elif (
+        not try_start(state, gang, hold)
+        and state.could_ever(gang)
+        and (hold is not None or not _prefers_to_wait(state, gang))
+    ):
         waiting.blocked(state, gang, hold)
 
 

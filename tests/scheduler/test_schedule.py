@@ -230,6 +230,28 @@ def test_never_without_then_placing_the_taker():
     assert schedule(after).starts[0] == (owner, kept.placement)
 
 
+def test_a_gang_that_prefers_one_host_has_gangs_stopped_for_one_host_and_declines_no_part_of_it():
+    """Two gangs stop one after the other; meanwhile it would fit over two hosts."""
+    prefers = Constraints(prefer="host", locality_wait_s=9 * HOUR)
+    lenders = (
+        runs(Gang("a", 3, pool="vision", preemptible=True), ("r0h0", range(3)), granted_s=1.0),
+        runs(Gang("b", 3, pool="vision", preemptible=True), ("r0h0", (3,)), ("r0h1", range(2)), granted_s=2.0),
+        runs(Gang("c", 2, pool="vision", preemptible=True), ("r0h1", (2, 3)), granted_s=3.0),
+    )
+    owner = Gang("owner", 4, 50.0, pool="speech", constraints=prefers)
+    snapshot = Snapshot(cluster(1, 2, 4, (Pool("vision", 0), Pool("speech", 8))), lenders, (owner,), now_s=HOUR)
+    found = schedule(snapshot)
+    assert len(found.kept["owner"].placement.grants) == 1
+    victims = [preemption.victim for preemption in found.preempts]
+    assert len(victims) == 2
+    for last in victims:
+        left = [replace(run, stopping=True) if run.gang.id == last else run for run in lenders]
+        left = [run for run in left if run.gang.id == last or run.gang.id not in victims]
+        queue = (owner.but(kept=found.kept["owner"]),)
+        later = schedule(replace(snapshot, running=tuple(left), queue=queue, now_s=HOUR + 10))
+        assert later.kept == found.kept
+
+
 def test_what_was_taken_back_is_not_taken_again():
     """The requeued victim is beyond its pool's entitlement: it waits."""
     running = (*lent()[:2], runs(Gang("owner", 4, 50.0, pool="speech"), ("r0h1", range(4, 8)), granted_s=HOUR))
