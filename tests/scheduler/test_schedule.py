@@ -236,7 +236,7 @@ def test_a_gang_that_prefers_one_host_has_gangs_stopped_for_one_host_and_decline
     lenders = (
         runs(Gang("a", 3, pool="vision", preemptible=True), ("r0h0", range(3)), granted_s=1.0),
         runs(Gang("b", 3, pool="vision", preemptible=True), ("r0h0", (3,)), ("r0h1", range(2)), granted_s=2.0),
-        runs(Gang("c", 2, pool="vision", preemptible=True), ("r0h1", (2, 3)), granted_s=3.0),
+        runs(Gang("c", 1, pool="vision", preemptible=True), ("r0h1", (2,)), granted_s=3.0),
     )
     owner = Gang("owner", 4, 50.0, pool="speech", constraints=prefers)
     snapshot = Snapshot(cluster(1, 2, 4, (Pool("vision", 0), Pool("speech", 8))), lenders, (owner,), now_s=HOUR)
