@@ -340,7 +340,10 @@ class Watch:
         waits_for_pool = seen.decisions.waits[gang.id].reason is Reason.POOL
         now = self.turn
         others = (other for other in seen.snapshot.queue if other.id != gang.id and other.kept is not None)
-        are_owed = seen.decisions.preempts or any(other.kept.why == "preemption" for other in others if other.kept)
+        first = set() if now is None else now.blockers  # hosts are kept for one gang at a time, also if it is younger
+        are_owed = seen.decisions.preempts or any(
+            other.kept.why == "preemption" or other.id in first for other in others if other.kept
+        )
         if (
             now is None or now.gang != gang.id or usable != self.usable or are_owed
             or (now.waits_for_pool and not waits_for_pool)
