@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import threading
 from contextlib import suppress
@@ -135,12 +136,13 @@ class Head:
         return done.stdout.strip()
 
     def age(self, job: str, by_s: float) -> None:
-        """Let a gang have run for longer than it has: in place, for the file's lock is its supervisor's."""
-        path = LeaseStore(self.state).path(job).plain
-        text = json.dumps({**(lease := json.loads(path.read_text())), "granted_s": lease["granted_s"] - by_s})
-        with path.open("r+") as stream:
-            stream.write(text)
-            stream.truncate()
+        """Let a gang have run for longer than it has."""
+        path = self.state / "jobs" / job / "state.json"
+        found, aged = path.stat(), path.with_name("aged")
+        aged.write_text(json.dumps({**(record := self.record(job)), "granted_s": record["granted_s"] - by_s}))
+        os.chown(aged, found.st_uid, found.st_gid)
+        aged.chmod(stat.S_IMODE(found.st_mode))
+        aged.replace(path)
 
     def record(self, job: str) -> dict:
         return json.loads((self.state / "jobs" / job / "state.json").read_text())
