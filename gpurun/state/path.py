@@ -26,6 +26,10 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OF_ALL = 2
 """In folders of the first level everybody has files. What lies further down belongs to the owner of its folder."""
+_AWAY = (
+    "the file system of the state directory does not answer",
+    "`ls {home}` shows when it does; check its server, the network to it, and the mount",
+)
 _DISK = {
     errno.ENOSPC: ("the disk of the state directory is full", "free some space there; `df -h {home}` shows how much"),
     errno.EDQUOT: ("your quota on the disk of the state directory is used up", "free some space; `quota -s` shows it"),
@@ -34,12 +38,23 @@ _DISK = {
         "the disk of the state directory failed",
         "`dmesg | tail` says more; check the disk before you continue",
     ),
-}
+    errno.EUCLEAN: ("the file system of the state directory is damaged", "`dmesg | tail` says more; repair it (fsck)"),
+    **dict.fromkeys(
+        # of NFS and FUSE. Not ENXIO: a pipe that somebody put there says it, too
+        (
+            errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED,
+            errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.EREMOTEIO,
+            errno.ENODEV, errno.EKEYEXPIRED,
+        ),
+        _AWAY,
+    ),
+}  # fmt: skip
 _PROCESS = {
     errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
     errno.ENFILE: ("this machine has too many open files", "raise the limit: sysctl fs.file-max"),
     errno.ENOLCK: ("this machine has no more locks", "try again in a moment; `cat /proc/locks` shows who has them"),
     errno.ENOMEM: ("this machine has no more memory", "try again in a moment"),
+    errno.EINTR: ("it was interrupted", "try again"),
 }
 
 

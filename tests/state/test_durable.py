@@ -11,7 +11,7 @@ import pytest
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.events import EventLog, EventTail
 from gpurun.state import audit, durable, lock, syncing
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, may_pass
 
 
 @pytest.fixture
@@ -126,6 +126,37 @@ def failing(monkeypatch, number, *, of):
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
+
+
+NFS = (
+    "ESTALE", "ETIMEDOUT", "ENOTCONN", "ECONNREFUSED", "EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH", "EREMOTEIO",
+    "ENODEV", "ESHUTDOWN", "EKEYEXPIRED", "EUCLEAN", "EINTR",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NFS)
+def test_a_file_system_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, name):
+    """A supervisor waits then, and no job ends; a waiter counts a record it cannot read as there."""
+    error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    assert may_pass(error)
+
+    def away(*_, **__):
+        raise error
+
+    events = EventLog(StatePath(tmp_path) / "events.jsonl", clock=lambda: 0.0)
+    monkeypatch.setattr(os, "open", away)
+    with pytest.raises(StateUnavailable) as told:
+        (StatePath(tmp_path) / "state.json").read_bytes()
+    assert told.value.hint
+    events.emit("note", text="is lost, and nothing stops for it")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_damage(tmp_path):
+    """Nobody reads it, so the kernel answers ENXIO; whoever put it there must not make others wait."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StateError) as told:
+        (StatePath(tmp_path) / "pipe").open_file(os.O_WRONLY)
+    assert not isinstance(told.value, StateUnavailable)
 
 
 @pytest.mark.parametrize("of", ["file", "folder"])
