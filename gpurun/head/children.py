@@ -15,7 +15,8 @@ from pathlib import Path
 from gpurun.errors import StateUnavailable
 
 _started: list[subprocess.Popen[bytes]] | None = None
-"""What `reap` looks at. None in a command, which ends soon."""
+"""What `_reap` looks at. None in a command, which ends soon."""
+_looks = _must_look = False
 
 
 def live_on() -> None:
@@ -55,7 +56,17 @@ def start(
 
 
 def _reap(*_: object) -> None:
-    """Reap the processes of `start` that have ended, and no others: their callers want the exit codes."""
-    for process in list(_started or ()):
-        if process.poll() is not None and _started is not None:
-            _started.remove(process)
+    """Reap the processes of `start` that have ended, and no others: their callers want the exit codes.
+
+    A signal that comes meanwhile interrupts this function by itself. It then only asks for one more look.
+    """
+    global _looks, _must_look  # noqa: PLW0603 (as above)
+    _must_look = True
+    while _must_look and not _looks:
+        _looks, _must_look = True, False
+        try:
+            for process in list(_started or ()):
+                if process.poll() is not None and _started is not None:
+                    _started.remove(process)
+        finally:
+            _looks = False

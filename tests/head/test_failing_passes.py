@@ -257,6 +257,25 @@ def test_a_process_that_lives_on_hears_exit_codes_and_reaps_what_it_has_started(
     assert last.startswith("reaped 0") and last.endswith("True"), done.stdout + done.stderr
 
 
+def test_a_child_that_ends_while_another_is_reaped_raises_nothing(monkeypatch):
+    """The handler meets itself: its error would come up wherever the process just is."""
+
+    class Ended:
+        def __init__(self, others):
+            self.others = others
+
+        def poll(self):
+            for _ in range(self.others):
+                self.others -= 1
+                children._started.append(Ended(0))
+                children._reap()
+            return 0
+
+    monkeypatch.setattr(children, "_started", [Ended(2), Ended(2)])
+    children._reap()
+    assert children._started == []
+
+
 def test_nothing_ignores_the_ends_of_its_children():
     sources = (Path(__file__).parents[2] / "gpurun").rglob("*.py")
     assert [path for path in sources if "SIGCHLD, signal.SIG_IGN" in path.read_text()] == []
