@@ -58,6 +58,7 @@ class HeadClock:
         self._is_synchronised = is_synchronised
         self.boot = _boot_of(read())
         """The reading by which this process makes its stamps."""
+        self._sure_began_s: float | None = None
 
     def __call__(self) -> float:
         """Return the time now, by `boot`."""
@@ -72,13 +73,15 @@ class HeadClock:
         """Return the seconds since a stamp by `boot`. A stamp in the future counts as now.
 
         Before the boot, only the wall clock can tell how long it was. It counts once a time server has set it, or ten
-        minutes after the boot: until then, a moment of an earlier boot counts as the moment of the boot.
+        minutes after the boot: until then, a moment of an earlier boot counts as the moment of the boot. From then on,
+        no step of the wall clock changes when the boot began.
         """
         reading = self._read()
         if stamp_s >= self.boot.began_s:
             return max(0.0, self.boot.began_s + reading.up_s - stamp_s)
-        is_sure = reading.up_s >= SETTLED_S or self._is_synchronised()
-        return reading.up_s + (max(0.0, reading.wall_s - reading.up_s - stamp_s) if is_sure else 0.0)
+        if self._sure_began_s is None and (reading.up_s >= SETTLED_S or self._is_synchronised()):
+            self._sure_began_s = _boot_of(reading).began_s
+        return reading.up_s + (0.0 if self._sure_began_s is None else max(0.0, self._sure_began_s - stamp_s))
 
 
 def _boot_of(reading: ClockReading) -> HeadBoot:

@@ -105,9 +105,24 @@ def test_after_a_boot_a_clock_that_nobody_has_set_yet_ends_nothing(machine):
     machine.is_synchronised = True
     assert second.elapsed_s(moved_s) == pytest.approx(90.0)
     machine.is_synchronised = False
-    assert second.elapsed_s(moved_s) == pytest.approx(30.0)
+    third = machine.process()
+    assert third.elapsed_s(moved_s) == pytest.approx(30.0)
     machine.passes(600.0)  # no time server: it is believed all the same
-    assert second.elapsed_s(moved_s) == pytest.approx(690.0)
+    assert third.elapsed_s(moved_s) == pytest.approx(690.0)
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_a_step_after_a_boot_does_not_end_a_gang_that_began_before_it(machine, step_s):
+    first = machine.process()
+    stamp_s = first()
+    machine.reboots(off_s=50.0)
+    second = machine.process()
+    moved_s = second.boot.moved(stamp_s, first.boot)
+    assert second.elapsed_s(moved_s) == pytest.approx(60.0)
+    machine.passes(30.0, step_s)
+    assert second.elapsed_s(moved_s) == pytest.approx(90.0)
+    machine.is_synchronised = False  # a step says so, too
+    assert second.elapsed_s(moved_s) == pytest.approx(90.0)
 
 
 @given(st.floats(), st.floats(), st.floats(), st.text(max_size=2), st.text(max_size=2))
