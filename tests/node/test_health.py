@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -76,6 +77,22 @@ def test_a_storm_is_cut_short(log):
 
 def test_a_log_that_may_not_be_read_has_no_lines(tmp_path):
     assert lines(health.KernelLog(60, str(tmp_path / "none"))) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_cannot_be_read_ends_the_look_and_overwritten_records_do_not(log, monkeypatch):
+    kernel_log, read, errors = health.KernelLog(60, str(log)), os.read, [errno.EPIPE, errno.EIO, errno.EINVAL]
+    say(log, XID)
+
+    def failing(descriptor, length):
+        if errors:
+            raise OSError(errors.pop(0), "no")
+        return read(descriptor, length)
+
+    monkeypatch.setattr(health.os, "read", failing)
+    assert lines(kernel_log) == [] and errors == [errno.EINVAL]
+    assert lines(kernel_log) == [] and errors == []
+    assert lines(kernel_log) == [XID]
 
 
 def test_gpu_news_are_told_once():

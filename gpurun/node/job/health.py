@@ -66,8 +66,10 @@ class KernelLog:
                 data = os.read(self._fd, 1 << 16 if self._is_file else 8192)
             except BlockingIOError:
                 return
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read
             except OSError:
-                continue  # EPIPE: records were overwritten before they were read
+                return
             if not data:
                 return
             if not self._is_file:
