@@ -35,6 +35,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
 
     Attributes:
         containers: what is listed, by id.
+        refusals: so many of the next changes are refused.
         may_finish: cleared, no container gets ready that begins with `slow`.
     """
 
@@ -49,6 +50,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.changes: list[tuple[str, str]] = []
         self.slow = ""
         self.is_full = False
+        self.refusals = 0
         self.may_finish = threading.Event()
         self.lock = threading.Lock()
         self.began = threading.Event()
@@ -131,6 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
         asked = urlsplit(self.path)
+        if asked.path.endswith(("/update", "/kill")) and self.server.refusals:
+            self.server.refusals -= 1
+            self._answer(500, {"message": "cannot write cpu.max: device or resource busy"})
+            return
         if asked.path.endswith(("/update", "/kill")):
             self.server.change(asked.path.split("/")[2], asked.path.rpartition("/")[2], body)
             self._answer(200, {"Warnings": []})

@@ -61,6 +61,35 @@ def test_a_new_agent_corrects_what_another_one_left(engine):
     assert quota(engine, mine) == -1
 
 
+def test_a_quota_that_was_refused_is_set_at_the_next_look(engine):
+    watch, mine, other = Neighbours(), engine.run(job(JOB)), engine.run(job(OTHER, "0.50"))
+    engine.refusals = 1
+    watch.look(call())
+    assert (quota(engine, mine), quota(engine, other)) == (0, 50_000), "one refusal is not another container's"
+    watch.look(call())
+    assert quota(engine, mine) == 250_000
+
+
+def test_a_quota_that_another_agent_left_late_is_corrected_after_a_while(engine):
+    watch, mine = Neighbours(), engine.run(job(JOB))
+    watch.look(call())
+    engine.containers[mine]["HostConfig"] = {"CpuQuota": 50_000}
+    for _ in range(neighbours.CHECK_EVERY):
+        watch.look(call())
+    assert quota(engine, mine) == -1
+
+
+def test_an_engine_that_can_set_no_quota_is_asked_less_and_less(engine):
+    watch, mine, _ = Neighbours(), engine.run(job(JOB)), engine.run(job(OTHER))
+    engine.refusals = 1000
+    for _ in range(neighbours.CHECK_EVERY - 1):
+        watch.look(call())
+    assert 1000 - engine.refusals == 2 * neighbours.MOST_REFUSALS
+    engine.refusals = 0
+    watch.look(call())
+    assert quota(engine, mine) == 250_000
+
+
 def test_who_comes_while_quotas_are_set_gets_one_too(engine, monkeypatch):
     mine, other = engine.run(job(JOB)), engine.run(job(OTHER))
     set_quota, late = neighbours._set_quota, []

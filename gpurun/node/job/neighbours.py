@@ -18,6 +18,10 @@ PERIOD_US = 100_000
 """The kernel's own default (``cpu.cfs_period_us``)."""
 MOST_LOOKS = 5
 """How often `settle` starts anew because containers have come or gone meanwhile."""
+CHECK_EVERY = 15
+"""At every look of so many, the quotas are read again: the agent of another job may have written one late."""
+MOST_REFUSALS = 3
+"""After so many failures in a row, only those looks ask the engine: perhaps it can set no quota at all."""
 
 
 class Neighbours:
@@ -25,20 +29,28 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._before: Optional[FrozenSet[str]] = None
+        self._looks = self._refusals = 0
 
     def look(self, call: Call) -> None:
-        """Give each container its quota, if containers have come or gone since the last look.
+        """Give each container its quota, if containers have come or gone since the last look, or a check is due.
 
         An engine that does not answer, or that can set no quota, is not this job's failure: the weights remain.
         """
+        self._looks += 1
+        if self._looks % CHECK_EVERY == 0:
+            self._before = None
+        elif self._refusals >= MOST_REFUSALS:
+            return
         try:
             connection = docker.connect(call, timeout_s=20.0)
             try:
                 self._before = settle(connection, self._before)
             finally:
                 connection.close()
+            self._refusals = 0
         except (OpError, OSError, ValueError):
             self._before = None
+            self._refusals += 1
 
 
 def settle(connection: docker.Connection, before: Optional[FrozenSet[str]] = None) -> FrozenSet[str]:
@@ -53,17 +65,23 @@ def settle(connection: docker.Connection, before: Optional[FrozenSet[str]] = Non
         The containers that run.
 
     Raises:
-        OpError: Docker does not say.
+        OpError: Docker does not say, or refused a quota; all others are set.
     """
     for _ in range(MOST_LOOKS):
         found = _running(connection)
         now = frozenset(str(each["Id"]) for each in found)
         if now == before:
             break
+        refused: Optional[OpError] = None
         for each in found:
             wanted = _quota_us(each.get("Labels"))
             if wanted is not None:
-                _set_quota(connection, str(each["Id"]), wanted if len(found) > 1 else None)
+                try:
+                    _set_quota(connection, str(each["Id"]), wanted if len(found) > 1 else None)
+                except OpError as error:
+                    refused = error
+        if refused is not None:
+            raise refused
         before = now
     return now
 
@@ -88,7 +106,11 @@ def _quota_us(labels: Any) -> Optional[int]:
 
 
 def _set_quota(connection: docker.Connection, container: str, quota_us: Optional[int]) -> None:
-    """Set the quota, or none, if it is another one now. A container that has ended needs none."""
+    """Set the quota, or none, if it is another one now. A container that has ended needs none.
+
+    Raises:
+        OpError: Docker refused it.
+    """
     status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % docker.checked_name(container))
     found = docker.parse(answer) if status == 200 else None
     if not isinstance(found, dict):
@@ -97,4 +119,7 @@ def _set_quota(connection: docker.Connection, container: str, quota_us: Optional
     wanted = -1 if quota_us is None else quota_us
     if has != wanted:
         body = {"CpuPeriod": PERIOD_US, "CpuQuota": wanted}
-        docker.exchange(connection, "POST", "/containers/%s/update" % docker.checked_name(container), body)
+        path = "/containers/%s/update" % docker.checked_name(container)
+        status, answer = docker.exchange(connection, "POST", path, body)
+        if status >= 300 and status != 404:
+            raise docker.failure(status, answer, "setting a quota of cores")
