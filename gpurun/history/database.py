@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -32,6 +33,8 @@ FILE = "attempts.db"
 BUSY_S = 20.0
 MOST_BYTES = 4 << 30
 _COPY_TRIES = 20
+_ONE_CREATES = threading.Lock()
+"""Held while a missing file is made and closed, so that no thread of this process has locked it by then."""
 _TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT"}
 
 
@@ -114,8 +117,7 @@ def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     """
     folder = make_history_folder(home, os.getuid()) if write else history_folder(home, os.getuid())
     path = folder / FILE
-    # The file is opened once before SQLite opens it: gpurun refuses links and pipes, and gives it the right mode.
-    os.close(path.open_file(os.O_RDWR | (os.O_CREAT if write else 0)))
+    _check(path, create=write)
     try:
         uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
@@ -128,6 +130,22 @@ def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
                 connection.execute("COMMIT")
     except sqlite3.Error as error:
         raise StateError(f"the history cannot be used: {error}", where=str(path), hint=_REBUILD) from error
+
+
+def _check(path: StatePath, *, create: bool) -> None:
+    """Refuse links and pipes; with `create`, make a file that is missing, with the right mode.
+
+    Whoever closes a file drops all POSIX locks that this process has on it, also those of SQLite in another thread. So
+    gpurun does not open a file that SQLite may have open: O_PATH only names it (man 2 open).
+    """
+    with _ONE_CREATES:
+        try:
+            os.close(path.open_file(os.O_PATH))
+        except FileNotFoundError:
+            if not create:
+                raise
+            with suppress(FileExistsError):  # another process made it; SQLite opens what that one checked
+                os.close(path.open_file(os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 
 def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import secrets
 import sqlite3
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -191,6 +195,44 @@ def test_processes_that_end_jobs_and_others_that_collect_lose_no_row(home):
         process.join()
     assert [process.exitcode for process in (*enders, *collectors)] == [0] * 6
     assert len(everything(home)) == MANY
+
+
+BEGIN = (
+    "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0.0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+)
+
+
+def may_write(home):
+    """Return whether another process gets the lock of the history's file."""
+    done = subprocess.run([sys.executable, "-c", BEGIN, file_of(home)], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 or "locked" in done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_thread_that_opens_the_history_leaves_another_threads_lock(home, monkeypatch, write):
+    """Closing a file drops all POSIX locks of the process on it: others then write into the same transaction."""
+    a_week(home)
+    collect(home)
+    monkeypatch.setattr(database, "BUSY_S", 0.0)
+    with database.own(home, write=True):
+        with suppress(StateError), database.own(home, write=write):
+            pass
+        assert not may_write(home)
+    assert may_write(home)
+
+
+def test_what_lies_in_the_place_of_the_history_is_refused(home, tmp_path):
+    a_week(home)
+    for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "elsewhere"), os.mkdir):
+        make(file_of(home))
+        for write in (False, True):
+            with pytest.raises(StateError, match="not a regular file"), database.own(home, write=write):
+                pass
+        file_of(home).rename(tmp_path / secrets.token_hex(4))
+    assert not (tmp_path / "elsewhere").exists()
+    assert len(everything(home)) == 4
+    assert file_of(home).stat().st_mode & 0o777 == 0o644
 
 
 def test_an_end_is_not_stopped_by_a_damaged_history(home):
