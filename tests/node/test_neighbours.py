@@ -137,16 +137,44 @@ def look(watch):
 
 def test_the_container_that_has_written_the_most_is_ended_and_no_other(engine, disk):
     mine, theirs = ContainerWatch(JOB), ContainerWatch(OTHER)
-    filler = engine.run(job(JOB), written=500 << 30)
+    filler = engine.run(job(JOB), written=1 << 20)
     neighbour = engine.run(job(OTHER), written=3 << 30)
     assert look(mine) == look(theirs) == [], "there is room"
     disk.free = 1 << 30
+    engine.containers[filler]["SizeRw"] = 500 << 30
     assert look(theirs) == [] and engine.changes == []
     what, path = "Docker's disk", "/var/lib/docker"
     told = {"kind": "filled", "what": what, "path": path, "free_bytes": 1 << 30, "written_bytes": 500 << 30}
     assert look(mine) == [told]
     assert engine.changes == [(filler, "kill")] and neighbour in engine.containers
     assert look(mine) == [], "told once"
+
+
+def test_the_largest_is_not_ended_for_a_disk_that_somebody_else_fills(engine, disk):
+    watch, mine = ContainerWatch(JOB), engine.run(job(JOB), written=300 << 30)
+    assert look(watch) == []
+    disk.free = 1 << 30
+    assert look(watch) == [], "somebody copied data there; this job has written nothing since the first look"
+    disk.free, engine.containers[mine]["SizeRw"] = 0, (300 << 30) + (1 << 20)
+    assert look(watch) == [], "nor has it filled the rest with a line of its log"
+    engine.containers[mine]["SizeRw"] += 1 << 20
+    assert [item["kind"] for item in look(watch)] == ["filled"], "only this job still writes"
+
+
+def test_who_has_filled_a_disk_before_the_first_look_is_not_known(engine, disk):
+    disk.free, watch = 0, ContainerWatch(JOB)
+    engine.run(job(JOB), written=500 << 30)
+    assert look(watch) == look(watch) == []
+
+
+def test_while_there_is_room_docker_is_seldom_asked(engine, disk, monkeypatch):
+    layers, asked = container_watch._layers, []
+    monkeypatch.setattr(container_watch, "_layers", lambda call: asked.append(1) or layers(call))
+    watch = ContainerWatch(JOB)
+    engine.run(job(JOB))
+    for _ in range(20):
+        assert look(watch) == []
+    assert len(asked) == 1, "once for each disk that the job writes to; here it is one"
 
 
 def test_the_job_whose_outputs_take_what_the_disk_loses_is_ended(engine, disk, monkeypatch):

@@ -24,6 +24,11 @@ NEIGHBOURS_S = 4.0
 """How often gpurun looks which other jobs run here."""
 SIZES_FACTOR = 5.0
 """Docker walks through all that containers have written: it is asked again after so many times its answer took."""
+NOTES_S, NOTES_FACTOR = 600.0, 100.0
+"""While a disk has room, how often gpurun notes what the job has written, so that it knows later who wrote since; and
+the same for a slow Docker."""
+LEAST_PART = 8
+"""The largest writer fills a disk if it wrote this part of what the disk lost: there may be as many writers as GPUs."""
 
 
 class ContainerWatch:
@@ -37,7 +42,8 @@ class ContainerWatch:
         self._neighbours = Neighbours()
         self._neighbours_s = 0.0
         self._sizes_s = 0.0
-        self._lows: Dict[str, Tuple[int, int]] = {}  # folder of a disk → its free bytes and the job's own, last seen
+        self._notes_s: Dict[str, float] = {}  # folder of a disk with room → when it is looked at again
+        self._before: Dict[str, Tuple[int, int]] = {}  # folder of a disk → its free bytes and the job's own, last seen
 
     def counts(self) -> List[Dict[str, Any]]:
         """Return the news of memory and processes."""
@@ -72,8 +78,8 @@ class ContainerWatch:
     def disk(self, call: Call, disks: Iterable[Tuple[str, str]]) -> List[Dict[str, Any]]:
         """Kill the job's container if a disk is nearly full, and it is this job that fills it.
 
-        That is the job whose container has written the most into its own file system; or that wrote most of what the
-        disk has lost since the last look, whether there, into its outputs or into its folder.
+        That is the job that wrote most of what the disk has lost since the last look, whether into its container's own
+        file system, its outputs or its folder; or a good part of it, if its container has written the most of all.
 
         Args:
             disks: name and folder of each disk that the job writes to, Docker's first.
@@ -86,15 +92,20 @@ class ContainerWatch:
             if room is None or room.device in seen:
                 continue
             seen.add(room.device)
-            if room.free_bytes >= room.low_bytes:
-                self._lows.pop(path, None)
+            is_low = room.free_bytes < room.low_bytes
+            if not is_low and time.monotonic() < self._notes_s.get(path, 0.0):
                 continue
             filled = self._filler(call, path, room, is_dockers=len(seen) == 1)
+            took_s = time.monotonic() - began_s
+            if not is_low:
+                wait_s = max(NOTES_S, NOTES_FACTOR * took_s) if path in self._before else NEIGHBOURS_S
+                self._notes_s[path] = time.monotonic() + wait_s
+                continue
             if filled is not None and self._kill(call, filled.container):
                 self._is_ended = True
                 free, written = room.free_bytes, filled.own_bytes
                 return [{"kind": "filled", "what": what, "path": path, "free_bytes": free, "written_bytes": written}]
-            self._sizes_s = time.monotonic() + SIZES_FACTOR * (time.monotonic() - began_s)
+            self._sizes_s = time.monotonic() + SIZES_FACTOR * took_s
         return []
 
     def _filler(self, call: Call, path: str, room: "_Room", is_dockers: bool) -> "Optional[_Written]":
@@ -104,13 +115,14 @@ class ContainerWatch:
         if not mine:
             return None
         own = mine[0]._replace(own_bytes=(mine[0].own_bytes if is_dockers else 0) + self._files_on(room.device))
-        before, self._lows[path] = self._lows.get(path), (room.free_bytes, own.own_bytes)
-        if own.own_bytes < room.low_bytes:
+        before, self._before[path] = self._before.get(path), (room.free_bytes, own.own_bytes)
+        if before is None or own.own_bytes < room.low_bytes:
             return None
         is_largest = is_dockers and mine[0].own_bytes >= max(room.low_bytes, *(each.own_bytes for each in layers))
-        lost = 0 if before is None else before[0] - room.free_bytes
-        wrote = 0 if before is None else own.own_bytes - before[1]
-        return own if is_largest or (lost > 0 and 2 * wrote > lost) else None
+        lost, wrote = before[0] - room.free_bytes, own.own_bytes - before[1]
+        if is_largest:
+            return own if wrote > 0 and LEAST_PART * wrote >= lost else None
+        return own if lost > 0 and 2 * wrote > lost else None
 
     def _files_on(self, device: int) -> int:
         """Return the bytes of the job's outputs and folder, if they are on this device."""
