@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ FOLDER = "machines"
 MOST_MACHINES = 20_000
 MOST_LETTERS = 1000
 MOST_UID_DIGITS = 10
+BEFORE_ALL_S = -1.0
 PATIENCE_S = 10.0
 """A write takes milliseconds."""
 
@@ -63,6 +65,7 @@ class Machine:
         out: why it is out; None = the last check passed.
         inventory: the canonical path of the inventory that names the host so.
         memory_mib, cores: what its engine has for containers; None = it has not said so yet.
+        begun_s: when that look began; seconds since the epoch, 0 = unknown. Of two looks, the one that began last counts.
     """
 
     name: str
@@ -72,6 +75,12 @@ class Machine:
     inventory: str = ""
     memory_mib: int | None = None
     cores: int | None = None
+    begun_s: float = 0.0
+
+    @property
+    def as_of_s(self) -> float:
+        """Return for which moment this holds at least."""
+        return self.begun_s or self.seen_s
 
 
 WAYS = ("ssh",)
@@ -100,7 +109,7 @@ def outs_of(machines: Mapping[str, Machine]) -> dict[str, Out]:
 def _join(same: Mapping[str, Machine], outs: dict[str, Out]) -> None:
     """Let the newest look at a machine hold for all its addresses that can be reached."""
     reached = {address: known for address, known in same.items() if known.out is None or known.out.check not in WAYS}
-    newest = max(reached.values(), key=lambda known: known.seen_s, default=None)
+    newest = max(reached.values(), key=lambda known: known.as_of_s, default=None)
     for address in reached if newest is not None else ():
         if newest is not None and newest.out is not None:
             outs[address] = newest.out
@@ -145,8 +154,14 @@ def _read(home: Path, uid: int) -> Mapping[str, Machine]:
         except (FileNotFoundError, StateError):
             continue
         if signer == uid:
-            return found.machines
+            now_s = time.time()
+            return {address: _not_in_future(known, now_s) for address, known in found.machines.items()}
     return {}
+
+
+def _not_in_future(known: Machine, now_s: float) -> Machine:
+    """Return a look in the future as the oldest one: the clock was set back, and every other look is newer."""
+    return known if max(known.seen_s, known.begun_s) <= now_s else replace(known, begun_s=BEFORE_ALL_S)
 
 
 def outs_stamp(home: Path) -> frozenset[str]:
@@ -181,7 +196,8 @@ def users_who_looked(home: Path) -> list[int]:
 def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
     """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
 
-    A look without an id, memory or cores keeps what the machine said before.
+    A look without an id, memory or cores keeps what the machine said before. A look that began before the one that is
+    known changes nothing else: its answer came late.
 
     Raises:
         StateError: the file cannot be written, or not be read now. It is left as it is.
@@ -191,12 +207,14 @@ def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
     with own_lock(home, "lock"):
         before = _read(home, os.getuid())
         after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
-        newest = sorted(after, key=lambda machine: after[machine].seen_s)[-MOST_MACHINES:]
+        newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
         path = _own_file(home, ".json")
         durable.write_record(path, _File({machine: after[machine] for machine in newest}))
 
 
 def _joined(before: Machine | None, look: Machine) -> Machine:
+    if before is not None and look.as_of_s < before.as_of_s:
+        before, look = look, before
     out = look.out
     if out is not None:
         since_s = out.since_s if before is None or before.out is None else min(before.out.since_s, out.since_s)

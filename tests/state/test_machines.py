@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -38,9 +39,31 @@ def test_a_host_that_stays_out_is_out_since_the_first_look(tmp_path):
 
 
 def test_a_clock_that_was_set_back_lengthens_no_time_out_of_use(tmp_path):
-    note_looks(tmp_path, {"m": Machine("h1", 1e9, out=replace(BROKEN, since_s=1e9))})
+    future_s = time.time() + 1e6
+    note_looks(tmp_path, {"m": Machine("h1", future_s, out=replace(BROKEN, since_s=future_s))})
     note_looks(tmp_path, {"m": Machine("h1", 100.0, out=BROKEN)})
     assert read_machines(tmp_path, UID)["m"].out.since_s == 100.0
+
+
+def test_an_answer_that_comes_late_replaces_no_newer_one(tmp_path):
+    """A pre-flight probe began, the host was mended and looked at, and then the old answer came."""
+    note_looks(tmp_path, {"m": Machine("h1", 150.0, begun_s=140.0)})
+    late = Machine("h1", 160.0, "a" * 32, BROKEN, memory_mib=64, cores=2, begun_s=100.0)
+    note_looks(tmp_path, {"m": late})
+    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 150.0, "a" * 32, None, "", 64, 2, 140.0)
+    note_looks(tmp_path, {"m": replace(late, begun_s=141.0)})
+    assert read_machines(tmp_path, UID)["m"].out == BROKEN
+
+
+def test_a_look_in_the_future_is_the_oldest(tmp_path):
+    """The clock was set back: the look at the other address of the machine is newer, and so is every look to come."""
+    future_s = time.time() + 3600
+    for stamps in ({"seen_s": future_s}, {"seen_s": 5.0, "begun_s": future_s}):
+        note_looks(tmp_path, {"a": Machine("h1", id=ONE, out=SICK, inventory="/i", **stamps)})
+        note_looks(tmp_path, {"b": Machine("n1", 2.0, ONE, None, "/j")})
+        assert outs_of(read_machines(tmp_path, UID)) == {}
+        note_looks(tmp_path, {"a": Machine("h1", 1.0)})
+        assert read_machines(tmp_path, UID)["a"].out is None
 
 
 @pytest.mark.parametrize("content", [
