@@ -19,6 +19,7 @@ MAX_SIZE_MIB = 1 << 40
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?:(\d+(?:\.\d+)?)\s*m(?:in)?)?"
                       r"\s*(?:(\d+(?:\.\d+)?)\s*s?)?")  # fmt: skip
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|M|G|T|m|g)")
+_NEAR_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([mgt]?)(i?b?|%)", re.IGNORECASE)
 _MIB = {"m": 1, "mib": 1, "g": 1024, "gib": 1024, "t": 1024 * 1024, "tib": 1024 * 1024}
 
 _OPERATOR = re.compile(r"""&&?|\|[|&]?|[^\\'"]*;|[0-9]*(>>?|<<?<?)(&[0-9-])?""")
@@ -42,11 +43,24 @@ def size_mib(text: str) -> int:
     """``512MiB``, ``16GiB`` or ``80G`` in MiB. Raises ValueError."""
     found = SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     if not found:
-        raise ValueError
+        raise ValueError(_meant_size(text))
     mib = float(found[1]) * _MIB[found[2].lower()]
     if mib > MAX_SIZE_MIB:
         raise ValueError(f"is more than {MAX_SIZE_MIB >> 20}TiB")
     return int(mib)
+
+
+def _meant_size(text: str) -> str:
+    """Return why a text is no size, with the line that would do; empty if no size can be meant."""
+    near = _NEAR_SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    if near is None:
+        return ""
+    number, unit, rest = near.groups()
+    if rest == "%":
+        return "" if unit else "is a part of something; write the size itself, such as 16GiB"
+    if unit:
+        return f"has a unit that gpurun does not know; write {number}{unit.upper()}iB"
+    return "" if rest else f"has no unit; write {number}MiB or {number}GiB"
 
 
 def _without_nul(text: str) -> str:
