@@ -19,7 +19,8 @@ from gpurun.node.gpu.claim_rules import CPUS_LABEL
 
 LEAST_SYSTEM_MIB = 1024
 SYSTEM_PERCENT = 5
-"""What a host keeps for itself, if its inventory does not say: this part of its memory, and at least so much."""
+"""What a host keeps for itself, if its inventory does not say: this part of its memory, and at least so much, but never
+more than half."""
 UNKNOWN_SHM_MIB = 1024
 """The size of ``/dev/shm`` if the memory of the host is not known."""
 WEIGHT_PER_GPU, MOST_WEIGHT = 1024, 262_144
@@ -129,7 +130,7 @@ def _usable_mib(host: Host, memory_mib: int) -> int:
     """Return the memory of a host for all containers together."""
     system_mib = host.system_memory_mib
     if system_mib is None:
-        system_mib = max(LEAST_SYSTEM_MIB, memory_mib * SYSTEM_PERCENT // 100)
+        system_mib = min(max(LEAST_SYSTEM_MIB, memory_mib * SYSTEM_PERCENT // 100), memory_mib // 2)
     return max(LEAST_MEMORY_MIB, memory_mib - system_mib)
 
 

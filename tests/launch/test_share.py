@@ -47,6 +47,8 @@ def test_who_has_all_gpus_has_all_that_the_host_gives():
 def test_the_inventory_says_what_the_host_keeps():
     assert of(8, host=replace(HOST, system_memory_mib=80 * 1024)).memory_mib == 320 * 1024
     assert of(8, engine=replace(ENGINE, memory_bytes=4 << 30)).memory_mib == 3 * 1024, "1 GiB at least"
+    small = replace(ENGINE, memory_bytes=1 << 30)
+    assert of(8, engine=small).memory_mib == of(1, replace(SPEC, memory_mib=900), small).memory_mib == 512, "half"
     assert of(8, host=replace(HOST, system_memory_mib=1 << 30)).memory_mib == LEAST_MEMORY_MIB, "more than it has"
 
 
