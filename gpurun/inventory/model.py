@@ -63,7 +63,7 @@ class Host:
         docker_host: the socket of its Docker engine, ``unix:///…``; None = the default of the SSH user's ``docker``.
         ssh: ``paramiko``, or ``system`` for the ``ssh`` program of this machine; None = gpurun chooses.
         folder: a folder on a local disk of the host for gpurun's files; None = the user's home folder.
-        system_memory_mib: the memory that jobs leave to the host itself; None = 5 % of it, at least 1 GiB, at most half.
+        system_memory_mib: the memory that jobs leave to the host itself; None = 5 %, at least 1 GiB, at most half.
         data_quota_mib: the most disk space for data sets; None = a quarter of the disk.
         health: the site's program that decides whether the host is healthy, with its arguments; empty = none.
         prolog: the site's program that runs before the containers of each attempt; empty = none.

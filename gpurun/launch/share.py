@@ -36,7 +36,8 @@ class HostShare:
 
     Attributes:
         gpus: the job's GPUs there.
-        of: all GPUs of the host; 0 = the host has none, and the container may use all of it.
+        of: all GPUs of the host, also those that its inventory leaves out; 0 = the host has none, and the container may
+            use all of it.
         memory_mib: the hard limit of its memory, `shm_mib` included; None = the memory of the host is not known, or its
             engine cannot limit it.
         shm_mib: the size of ``/dev/shm``. A tmpfs uses only what is written to it.
@@ -76,24 +77,26 @@ class HostShare:
         return f"{memory} ({shm} in /dev/shm), {cores}{'' if is_all else ' while other jobs run there'}"
 
 
-def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None) -> HostShare:
+def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, found_gpus: int = 0) -> HostShare:
     """Return the share of a container.
 
     Args:
         gpus: the job's GPUs on the host.
+        found_gpus: how many a probe found there. Another inventory may give those to others that this one leaves out.
         spec: `memory_mib`, `cpus` and `shm_size_mib` take the place of the share. No container gets more than the host
             gives to all containers.
         docker: what the host's engine says of itself; None = not known.
     """
     has_memory = docker is not None and docker.memory_bytes is not None and docker.limits_memory is not False
     usable_mib = _usable_mib(host, docker.memory_bytes >> 20) if has_memory and docker and docker.memory_bytes else None
-    part = 1.0 if gpus >= host.gpus else gpus / host.gpus
+    of = max(host.gpus, found_gpus) if host.gpus else 0
+    part = 1.0 if gpus >= of else gpus / of
     fair_mib = None if usable_mib is None else max(LEAST_MEMORY_MIB, int(usable_mib * part))
     memory_mib = fair_mib if spec.memory_mib is None else min(spec.memory_mib, usable_mib or spec.memory_mib)
     shm_mib = spec.shm_size_mib or (UNKNOWN_SHM_MIB if memory_mib is None else max(1, memory_mib // 2))
     return HostShare(
-        gpus, host.gpus, memory_mib, shm_mib if memory_mib is None else min(shm_mib, memory_mib),
-        _cpus(host, part, spec.cpus, None if docker is None else docker.cores),
+        gpus, of, memory_mib, shm_mib if memory_mib is None else min(shm_mib, memory_mib),
+        _cpus(of, part, spec.cpus, None if docker is None else docker.cores),
         weight=min(MOST_WEIGHT, WEIGHT_PER_GPU * max(1, gpus)),
         is_over=memory_mib is not None and fair_mib is not None and memory_mib > fair_mib,
     )  # fmt: skip
@@ -116,6 +119,7 @@ def shares(
         grant.host: share_of(
             inventory.by_name[grant.host], len(grant.gpus), spec,
             hardware[grant.host].docker if grant.host in hardware else known.get(grant.host),
+            len(hardware[grant.host].gpus) if grant.host in hardware else 0,
         )
         for grant in grants
     }  # fmt: skip
@@ -134,13 +138,13 @@ def _usable_mib(host: Host, memory_mib: int) -> int:
     return max(LEAST_MEMORY_MIB, memory_mib - system_mib)
 
 
-def _cpus(host: Host, part: float, asked: float | None, cores: int | None) -> float | None:
+def _cpus(of: int, part: float, asked: float | None, cores: int | None) -> float | None:
     """Return the cores while another job runs there. Where there are fewer cores than GPUs, only weights divide them:
     a limit below one core would slow a job down more than it protects another.
     """
     if asked is not None:
         return asked if cores is None else min(asked, float(cores))
-    if cores is None or part == 1.0 or cores < host.gpus:
+    if cores is None or part == 1.0 or cores < of:
         return None
     return round(cores * part, 2)
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.facts.hardware import DockerFacts
-from gpurun.inventory.model import Host
-from gpurun.jobs.spec import LEAST_MEMORY_MIB, JobSpec
-from gpurun.launch.share import KILLED_FIRST, alike, share_of, size
+from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.inventory.model import Host, Inventory
+from gpurun.jobs.spec import LEAST_MEMORY_MIB, Grant, JobSpec
+from gpurun.launch.share import KILLED_FIRST, alike, share_of, shares, size
 
 HOST = Host("h", rack="r", generation="hopper", gpus=8, fabric="tcp")
 SPEC = JobSpec("n", "image:1", 1, ("true",))
@@ -42,6 +42,17 @@ def test_who_has_all_gpus_has_all_that_the_host_gives():
     assert (share.memory_mib, share.cpus) == (USABLE_MIB, None)
     assert share.words == "380GiB of memory (up to 190GiB of it in /dev/shm), all cores"
     assert of(0, host=replace(HOST, gpus=0)).memory_mib == USABLE_MIB, "a host of parameter servers"
+
+
+def test_gpus_that_an_inventory_leaves_out_have_their_share_too():
+    """Two inventories divide one host of eight GPUs: neither gives away the memory of the other's."""
+    half = replace(HOST, gpus=4)
+    probe = Hardware("h", docker=ENGINE, gpus=tuple(Gpu(index) for index in range(8)))
+    for gpus in (1, 4):
+        spec, grants = replace(SPEC, gpus=gpus), [Grant("h", tuple(range(gpus)))]
+        (share,) = shares(spec, grants, Inventory((half,), (), {}), {"h": probe}).values()
+        assert (share.memory_mib, share.cpus, share.of) == (USABLE_MIB * gpus // 8, 8.0 * gpus, 8)
+    assert share_of(HOST, 8, SPEC, ENGINE, found_gpus=7).memory_mib == USABLE_MIB, "one is broken: it returns"
 
 
 def test_the_inventory_says_what_the_host_keeps():
