@@ -166,8 +166,8 @@ def _explained(job: SupervisedJob, results: Results[None]) -> Results[None]:
 def _meant(job: SupervisedJob, error: GpurunError) -> GpurunError:
     kind = error.kind if isinstance(error, RemoteOpFailed) else None
     if kind == "no-command":
-        meant = GpurunError(
-            f"the image {job.spec.image} cannot start {job.launcher.program}: {error.message}",
+        meant = HostFailure(
+            f"the image {job.spec.image} cannot start {job.launcher.program}: {error.message}", kind=kind,
             hint=f"the image needs {job.launcher.needs}",
         )  # fmt: skip
         meant.exit_code = 2

@@ -1,12 +1,16 @@
-"""When a container ended, from Docker's own text."""
+"""A gang's part on a host: what Docker's own texts mean."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import subprocess
 import time
 
 import pytest
 
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import kinds
 from gpurun.node.job import gang
 
 
@@ -39,3 +43,77 @@ def test_of_a_container_that_failed_the_host_says_whether_it_could_write(monkeyp
     unwritable = gang._inspected(None, "j-0a1b2c3d", "c")["unwritable"]
     assert said in unwritable and bool(unwritable) == bool(said)
     assert not unwritable or "/jobs/j-0a1b2c3d/run " in unwritable
+
+
+SHIM = "failed to create task for container: failed to create shim task: OCI runtime create failed: "
+RUNC = "starting the container: " + SHIM + "runc create failed: unable to start container process: "
+LOG = "unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no such file or directory): "
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (RUNC + 'exec: "sh": executable file not found in $PATH: unknown', "no-command"),
+        (RUNC + 'exec: "/bin/no": stat /bin/no: no such file or directory: unknown', "no-command"),
+        (RUNC + "error during container init: exec /bin/no: no such file or directory", "no-command"),
+        ("crun: executable file `sh` not found in $PATH: No such file or directory", "no-command"),
+        (SHIM + LOG + 'exec: "runc": executable file not found in $PATH: unknown', "docker"),
+        ('exec: "runc": executable file not found in $PATH', "docker"),
+        ('exec: "/usr/bin/runc": stat /usr/bin/runc: no such file or directory', "docker"),
+        (SHIM + LOG + "fork/exec /usr/bin/runc: no such file or directory", "docker"),
+        ('failed to start shim: exec: "containerd-shim-runc-v2": executable file not found in $PATH', "docker"),
+        (RUNC + 'error running hook #0: exec: "nvidia-container-cli": executable file not found', "docker"),
+        (SHIM + 'exec: "nvidia-container-runtime": executable file not found in $PATH', "docker"),
+        ('error gathering device information: "/dev/infiniband": no such file or directory', "docker"),
+        ("starting the container: context deadline exceeded", "no-docker"),
+        ("", "docker"),
+        ("exec: " + "x: " * 20_000, "docker"),
+    ],
+)
+def test_only_a_program_that_the_image_lacks_is_no_command(message, kind):
+    assert kinds.of_start(message) == kind
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "no-docker"),
+        ('error during connect: Post "http://x": EOF', "no-docker"),
+        ("Error response from daemon: context deadline exceeded", "no-docker"),
+        ("Error response from daemon: No such image: x:1", "no-image"),
+        ('invalid mount config for type "bind": bind source path does not exist: /nowhere/x', "no-mount"),
+        ("docker: invalid reference format", "docker"),
+    ],
+)
+def test_what_docker_create_said(message, kind):
+    assert kinds.of_create(message) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (http.client.RemoteDisconnected("closed"), "no-docker"),
+        (ConnectionResetError(104, "reset"), "no-docker"),
+        (http.client.BadStatusLine("\x1b["), "no-docker"),
+        (TimeoutError(), "timeout"),
+    ],
+)
+def test_an_engine_that_breaks_off_a_start_is_no_failure_of_the_job(monkeypatch, error, kind):
+    def exchange(*_):
+        raise error
+
+    monkeypatch.setattr(gang.docker, "exchange", exchange)
+    monkeypatch.setattr(gang.docker, "connect", lambda *_, **__: http.client.HTTPConnection("x"))
+    with pytest.raises(OpError) as caught:
+        gang.start(Call(1, lambda *_: None, False, b""), "c")
+    assert caught.value.kind == kind
+
+
+def test_a_command_that_takes_too_long_is_a_timeout(monkeypatch):
+    def run(argv, **_):
+        raise subprocess.TimeoutExpired(argv, 120.0)
+
+    monkeypatch.setattr(gang.subprocess, "run", run)
+    with pytest.raises(OpError, match="docker create did not end within 120 s") as caught:
+        gang._run(["docker", "create", "x"])
+    assert caught.value.kind == "timeout"

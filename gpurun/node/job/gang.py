@@ -7,18 +7,19 @@ job's label or path, so that `fence` finds it without a record of who started it
 import calendar
 import fcntl
 import getpass
+import http.client
 import os
 import shutil
 import socket
 import struct
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import Call, OpError, OpReply
-from gpurun.node.docker import engine
+from gpurun.node.docker import engine, kinds
 from gpurun.node.folder import below, files
 from gpurun.node.job import claims, creating, job_lock, job_parts
 from gpurun.node.job.fence import fence
@@ -27,6 +28,7 @@ from gpurun.node.job.rank_progress import progress
 from gpurun.node.probe import folder_facts
 
 _SIOCGIFADDR = 0x8915
+_RUN_LIMIT_S = 120.0
 
 
 def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -89,8 +91,8 @@ def create(
 
     Raises:
         OpError: ``claimed`` if another gang holds one of the GPUs; ``fenced`` if the folder is no longer this
-            attempt's; ``port-in-use`` if the sshd, or the rank, cannot bind; ``no-image``; ``docker`` with Docker's
-            message.
+            attempt's; ``port-in-use`` if the sshd, or the rank, cannot bind; ``timeout``; else a kind of
+            `kinds.of_create` with Docker's message.
     """
     if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
         raise OpError("bad-request", "not a `docker run --detach --name` argv")
@@ -110,7 +112,7 @@ def create(
         done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)
         if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
             message = _last_line(done.stderr)
-            raise OpError("no-image" if "No such image" in message else "docker", message)
+            raise OpError(kinds.of_create(message), message)
         creating.end(job)
         engine.note(call, folder)
     return {"container": done.stdout.strip()}
@@ -138,27 +140,37 @@ def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) ->
         claim: as for `create`.
 
     Raises:
-        OpError: ``claimed`` if another gang holds one of the GPUs; ``no-command`` if the image lacks the main process's
-            program; ``docker`` otherwise.
+        OpError: ``claimed`` if another gang holds one of the GPUs; ``no-docker`` or ``timeout`` if the engine does
+            not answer; else a kind of `kinds.of_start`.
     """
     if claim is not None:
         claims.take_here(call, **claim)
     connection = docker.connect(call, timeout_s=120.0)
     try:
-        status, answer = docker.exchange(connection, "POST", "/containers/%s/start" % container)
+        status, answer = _asked(call, connection, "POST", "/containers/%s/start" % container)
         if status in (204, 304):
-            _note_main(connection, container)
+            _note_main(call, connection, container)
             return
     finally:
         connection.close()
     error = docker.failure(status, answer, "starting the container")
-    missing = "executable file not found" in error.message or "no such file" in error.message
-    raise OpError("no-command" if missing else "docker", error.message)
+    raise OpError(kinds.of_start(error.message), error.message)
 
 
-def _note_main(connection: docker.Connection, container: str) -> None:
+def _asked(call: Call, connection: docker.Connection, method: str, path: str) -> Tuple[int, bytes]:
+    """Send a request to the engine. Raises OpError: ``no-docker`` if it broke off; ``timeout``."""
+    try:
+        return docker.exchange(connection, method, path)
+    except socket.timeout:
+        raise OpError("timeout", "Docker did not answer %s %s" % (method, path)) from None
+    except (http.client.HTTPException, OSError) as error:
+        call.check()
+        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+
+
+def _note_main(call: Call, connection: docker.Connection, container: str) -> None:
     """Record the main process if it is visible here: an engine in another PID namespace reports foreign numbers."""
-    status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % container)
+    status, answer = _asked(call, connection, "GET", "/containers/%s/json" % container)
     found = docker.parse(answer) if status == 200 else None
     if found:
         pid, folder = found["State"]["Pid"], job_parts.folder(found["Config"]["Labels"][job_parts.LABEL])
@@ -327,12 +339,14 @@ def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]"
             stderr=subprocess.PIPE,
             universal_newlines=True,
             errors="surrogateescape",
-            timeout=120,
+            timeout=_RUN_LIMIT_S,
             pass_fds=(keeps,) if keeps >= 0 else (),
             env={**os.environ, "DOCKER_HOST": _docker_host()},
         )
     except FileNotFoundError:
         raise OpError("no-tool", "%s is not installed" % argv[0]) from None
+    except subprocess.TimeoutExpired:
+        raise OpError("timeout", "%s did not end within %g s" % (" ".join(argv[:2]), _RUN_LIMIT_S)) from None
 
 
 def _docker_host() -> str:
