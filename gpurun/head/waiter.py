@@ -3,8 +3,8 @@
 No process runs anything as another user, or writes in another user's folder. A pass looks at all users' jobs, but
 grants only those of the user who runs it. When something changes, the other users' waiters run passes of their own. The
 waiter is also the timer for changes by time alone: time limits of others, the end of `locality_wait`, a lost host's
-return. The lock that it holds shows that it lives. It exits when its user has nothing queued. No error ends it: it says
-what failed in its log, and tries again.
+return. The lock that it holds shows that it lives. It exits when its user has nothing queued, or the state directory is
+gone for good. No error ends it: it says what failed in its log, and tries again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gpurun.state import clock, lock
 from gpurun.state.cordons import cordons_file
 from gpurun.state.machines import outs_stamp
 from gpurun.state.path import StatePath
+from gpurun.state.presence import Presence
 from gpurun.state.shared import enter
 
 if TYPE_CHECKING:
@@ -68,8 +69,11 @@ def is_needed(home: Path, uid: int) -> bool:
     )
 
 
-def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
-    """Run passes after every change, and from time to time, until this user needs no waiter."""
+def wait_for_queue(home: Path, environ: Mapping[str, str], here: Presence | None = None) -> None:
+    """Run passes after every change, and from time to time, until this user needs no waiter, or the state directory is
+    gone.
+    """
+    here = here or Presence(home)
     seen: tuple[float, ...] = ()
     seen_outs: frozenset[str] = frozenset()
     looks = WaiterLooks(home, environ)
@@ -77,15 +81,19 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
     while True:
         faults.point()
         try:
+            here.check()
             now, outs = _stamps(home), outs_stamp(home)
             if (now, outs) != (seen, seen_outs) or time.monotonic() >= next_pass_s:
                 if not is_needed(home, os.getuid()):
+                    here.check()  # nothing is queued in a directory that is away
                     return
                 due_s = _look(home, environ, looks)
                 seen, seen_outs = _stamps(home), outs
                 next_pass_s, again_s = time.monotonic() + due_s, AGAIN_FIRST_S
             looks.start_if_due()
         except Exception as error:  # noqa: BLE001 (also a defect must not leave the queue alone)
+            if here.is_gone():
+                return
             _say(error)
             time.sleep(again_s)
             again_s = min(2 * again_s, PASS_EVERY_S)
@@ -164,19 +172,22 @@ def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
     If a job is queued between the last look at the queue and the release of the lock, the submit sees a live waiter and
     starts none. So this function looks at the queue once more after the release.
     """
+    here = Presence(home, lambda: descriptor)
     while True:
-        wait_for_queue(home, environ)
+        wait_for_queue(home, environ, here)
         faults.point()
         _at_last(lambda: lock.release(descriptor))
         faults.point()
-        if not _at_last(lambda: _begins_again(home, descriptor)):
+        if here.is_gone() or not _at_last(lambda: _begins_again(home, descriptor, here)):
             return
 
 
-def _begins_again(home: Path, descriptor: int) -> bool:
+def _begins_again(home: Path, descriptor: int, here: Presence) -> bool:
     """Return whether this process is the waiter once more, because it is needed and no other has begun."""
     uid = os.getuid()
-    return is_needed(home, uid) and not waiter_lives(home, uid) and lock.try_take(descriptor)
+    needed = is_needed(home, uid)
+    here.check()
+    return needed and not waiter_lives(home, uid) and lock.try_take(descriptor)
 
 
 def main(argv: list[str]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
 from gpurun.leases.waiters import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
 from gpurun.state import lock as locks
+from gpurun.state import presence
 
 UID = os.getuid()
 
@@ -97,6 +100,60 @@ def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_p
     waiter.hold(tmp_path, lock, {})
     assert passes == []
     os.close(others[0])
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A state directory that can go away, and its waiter's lock."""
+    descriptor, _ = take_waiter_lock(tmp_path / "home")
+    yield tmp_path / "home", descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("leaves", [None, Path.mkdir], ids=["nothing", "an empty mount point"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_waiter_outlives_a_state_directory_that_is_away(home, passes, monkeypatch, own_copy, leaves, number):
+    home, lock = home
+    away, real, looks, waited = home.with_name("away"), waiter.is_needed, [], []
+
+    def look(*arguments):
+        looks.append(1)
+        if len(looks) == number:
+            if number == 1:
+                submit(home)
+            home.rename(away)
+            if leaves is not None:
+                leaves(home)
+        return real(*arguments)
+
+    def sleep(seconds):
+        if away.exists():
+            waited.append(seconds)
+        if len(waited) == 3 and away.exists():
+            if leaves is not None:
+                home.rmdir()  # nothing was written there
+            away.rename(home)
+
+    monkeypatch.setattr(waiter, "is_needed", look)
+    own_copy(waiter, "time", sleep=sleep)
+    waiter.hold(home, lock, {})
+    assert len(waited) == 3
+    assert [record.state for record in JobStore(home).records(pytest.fail)] == [State.PREPARING] * (number == 1)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved for good"])
+def test_a_waiter_ends_if_its_state_directory_is_gone(home, passes, monkeypatch, how):
+    home, lock = home
+    submit(home)
+    monkeypatch.setattr(presence, "AWAY_MOST_S", 0.0 if how == "moved for good" else 1e9)
+
+    def look(*_):
+        home.rename(home.with_name("elsewhere")) if how == "moved for good" else shutil.rmtree(home)
+        return False
+
+    monkeypatch.setattr(waiter, "is_needed", look)
+    waiter.hold(home, lock, {})
+    assert passes == []
 
 
 def test_who_only_looks_keeps_nobody_from_the_lock(tmp_path, lock):
