@@ -23,6 +23,7 @@ from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import clock
 from gpurun.state.path import may_pass
+from gpurun.state.presence import Presence
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
@@ -60,15 +61,19 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
 
     Raises:
         StateError: the lease is gone or damaged, or the state directory is not safe.
+        FileNotFoundError: the state directory is gone.
         OSError: a defect.
     """
     pause_s, is_first = AGAIN_FIRST_S, True
+    here = Presence(home, lambda: lock.descriptor)
     while True:
         begun_s = time.monotonic()
         try:
+            here.check()
             enter(home)
             name = lock.path.name.removesuffix(".json")
             lease = LeaseStore(home).read(name)
+            here.check()  # a directory that is away has no leases
             if lease is None and is_first:
                 raise StateError("its lease is gone", job=name)
             if lease is None:  # its GPUs are free; only what comes afterwards failed
@@ -77,8 +82,9 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
                 _start_next(home, lease.name)
             is_first = False
             _carry(home, lease, lock)
-        except (StateUnavailable, OSError) as error:
-            if isinstance(error, OSError) and not may_pass(error):
+        except (StateError, OSError) as error:
+            passes = may_pass(error) if isinstance(error, OSError) else isinstance(error, StateUnavailable)
+            if not passes and not here.is_away():
                 raise
             _say(error)
         else:

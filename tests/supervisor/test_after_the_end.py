@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,48 @@ def test_a_supervisor_outlives_a_fence_whose_last_step_failed(running, done, pau
     process.carry(folder.path.home, lock)
     assert pauses == [1.0]
     assert leases.names() == frozenset()
+
+
+@pytest.mark.parametrize("leaves", [None, Path.mkdir], ids=["nothing", "an empty mount point"])
+@pytest.mark.parametrize("error", [StateDiskError("it failed"), FileNotFoundError(errno.ENOENT, "no such file")])
+def test_no_lease_in_a_state_directory_that_is_away_frees_no_gpus(running, done, monkeypatch, own_copy, error, leaves):
+    home = running[0].path.home
+    away = home.with_name("away")
+    ends(monkeypatch, State.SUCCEEDED)
+    real, waited = process.live, []
+
+    def live(job):
+        if not waited:
+            home.rename(away)
+            if leaves is not None:
+                leaves(home)
+            raise error
+        return real(job)
+
+    def sleep(pause_s):
+        waited.append(pause_s)
+        if len(waited) == 3:
+            if leaves is not None:
+                home.rmdir()  # nothing was written there
+            away.rename(home)
+
+    monkeypatch.setattr(process, "live", live)
+    own_copy(process, "time", sleep=sleep)
+    assert carry(running) is State.SUCCEEDED
+    assert len(waited) == 3
+
+
+def test_a_supervisor_ends_if_its_state_directory_is_removed(running, done, pauses, monkeypatch):
+    folder, _lease, lock = running
+
+    def live(job):
+        shutil.rmtree(folder.path.home)
+        raise StateDiskError("it failed")
+
+    monkeypatch.setattr(process, "live", live)
+    with pytest.raises(FileNotFoundError, match="the state directory is gone"):
+        process.carry(folder.path.home, lock)
+    assert pauses == [1.0]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "no such file")])
