@@ -8,6 +8,7 @@ the file ends with its beginning, and a job's last lines are added when its log 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable
 
@@ -16,6 +17,9 @@ LEAST_BYTES = 64 << 20
 BLOCK_BYTES = 4096
 HELD_BYTES = 1 << 20
 """How much of the end is kept in memory where the file system makes no holes."""
+TRIES_PER_LIMIT = 16
+"""If a hole fails for a reason that may pass, the next try comes after the log has grown by this part of its limit."""
+_NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE (linux/falloc.h)
 
 
@@ -36,7 +40,7 @@ class LogRoom:
         self._note = note
         self.kept = self.gone = 0
         self._held: bytearray | None = None
-        self._lost = 0
+        self._lost = self._next = 0
 
     @property
     def is_holding(self) -> bool:
@@ -52,7 +56,7 @@ class LogRoom:
         Raises:
             OSError: the file cannot be written.
         """
-        if self._limit is None or size < self._limit // 2:
+        if self._limit is None or size < self._limit // 2 or size < self._next:
             return
         self.kept = self.kept or size
         begin = -(-(self.kept + BLOCK_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
@@ -63,8 +67,13 @@ class LogRoom:
             return
         descriptor = open_file()
         try:
-            if not _make_hole(descriptor, begin, end):
-                self._held = bytearray()
+            try:
+                _make_hole(descriptor, begin, end)
+            except OSError as error:
+                if error.errno in _NO_HOLES:
+                    self._held = bytearray()
+                else:  # such as a full disk: it may pass, and until then the log is written
+                    self._next = size + self._limit // TRIES_PER_LIMIT
                 return
             whole = _to_line(descriptor, end, size)
             os.pwrite(descriptor, _filled(self._note(whole - self.kept), begin - self.kept), self.kept)
@@ -89,10 +98,13 @@ class LogRoom:
         return (self._note(self._lost) + b"\n" if self._lost else b"") + bytes(held)
 
 
-def _make_hole(descriptor: int, begin: int, end: int) -> bool:
-    """Return False if the file system makes no holes."""
+def _make_hole(descriptor: int, begin: int, end: int) -> None:
+    """Give back the blocks of a part of the file. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) == 0)
+    while libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 def _to_line(descriptor: int, offset: int, size: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import time
 from itertools import pairwise
@@ -134,8 +136,47 @@ def test_what_is_gone_is_not_read(tmp_path, monkeypatch):
     assert sum(map(len, read)) < 2 * LIMIT < path.stat().st_size
 
 
+class FailingHoles:
+    """fallocate(2), of which the first calls fail."""
+
+    def __init__(self, monkeypatch, number, *, times):
+        self.calls, self._number, self._times = 0, number, times
+        self._real = ctypes.CDLL(None, use_errno=True).fallocate
+        monkeypatch.setattr(logroom.ctypes, "CDLL", lambda *_, **__: self)
+
+    def fallocate(self, *arguments):
+        self.calls += 1
+        if self.calls > self._times:
+            return self._real(*arguments)
+        ctypes.set_errno(self._number)
+        return -1
+
+
+@pytest.mark.parametrize("name", ["EINTR", "ENOSPC", "EIO", "EDQUOT", "ENOMEM"])
+def test_a_hole_that_fails_is_made_later_and_nothing_is_held_back(tmp_path, monkeypatch, name):
+    holes = FailingHoles(monkeypatch, getattr(errno, name), times=2)
+    path = tmp_path / "log"
+    log = opened(path)
+    begin = feed(log, many(20_000))
+    os.close(log.descriptor)  # its supervisor is killed
+    found, said = numbers(path)
+    assert (found[0], found[-1], len(said)) == (0, 19_999, 1)
+    assert path.stat().st_blocks * 512 <= LIMIT * 5 // 4
+    assert holes.calls > 2
+    assert opened(path).have("h") == {"1.2.3": [begin, 0, 0]}
+
+
+def test_holes_that_keep_failing_are_tried_seldom(tmp_path, monkeypatch):
+    holes = FailingHoles(monkeypatch, errno.ENOSPC, times=10**9)
+    log = opened(path := tmp_path / "log")
+    feed(log, many(20_000), piece=1 << 10)
+    log.close()
+    assert numbers(path)[0] == list(range(20_000))
+    assert 2 < holes.calls <= path.stat().st_size // (LIMIT // logroom.TRIES_PER_LIMIT)
+
+
 def test_where_no_holes_can_be_made_the_end_is_written_when_the_log_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(logroom, "_make_hole", lambda *_: False)
+    FailingHoles(monkeypatch, errno.EOPNOTSUPP, times=1)
     monkeypatch.setattr(logroom, "HELD_BYTES", 1 << 14)
     path = tmp_path / "log"
     log = opened(path)
