@@ -65,7 +65,8 @@ class Machine:
         out: why it is out; None = the last check passed.
         inventory: the canonical path of the inventory that names the host so.
         memory_mib, cores: what its engine has for containers; None = it has not said so yet.
-        begun_s: when that look began; seconds since the epoch, 0 = unknown. Of two looks, the one that began last counts.
+        begun_s: when that look began, seconds since the epoch; 0 = unknown. Of two looks, the one that began last
+            counts.
     """
 
     name: str
