@@ -195,6 +195,7 @@ def test_one_that_runs_as_another_user_and_hangs_is_left_behind_after_its_time(p
 
     with monkeypatch.context() as other_user:
         other_user.setattr(proc.os, "killpg", refuse)
+        other_user.setattr(proc.os, "kill", refuse)
         said = health(argv, limit_s=0.2)
     assert "did not end within 0.2 s and cannot be ended, because it runs as another user" in said
     until(lambda: note.exists() and note.read_text())
@@ -206,6 +207,22 @@ def test_one_that_leaves_a_child_behind_does_not_wait_for_it(program, tmp_path):
     body = f"import subprocess; open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
     assert health(program(body)) == ""
     until(lambda: not _runs(int(note.read_text())))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_leaves_a_process_group_behind_leaves_nothing(program, tmp_path, code):
+    """timeout(1) puts itself and its program into a process group."""
+    note = tmp_path / "pid"
+    shell = f"timeout 600 sh -c 'echo $$ > {note}.new; mv {note}.new {note}; exec sleep 600' &"
+    body = f"""
+import subprocess
+subprocess.run(["sh", "-c", {shell!r}], stdout=subprocess.DEVNULL)
+while not os.path.exists({str(note)!r}):
+    time.sleep(0.01)
+sys.exit({code})
+"""
+    assert bool(health(program(body))) == bool(code)
+    assert not _runs(int(note.read_text()))
 
 
 def test_one_that_nobody_waits_for_is_ended(program, tmp_path):
@@ -391,6 +408,36 @@ def test_an_epilog_first_ends_what_a_killed_agent_left_of_the_prolog(host, progr
         for each in (left, other):
             each.kill()
             each.wait()
+
+
+DAEMON = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+open({0!r}, "w").write(str(child.pid))
+"""
+
+
+def test_a_fence_without_an_epilog_ends_what_the_prolog_left(host, program, tmp_path):
+    note = tmp_path / "pid"
+    prolog(program(DAEMON.format(str(note))))
+    assert _runs(int(note.read_text())), "it left its session"
+    assert not any(fence(call(), JOB, 1, timeout_s=LIMIT_S).values())
+    assert not _runs(int(note.read_text()))
+
+
+def test_an_epilog_leaves_nothing(host, program, tmp_path):
+    note = tmp_path / "pid"
+    assert not any(fenced(program(DAEMON.format(str(note)))).values())
+    assert not _runs(int(note.read_text()))
+
+
+def test_a_fence_of_an_earlier_attempt_keeps_the_later_ones_prolog(host, program, tmp_path):
+    note = tmp_path / "pid"
+    gang.prepare(call(), JOB, 2, "", True, True)
+    prolog(program(DAEMON.format(str(note))), attempt=2)
+    fence(call(), JOB, 1, timeout_s=LIMIT_S)
+    assert _runs(int(note.read_text()))
+    os.kill(int(note.read_text()), 9)
 
 
 def test_a_full_disk_repeats_an_epilog_rather_than_keeping_gpus(host, program, monkeypatch):

@@ -1,7 +1,8 @@
 """Run a program on the host: an argv, never a shell line.
 
-``proc.run`` waits for the program and returns its exit code and output. It kills the program's whole process group when
-the call is cancelled, times out, or the agent exits.
+``proc.run`` waits for the program and returns its exit code and output. It kills the program's whole session when the
+call is cancelled, times out, or the agent exits: a program may put what it starts into process groups, as timeout(1)
+does.
 """
 
 import os
@@ -10,11 +11,12 @@ import subprocess
 import threading
 from typing import Any, Dict, List, Optional, Set
 
+from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
 
 
 class Child:
-    """A program in a separate process group, which any thread can kill at any time."""
+    """A program in a session of its own, which any thread can kill at any time."""
 
     def __init__(self, argv: List[str], env: Optional[Dict[str, str]], cwd: Optional[str]) -> None:
         if not argv or not isinstance(argv, list) or not all(isinstance(part, str) for part in argv):
@@ -41,7 +43,7 @@ class Child:
         self._over.set()
 
     def kill(self) -> None:
-        """Kill the whole group. Does nothing after `wait` has returned.
+        """Kill the whole session. Does nothing after `wait` has returned.
 
         A group of which every process belongs to another user, such as one that sudo(8) started, is beyond reach: then
         nobody waits for it any longer.
@@ -56,13 +58,14 @@ class Child:
                     if not self._over.is_set():
                         self.is_beyond_reach = True
                         self._over.set()
+                processes.kill_session(self.process.pid)
 
     def wait_unreaped(self) -> None:
-        """Wait for the program's end, but keep its pid reserved, so that its group can still be killed safely."""
+        """Wait for the program's end, but keep its pid reserved, so that its session can still be killed safely."""
         self._over.wait()
 
     def reap(self) -> int:
-        """Kill what the program left behind in its group; return its exit code, or −signal."""
+        """Kill what the program left behind in its session; return its exit code, or −signal."""
         self.kill()
         with self._lock:
             self._reaped = True
@@ -139,7 +142,7 @@ def _communicate(child: Child, stdin: bytes, keep: int) -> "tuple[bytearray, byt
     for thread in threads:
         thread.start()
     child.wait_unreaped()
-    # A process that left the group (a daemon) may still hold the pipes open: its output is not ours to wait for.
+    # A process that left the session (a daemon) may still hold the pipes open: its output is not ours to wait for.
     for thread in threads:
         thread.join(0.5)
     return out, err

@@ -9,6 +9,9 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 _MOST_COMMAND = 1 << 16
 """No more of a command line is kept: a program can write megabytes into its own, a thousand times."""
 
+SESSION_S = 2.0
+"""A process that is killed is gone at once, unless it waits for a device."""
+
 
 class Process(NamedTuple):
     """One process. `started` (clock ticks since boot) tells a reused pid from the process it was."""
@@ -53,9 +56,7 @@ def open_files(pid: int, proc: str = "/proc") -> Dict[int, str]:
 def read_process(pid: int) -> "Process | None":
     """Return one process; None if there is none (a zombie counts as none)."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            # The name is in parentheses and may hold anything, so split after the last one (man proc_pid_stat).
-            fields = stream.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
         with open("/proc/%d/cmdline" % pid, "rb") as stream:
             command = stream.read(_MOST_COMMAND).replace(b"\0", b" ").decode("utf-8", "replace").strip()
         uid = os.stat("/proc/%d" % pid).st_uid
@@ -64,6 +65,48 @@ def read_process(pid: int) -> "Process | None":
     if fields[0] in (b"Z", b"X"):
         return None
     return Process(pid, int(fields[1]), int(fields[19]), uid, command)
+
+
+def _stat(pid: int) -> List[bytes]:
+    """Return a process's fields from its state on. Raises OSError if there is none."""
+    with open("/proc/%d/stat" % pid, "rb") as stream:
+        # The name is in parentheses and may hold anything, so split after the last one (man proc_pid_stat).
+        return stream.read().rpartition(b")")[2].split()
+
+
+def in_session(session: int) -> List[int]:
+    """Return the processes of a session, whatever their process groups; zombies count as none."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = _stat(int(name))
+            except OSError:
+                continue
+            if fields[0] not in (b"Z", b"X") and int(fields[3]) == session:
+                found.append(int(name))
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kill the processes of a session, also those that are being started; gives up after a moment.
+
+    The caller keeps its leader's pid reserved. Processes of other users stay.
+    """
+    refused = set()  # type: Set[int]
+    deadline = time.monotonic() + SESSION_S
+    while time.monotonic() < deadline:
+        pids = set(in_session(session)) - refused
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                refused.add(pid)
+        time.sleep(0.005)
 
 
 def command_line(pid: int, proc: str = "/proc") -> List[str]:

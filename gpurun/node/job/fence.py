@@ -66,7 +66,7 @@ def fence(
             with job_lock.held(call, job, required=False):  # what is being created is there, or never will be
                 left_containers = _remove_containers(call, job, attempt, containers, seen)
                 is_last = job_lock.owner(job) <= attempt
-                left = processes.end(job_parts.processes_of(job), grace_s=0.5) if is_last else []
+                left = processes.end(_left_processes(job), grace_s=0.5) if is_last else []
             ended = not left_containers and not left
             users = holders.Users([], "")
             if nvml is not None and ended:
@@ -97,6 +97,12 @@ def fence(
     finally:
         if nvml is not None:
             nvml.close()
+
+
+def _left_processes(job: str) -> List[processes.Process]:
+    """Return what runs of a job here, but for an epilog: another fence may be waiting for it."""
+    found = [*job_parts.processes_of(job), *hooks.left_of(job, ("prolog",))]
+    return list({process.pid: process for process in found}.values())
 
 
 def _release(call: Call, me: Claimant, required: bool) -> List[str]:

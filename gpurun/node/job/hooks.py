@@ -1,12 +1,12 @@
 """Programs of the site on this host: ``health``, and ``prolog`` and ``epilog`` around each attempt of a job.
 
 They run as the SSH user, from an argv, never through a shell. When the time of a hook is over, or nobody waits for it,
-its whole process group is killed. Of its output, only the last lines are kept, printable.
+its whole session is killed. Of its output, only the last lines are kept, printable.
 """
 
 import os
 import signal
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from gpurun.node.agent import proc, processes
 from gpurun.node.agent.call import Call, OpError
@@ -79,7 +79,8 @@ def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str,
     """Run the site's epilog after an attempt, unless it has ended here before. `job` is a `ForJob`.
 
     An attempt that never held its GPUs has none: they may be another job's. If the agent ends meanwhile, it ends the
-    epilog, and the next fence runs it again. First ends processes of the prolog, which a killed agent may have left.
+    epilog, and the next fence runs it again. Before and after, ends what the job's hooks left: a killed agent could
+    not, and a daemon leaves its session.
 
     Returns:
         ``{"epilog"}``: why it failed; nothing if it exited with 0.
@@ -89,8 +90,9 @@ def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str,
     path = os.path.join(folder, EPILOG_FILE)
     if _number_in(os.path.join(folder, CLAIMED_FILE)) != me.attempt or _number_in(path) == me.attempt:
         return {}
-    processes.end(_left_of(me.job), grace_s=0.5)
+    processes.end(left_of(me.job), grace_s=0.5)
     said = _run(call, argv, me.environment("epilog"), limit_s)
+    processes.end(left_of(me.job), grace_s=0.5)
     try:
         _write_number(path, me.attempt)
     except OSError:
@@ -98,13 +100,13 @@ def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str,
     return {"epilog": said} if said else {}
 
 
-def _left_of(job: str) -> List[processes.Process]:
-    """Return this user's processes that a prolog or epilog of the job started, and that still run."""
+def left_of(job: str, hooks: Sequence[str] = ("prolog", "epilog")) -> List[processes.Process]:
+    """Return this user's processes that these hooks of the job started, and that still run."""
     found = []
     for process in processes.list_processes():
         if process.uid == os.getuid() and process.pid != os.getpid():
             variables = processes.environment_of(process.pid) or {}
-            if variables.get("GPURUN_JOB") == job and variables.get("GPURUN_HOOK"):
+            if variables.get("GPURUN_JOB") == job and variables.get("GPURUN_HOOK") in hooks:
                 found.append(process)
     return found
 
