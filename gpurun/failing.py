@@ -1,8 +1,8 @@
 """Calls that fail once: the twin of `gpurun.faults` for a process that fails and lives on.
 
 ``GPURUN_FAIL=ROLE:N`` lets the N-th call of a process of that role fail, once, and writes to stderr which one it was.
-Calls are those by which gpurun opens, writes, syncs, names and locks files below its state directory, and by which it
-starts processes. Only tests set the variable, or use `Calls` themselves.
+Calls are those by which gpurun opens, examines, writes, syncs, names and locks files below its state directory, and by
+which it starts processes. Only tests set the variable, or use `Calls` themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 CALLS = {
     "open": errno.EMFILE, "write": errno.ENOSPC, "pwrite": errno.ENOSPC, "fsync": errno.EIO, "rename": errno.ENOSPC,
     "link": errno.ENOSPC, "mkdir": errno.ENOSPC, "unlink": errno.EIO, "listdir": errno.EIO,
+    "fstat": errno.EIO,
 }  # fmt: skip
 """Functions of `os` → the error with which they fail."""
 DEPTH = 6

@@ -21,7 +21,7 @@ from gpurun.jobs.gpu_use import GpuUse
 from gpurun.jobs.record import JobRecord
 from gpurun.state import durable
 from gpurun.state.clock import head_clock
-from gpurun.state.path import StatePath, blame
+from gpurun.state.path import StatePath, blame, examined
 from gpurun.state.people import user_name
 
 HISTORY = "history"
@@ -52,7 +52,7 @@ def make_history_folder(home: Path, uid: int) -> StatePath:
     durable.make_folder(folder)
     descriptor = folder.open_folder()
     try:
-        found = os.fstat(descriptor)
+        found = examined(descriptor, folder)
         if found.st_uid == 0 != uid and os.getuid() == 0:  # root ends the job of somebody else
             os.fchown(descriptor, uid, -1)
         elif found.st_uid != uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

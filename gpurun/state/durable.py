@@ -18,7 +18,7 @@ from gpurun import faults
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.msgspec_types import ready
 from gpurun.state import lock
-from gpurun.state.path import StatePath, blame, told
+from gpurun.state.path import StatePath, blame, examined, told
 from gpurun.state.syncing import sync_open_folder, sync_plain_folder
 
 Record = TypeVar("Record")
@@ -358,7 +358,7 @@ def read_signed(path: StatePath, kind: type[Record], *, linked: bool = False) ->
         linked: as for `StatePath.open_file`.
     """
     with path.reader(linked=linked) as stream:
-        found = os.fstat(stream.fileno())
+        found = examined(stream.fileno(), path)
         try:
             data = stream.read(MAX_STATE_BYTES + 1)
         except OSError as error:

@@ -118,7 +118,7 @@ class StatePath:
             if flags & os.O_CREAT and os.geteuid() == 0 and len(self.parts) > _OF_ALL:
                 os.fchown(descriptor, os.fstat(folder).st_uid, -1)
         try:
-            self._check_file(os.fstat(descriptor), linked=linked)
+            self._check_file(examined(descriptor, self), linked=linked)
         except BaseException:
             os.close(descriptor)
             raise
@@ -239,6 +239,14 @@ class StatePath:
 def may_pass(error: OSError) -> bool:
     """Return whether an error says that the disk failed or this machine is short of something: it may pass."""
     return error.errno in _DISK or error.errno in _PROCESS or error.errno == errno.EAGAIN
+
+
+def examined(descriptor: int, path: StatePath) -> os.stat_result:
+    """Return the status of an open file or folder. Raises StateError, as the methods of `StatePath` do."""
+    try:
+        return os.fstat(descriptor)
+    except OSError as error:
+        raise told(error, path, "examined") from error
 
 
 def told(error: OSError, path: StatePath, doing: str) -> StateError:

@@ -17,6 +17,7 @@ from gpurun.jobs.store import finish
 from gpurun.leases.allocator import allocator_lock
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
+from gpurun.state.path import may_pass
 from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ending import Ending
 from gpurun.supervisor.fence import fence
@@ -130,7 +131,9 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     while True:
         try:
             _give_back(job, unproven)
-        except StateUnavailable as error:
+        except (StateUnavailable, OSError) as error:
+            if isinstance(error, OSError) and not may_pass(error):
+                raise
             job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {error}")
         else:
             job.told()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.jobs import attempts
 from gpurun.jobs.events import EventLog, EventTail
 from gpurun.state import audit, durable, lock, syncing
 from gpurun.state.path import StatePath, may_pass
@@ -149,6 +150,26 @@ def test_a_file_system_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypa
         (StatePath(tmp_path) / "state.json").read_bytes()
     assert told.value.hint
     events.emit("note", text="is lost, and nothing stops for it")
+
+
+def test_an_open_file_that_cannot_be_examined_now_is_no_damage(tmp_path, monkeypatch):
+    at = StatePath(tmp_path) / "history" / "7"
+    durable.make_folder(at)
+    durable.write_record(at / "record.json", ["x"])
+
+    def failed(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    steps = [
+        (at / "record.json").reader, lambda: durable.read_record(at / "record.json", list),
+        lambda: durable.write_record(at / "record.json", ["y"]), lambda: attempts.make_history_folder(tmp_path, 7),
+    ]  # fmt: skip
+    for step in steps:
+        with monkeypatch.context() as now:
+            now.setattr(os, "fstat", failed)
+            with pytest.raises(StateDiskError, match="disk of the state directory failed"):
+                step()
+    assert durable.read_record(at / "record.json", list) == ["x"]
 
 
 def test_a_pipe_in_the_place_of_a_file_is_damage(tmp_path):

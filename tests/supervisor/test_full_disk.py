@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import SimpleNamespace
 
@@ -128,6 +129,30 @@ def test_a_log_that_cannot_be_ended_keeps_no_end_from_being_written(granted, mon
         os.fstat(log.descriptor)
     assert "the log lacks its end, which could not be written: No space left on device" in folder.events.read_text()
     job.log_copy.close()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "it failed"), OSError(errno.ESTALE, "stale"), StateDiskError("x")]
+)
+def test_an_end_that_cannot_be_written_once_its_gpus_are_free_is_written_later(granted, monkeypatch, own_copy, error):
+    """Nobody else would: the job has no lease any more."""
+    home, folder, lease, lock = granted
+    at(folder, State.RUNNING)
+    job = SupervisedJob(home, lease, lock)
+    job.move(State.STOPPING, outcome=State.SUCCEEDED, exit_code=0)
+    real, waited = stop.finish, []
+
+    def finish(*arguments, **named):
+        if len(waited) < 2:
+            assert LeaseStore(home).read(folder.id) is None
+            raise error
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(stop, "finish", finish)
+    own_copy(stop, "time", sleep=waited.append)
+    assert stop._finish(job, {}) is State.SUCCEEDED
+    assert waited == [1.0, 2.0]
+    assert folder.record().state is State.SUCCEEDED
 
 
 def test_what_cannot_be_said_either_keeps_no_end_from_being_written(granted, monkeypatch):
