@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.history import database
 from gpurun.history.database import HistorySource
 from gpurun.history.row import HistoryRow, row_of
@@ -26,7 +26,8 @@ def collect(home: Path) -> int:
     news.
 
     Raises:
-        StateError: the history is damaged or cannot be written. The marks stay, so nothing is lost.
+        StateUnavailable: files of a job cannot be read now. The rows of all other jobs are written.
+        StateError: the history is damaged or cannot be written. In both cases marks stay, so nothing is lost.
     """
     marks, store = attempts.history_folder(home, os.getuid()), JobStore(home)
     try:
@@ -37,12 +38,16 @@ def collect(home: Path) -> int:
     if not news:
         return 0
     jobs = {mark.job for mark in news}
+    rows = _Rows(home)
     with database.own(home, write=True) as connection:
-        database.put(connection, _rows(home, sorted(jobs)))
+        database.put(connection, rows.of(sorted(jobs)))
     for mark in news:  # after the commit: a mark that comes back costs a look, no more
+        if mark.job in rows.unread:
+            continue
         (marks / mark.name).unlink(missing_ok=True)
         if attempts.version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
             (marks / mark.name).touch()  # it was written again meanwhile
+    rows.check()
     return len(jobs)
 
 
@@ -51,40 +56,76 @@ def rebuild(home: Path) -> tuple[int, StatePath | None]:
 
     Returns:
         The number of rows; and the new name of a damaged file.
+
+    Raises:
+        StateUnavailable: files of a job cannot be read now. The rows of all other jobs are written.
+        StateError: the history cannot be written.
     """
-    aside = database.set_aside_damaged(home)
+    aside, found = database.set_aside_damaged(home), _Rows(home)
     with database.own(home, write=True) as connection:
-        database.put(connection, _rows(home, JobStore(home).ids()))
+        database.put(connection, found.of(JobStore(home).ids()))
         (count,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
+    found.check()
     collect(home)
     return count, aside
 
 
-def _rows(home: Path, jobs: Iterable[str], uid: int | None = None) -> Iterator[HistoryRow]:
-    """Yield the ended attempts of these jobs, for one user; `uid` None = this user."""
-    store, uid = JobStore(home), os.getuid() if uid is None else uid
-    for job in jobs:
-        folder = store.get(job)
-        with suppress(FileNotFoundError, StateError):
-            for record, use in attempts.kept(folder):
-                if record.owner_uid == uid:
-                    yield row_of(record, _spec(folder), use)
+class _Rows:
+    """Makes the rows of one user; `uid` None = this user.
+
+    Attributes:
+        unread: the jobs with files that could not be read at that moment. Their rows may be missing.
+    """
+
+    def __init__(self, home: Path, uid: int | None = None) -> None:
+        self._store, self._uid = JobStore(home), os.getuid() if uid is None else uid
+        self.unread: dict[str, StateUnavailable] = {}
+
+    def of(self, jobs: Iterable[str]) -> Iterator[HistoryRow]:
+        """Yield the ended attempts of these jobs."""
+        for job in jobs:
+            try:
+                yield from self._of_job(self._store.get(job))
+            except StateUnavailable as error:
+                self.unread[job] = error
+            except (FileNotFoundError, StateError):
+                continue
+
+    def _of_job(self, folder: JobFolder) -> Iterator[HistoryRow]:
+        for record, use in attempts.kept(folder):
+            if record.owner_uid == self._uid:
+                yield row_of(record, _spec(folder), use)
+
+    def check(self) -> None:
+        """Raise the first of `unread`, if there is one."""
+        for error in self.unread.values():
+            raise error
 
 
 def _spec(folder: JobFolder) -> JobSpec | None:
+    """Return the job's spec; None if it is damaged. Raises StateUnavailable."""
     try:
         return folder.spec()
+    except StateUnavailable:
+        raise
     except StateError:
         return None
 
 
-def running(home: Path, now_s: float) -> Iterator[HistoryRow]:
-    """Yield a row for each attempt that holds GPUs now, and for each queued job."""
+def running(home: Path, now_s: float, on_problem: OnProblem) -> Iterator[HistoryRow]:
+    """Yield a row for each attempt that holds GPUs now, and for each queued job, unless its files cannot be read now.
+
+    Args:
+        on_problem: called for each job that is left out.
+    """
     store = JobStore(home)
     for record in store.live_records():
         folder = store.get(record.id)
         if not record.state.ended:
-            yield row_of(record, _spec(folder), attempts.read_use(folder, record.attempt), now_s=now_s)
+            try:
+                yield row_of(record, _spec(folder), attempts.read_use(folder, record.attempt), now_s=now_s)
+            except StateUnavailable as error:
+                on_problem(error)
 
 
 @contextmanager
@@ -92,7 +133,7 @@ def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) ->
     """Yield the history of every user that this user may read, up to date.
 
     Args:
-        on_problem: called for a history that cannot be read; the others follow.
+        on_problem: called for a history, and for files of a job, that cannot be read; the others follow.
         now_s: also include the attempts that run at this moment.
     """
     with ExitStack() as stack:
@@ -102,15 +143,15 @@ def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) ->
                 if name.isascii() and name.isdigit():
                     try:
                         with suppress(FileNotFoundError):
-                            found.append(_of_user(home, int(name), stack))
+                            found.append(_of_user(home, int(name), stack, on_problem))
                     except StateError as error:
                         on_problem(error)
         if now_s is not None:
-            found.append(HistorySource(database.in_memory(running(home, now_s))))
+            found.append(HistorySource(database.in_memory(running(home, now_s, on_problem))))
         yield found
 
 
-def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
+def _of_user(home: Path, uid: int, stack: ExitStack, on_problem: OnProblem) -> HistorySource:
     """Return that user's history. Raises FileNotFoundError if there is none."""
     folder, user = attempts.history_folder(home, uid), user_name(uid)
     if (owner := _owner_of(folder)) != uid:
@@ -119,10 +160,16 @@ def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
             hint=f"have root remove it; then `gpurun history --rebuild` of {user} reads the rows from the jobs",
         )  # fmt: skip
     if uid == os.getuid():
-        collect(home)
+        try:
+            collect(home)
+        except StateUnavailable as error:  # what it has of other attempts is true all the same
+            on_problem(error)
         return HistorySource(stack.enter_context(database.own(home, write=False)), user, uid)
     copy = stack.enter_context(database.copy_of(folder))
-    database.put(copy, _rows(home, sorted({mark.job for mark in attempts.marked(folder)}), uid))
+    found = _Rows(home, uid)
+    database.put(copy, found.of(sorted({mark.job for mark in attempts.marked(folder)})))
+    for problem in found.unread.values():
+        on_problem(problem)
     return HistorySource(copy, user, uid)
 
 

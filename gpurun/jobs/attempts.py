@@ -102,6 +102,7 @@ def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
 
     Raises:
         FileNotFoundError: there is no such job.
+        StateUnavailable: a file cannot be read now; that says nothing about what it holds.
         StateError: the folder cannot be read.
     """
     owner = folder.path.stat().st_uid
@@ -109,6 +110,8 @@ def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
     for number in numbers:
         try:
             record, writer = durable.read_signed(folder.path / f"attempt-{number}.json", JobRecord)
+        except StateUnavailable:
+            raise
         except (FileNotFoundError, StateError):
             continue
         if (record.id, record.owner_uid, record.attempt) == (folder.id, owner, number) and writer in (owner, 0):
@@ -136,9 +139,15 @@ def version_of(folder: JobFolder, attempt: int) -> tuple[int, int] | None:
 
 
 def read_use(folder: JobFolder, attempt: int) -> GpuUse | None:
-    """Return how busy the GPUs of an attempt were; None if unknown."""
+    """Return how busy the GPUs of an attempt were; None if unknown.
+
+    Raises:
+        StateUnavailable: the file cannot be read now.
+    """
     try:
         return durable.read_record(folder.path / f"attempt-{attempt}.use.json", GpuUse)
+    except StateUnavailable:
+        raise
     except (FileNotFoundError, StateError):
         return None
 

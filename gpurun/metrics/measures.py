@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpurun import __version__
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import GpurunError, StateError, StateUnavailable
 from gpurun.history.collect import sources
 from gpurun.history.database import HistorySource
 from gpurun.history.row import OUTCOMES
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs import attempts
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.gpu_use import GpuUse
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
@@ -160,8 +161,16 @@ def _jobs(home: Path, records: Iterable[JobRecord], now_s: float) -> Iterable[Me
         jobs.add(1, record.state.value)
         info.add(1, record.id, record.name, record.owner, record.pool or "", record.state.value)
         if record.state.holds_gpus:
-            _gpus_of(record, attempts.read_use(store.get(record.id), record.attempt) or GpuUse(), now_s, gpu, use)
+            _gpus_of(record, _use_of(store.get(record.id), record.attempt), now_s, gpu, use)
     return jobs, info, gpu, use
+
+
+def _use_of(folder: JobFolder, attempt: int) -> GpuUse:
+    """Return what is known now: one file that cannot be read hides nothing else."""
+    try:
+        return attempts.read_use(folder, attempt) or GpuUse()
+    except StateUnavailable:
+        return GpuUse()
 
 
 def _gpus_of(record: JobRecord, told: GpuUse, now_s: float, gpu: MetricFamily, use: MetricFamily) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.jobs import attempts
 from gpurun.jobs.gpu_use import GpuUse, RankUse, thinned
 from gpurun.msgspec_types import ready
@@ -39,9 +39,22 @@ class GpuUseMeter:
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
         self._lock = threading.Lock()
-        use = attempts.read_use(job.folder, job.lease.attempt) or GpuUse()
-        self._ranks = {rank.rank: rank for rank in use.ranks}
-        self._series, self._told_s, self._written_s = list(use.series), use.told_s, 0.0
+        self._ranks: dict[int, RankUse] = {}
+        self._series: list[tuple[float, float]] = []
+        self._told_s, self._written_s = 0.0, 0.0
+        self._is_read = False
+        self._read()
+
+    def _read(self) -> bool:
+        """Read once what an earlier supervisor wrote. Return False if that fails now: nothing may replace it then."""
+        if not self._is_read:
+            try:
+                use = attempts.read_use(self._job.folder, self._job.lease.attempt) or GpuUse()
+            except StateUnavailable:
+                return False
+            self._ranks = {rank.rank: rank for rank in use.ranks}
+            self._series, self._told_s, self._is_read = list(use.series), use.told_s, True
+        return True
 
     def add(self, host: str, item: Mapping[str, Any]) -> None:
         """Add a host's report. Ignores impossible values, and GPUs that are not the gang's."""
@@ -50,6 +63,8 @@ class GpuUseMeter:
         except (msgspec.ValidationError, OverflowError):
             return
         with self._lock:
+            if not self._read():  # this half-minute is lost
+                return
             known = len(self._ranks)
             for line in lines:
                 self._add(host, line)

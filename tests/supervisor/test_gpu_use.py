@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
+from gpurun.errors import StateDiskError, StateUnavailable
 from gpurun.jobs.attempts import read_use
 from gpurun.jobs.gpu_use import MOST_POINTS, GpuUse, RankUse, thinned
 from gpurun.node.gpu.use import UseTally
+from gpurun.state import durable
 from gpurun.supervisor.gpu_use import GpuUseMeter
 
 
@@ -53,6 +57,21 @@ def test_ranks_are_added_up_and_survive_a_new_supervisor(carry):
     ]  # fmt: skip
     assert use.memory_mib == 9000
     assert use.slowest.rank == 1
+
+
+@pytest.mark.parametrize("error", [StateUnavailable("too many open files"), StateDiskError("the disk failed")])
+def test_a_read_that_fails_once_wipes_nothing_out(carry, monkeypatch, error):
+    job = carry(gpus=4)
+    meter = GpuUseMeter(job)
+    meter.add(job.hosts[0], {"gpus": [line(0), line(1)]})
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "read_record", Mock(side_effect=error))
+        again = GpuUseMeter(job)
+        again.add(job.hosts[0], {"gpus": [line(0, mean=0.0)]})
+        again.write()
+    again.add(job.hosts[0], {"gpus": [line(0, mean=100.0)]})
+    again.write()
+    assert [(rank.rank, rank.mean) for rank in read_use(job.folder, 1).ranks] == [(0, 75.0), (1, 50.0)]
 
 
 @pytest.mark.parametrize(
