@@ -15,7 +15,7 @@ from types import MappingProxyType
 from gpurun.facts.hardware import DockerFacts, Hardware
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Grant, JobSpec
-from gpurun.node.gpu.claim_rules import CPUS_LABEL
+from gpurun.node.gpu.claim_rules import CPUS_LABEL, EVENLY
 
 LEAST_SYSTEM_MIB = 1024
 SYSTEM_PERCENT = 5
@@ -23,6 +23,8 @@ SYSTEM_PERCENT = 5
 more than half."""
 UNKNOWN_SHM_MIB = 1024
 """The size of ``/dev/shm`` if the memory of the host is not known."""
+SERVER_GANGS = 8
+"""Gangs share a host without GPUs, for their servers. Its memory is promised once if at most so many are there."""
 WEIGHT_PER_GPU, MOST_WEIGHT = 1024, 262_144
 """Docker's default weight of a container is 1024, the kernel's largest is 262144 (cgroups(7), ``cpu.shares``)."""
 KILLED_FIRST = 1000
@@ -36,14 +38,14 @@ class HostShare:
 
     Attributes:
         gpus: the job's GPUs there.
-        of: all GPUs of the host, also those that its inventory leaves out; 0 = the host has none, and the container may
-            use all of it.
+        of: all GPUs of the host, also those that its inventory leaves out; 0 = the host has none, and servers share it.
         memory_mib: the hard limit of its memory, `shm_mib` included; None = the memory of the host is not known, or its
             engine cannot limit it.
         shm_mib: the size of ``/dev/shm``. A tmpfs uses only what is written to it.
         cpus: its cores while another job runs there; None = a weight only.
         weight: the weight of its processes when cores are scarce (``--cpu-shares``).
         is_over: the recipe asks for more memory than the share.
+        is_even: `cpus` are all cores, and the jobs that run there divide them evenly.
     """
 
     gpus: int
@@ -53,6 +55,7 @@ class HostShare:
     cpus: float | None
     weight: int
     is_over: bool = False
+    is_even: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -63,7 +66,7 @@ class HostShare:
         if self.is_over:
             found += ["--oom-score-adj", str(KILLED_FIRST)]
         if self.cpus is not None:
-            found += ["--label", f"{CPUS_LABEL}={self.cpus:.2f}"]
+            found += ["--label", f"{CPUS_LABEL}={self.cpus:.2f}{EVENLY if self.is_even else ''}"]
         return tuple(found)
 
     @property
@@ -74,7 +77,10 @@ class HostShare:
         memory = f"{part} memory" if self.memory_mib is None else f"{size(self.memory_mib)} of memory"
         shm = "half of it" if self.memory_mib is None else f"up to {size(self.shm_mib)} of it"
         cores = f"{part} cores" if self.cpus is None else f"{self.cpus:g} cores"
-        return f"{memory} ({shm} in /dev/shm), {cores}{'' if is_all else ' while other jobs run there'}"
+        if is_all and not self.is_even:
+            return f"{memory} ({shm} in /dev/shm), {cores}"
+        evenly = ", divided evenly" if self.is_even else ""
+        return f"{memory} ({shm} in /dev/shm), {cores}{evenly} while other jobs run there"
 
 
 def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, found_gpus: int = 0) -> HostShare:
@@ -91,7 +97,9 @@ def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, f
     usable_mib = _usable_mib(host, docker.memory_bytes >> 20) if has_memory and docker and docker.memory_bytes else None
     of = max(host.gpus, found_gpus) if host.gpus else 0
     part = 1.0 if gpus >= of else gpus / of
-    fair_mib = None if usable_mib is None else max(LEAST_MEMORY_MIB, int(usable_mib * part))
+    fair_mib = (
+        None if usable_mib is None else max(LEAST_MEMORY_MIB, int(usable_mib * (part if of else 1 / SERVER_GANGS)))
+    )
     memory_mib = fair_mib if spec.memory_mib is None else min(spec.memory_mib, usable_mib or spec.memory_mib)
     shm_mib = spec.shm_size_mib or (UNKNOWN_SHM_MIB if memory_mib is None else max(1, memory_mib // 2))
     return HostShare(
@@ -99,6 +107,7 @@ def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, f
         _cpus(of, part, spec.cpus, None if docker is None else docker.cores),
         weight=min(MOST_WEIGHT, WEIGHT_PER_GPU * max(1, gpus)),
         is_over=memory_mib is not None and fair_mib is not None and memory_mib > fair_mib,
+        is_even=not of and spec.cpus is None and docker is not None and docker.cores is not None,
     )  # fmt: skip
 
 
@@ -139,11 +148,15 @@ def _usable_mib(host: Host, memory_mib: int) -> int:
 
 
 def _cpus(of: int, part: float, asked: float | None, cores: int | None) -> float | None:
-    """Return the cores while another job runs there. Where there are fewer cores than GPUs, only weights divide them:
-    a limit below one core would slow a job down more than it protects another.
+    """Return the cores while another job runs there; all, to divide evenly, if the host has no GPUs.
+
+    Where there are fewer cores than GPUs, only weights divide them: a limit below one core would slow a job down more
+    than it protects another.
     """
     if asked is not None:
         return asked if cores is None else min(asked, float(cores))
+    if cores is not None and not of:
+        return float(cores)
     if cores is None or part == 1.0 or cores < of:
         return None
     return round(cores * part, 2)

@@ -41,7 +41,15 @@ def test_who_has_all_gpus_has_all_that_the_host_gives():
     share = of(8)
     assert (share.memory_mib, share.cpus) == (USABLE_MIB, None)
     assert share.words == "380GiB of memory (up to 190GiB of it in /dev/shm), all cores"
-    assert of(0, host=replace(HOST, gpus=0)).memory_mib == USABLE_MIB, "a host of parameter servers"
+
+
+def test_gangs_that_share_a_host_without_gpus_are_not_promised_its_memory_twice_and_divide_its_cores():
+    host = replace(HOST, gpus=0)
+    share, more = of(0, host=host), of(0, replace(SPEC, memory_mib=100 * 1024, cpus=2), host=host)
+    assert (share.memory_mib, share.is_over, flag(share, "--label")) == (USABLE_MIB // 8, False, "gpurun.cpus=64.00/n")
+    assert share.words.endswith("64 cores, divided evenly while other jobs run there")
+    assert (more.memory_mib, more.is_over, flag(more, "--label")) == (100 * 1024, True, "gpurun.cpus=2.00")
+    assert flag(of(0, engine=None, host=host), "--label") is None
 
 
 def test_gpus_that_an_inventory_leaves_out_have_their_share_too():

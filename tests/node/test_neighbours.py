@@ -61,6 +61,16 @@ def test_a_new_agent_corrects_what_another_one_left(engine):
     assert quota(engine, mine) == -1
 
 
+def test_servers_on_a_host_without_gpus_divide_its_cores_by_those_that_run(engine):
+    watch, idents = Neighbours(), [engine.run(job(JOB, "3.00/n"))]
+    watch.look(call())
+    assert quota(engine, idents[0]) == 0, "alone"
+    for number, each in ((1, 150_000), (2, 100_000), (3, 100_000)):
+        idents.append(engine.run(job(f"j-0000000{number}", "3.00/n")))
+        watch.look(call())
+        assert {quota(engine, ident) for ident in idents} == {each}, "one core at least"
+
+
 def test_a_quota_that_was_refused_is_set_at_the_next_look(engine):
     watch, mine, other = Neighbours(), engine.run(job(JOB)), engine.run(job(OTHER, "0.50"))
     engine.refusals = 1
@@ -107,7 +117,7 @@ def test_who_comes_while_quotas_are_set_gets_one_too(engine, monkeypatch):
     assert [quota(engine, each) for each in (mine, *late)] == [250_000, 100_000]
 
 
-@pytest.mark.parametrize("cpus", ["", "x", "nan", "inf", "-1", "0", "1e300", "9" * 400])
+@pytest.mark.parametrize("cpus", ["", "x", "nan", "inf", "-1", "0", "1e300", "9" * 400, "/n", "x/n", "nan/n"])
 def test_a_label_that_is_no_number_of_cores_limits_nothing(engine, cpus):
     mine, other = engine.run(job(JOB, cpus)), engine.run({"gpurun.job": OTHER})
     Neighbours().look(call())

@@ -16,6 +16,8 @@ PREFIX = "gpurun-gpu-"
 CLAIM_LABEL = "gpurun.claim"
 JOB_LABEL = "gpurun.job"
 CPUS_LABEL = "gpurun.cpus"
+EVENLY = "/n"
+"""Behind the number in `CPUS_LABEL`: the containers that run divide these cores."""
 """The cores of a container's share, such as ``7.50`` (`gpurun.node.job.neighbours`)."""
 VERSION = "1"
 

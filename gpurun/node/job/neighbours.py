@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, List, Optional
 
 from gpurun.node import docker
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.gpu.claim_rules import CPUS_LABEL
+from gpurun.node.gpu.claim_rules import CPUS_LABEL, EVENLY
 
 PERIOD_US = 100_000
 """The kernel's own default (``cpu.cfs_period_us``)."""
@@ -74,7 +74,7 @@ def settle(connection: docker.Connection, before: Optional[FrozenSet[str]] = Non
             break
         refused: Optional[OpError] = None
         for each in found:
-            wanted = _quota_us(each.get("Labels"))
+            wanted = _quota_us(each.get("Labels"), len(found))
             if wanted is not None:
                 try:
                     _set_quota(connection, str(each["Id"]), wanted if len(found) > 1 else None)
@@ -95,14 +95,21 @@ def _running(connection: docker.Connection) -> List[Dict[str, Any]]:
     return found
 
 
-def _quota_us(labels: Any) -> Optional[int]:
-    """Return the quota in a container's labels, which may contain anything; None if there is none."""
-    text = labels.get(CPUS_LABEL) if isinstance(labels, dict) else None
+def _quota_us(labels: Any, running: int) -> Optional[int]:
+    """Return the quota in a container's labels, which may contain anything; None if there is none.
+
+    What is divided evenly by those that run is one core at least: less would slow a job down more than it protects
+    another.
+    """
+    text = str(labels.get(CPUS_LABEL) if isinstance(labels, dict) else None)[:12]
+    is_even = text.endswith(EVENLY)
     try:
-        cpus = float(str(text)[:12])
+        cpus = float(text[: -len(EVENLY)] if is_even else text)
     except ValueError:
         return None
-    return int(cpus * PERIOD_US) if 0.01 <= cpus <= 100_000 else None
+    if not 0.01 <= cpus <= 100_000:
+        return None
+    return int((max(1.0, cpus / running) if is_even else cpus) * PERIOD_US)
 
 
 def _set_quota(connection: docker.Connection, container: str, quota_us: Optional[int]) -> None:
