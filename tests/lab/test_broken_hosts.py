@@ -75,7 +75,7 @@ class Faults:
 
     def repair(self, how: str) -> None:
         scripts = {
-            "full": "rm /home/fill /home/fill2", "read-only": "umount /home", "not writable": WRITABLE,
+            "full": "rm /home/fill /home/fill2", "read-only": "umount --lazy /home", "not writable": WRITABLE,
             "no Docker": "mv /run/docker.away /run/docker.sock",
         }  # fmt: skip
         if how == "dead":
