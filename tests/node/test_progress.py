@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from gpurun.node.job import gang, job_parts
+from gpurun.node.job import gang, job_parts, rank_progress
 
 JOB = "j-00000001"
 
@@ -15,6 +16,7 @@ JOB = "j-00000001"
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr(job_parts, "folder", lambda job: str(tmp_path))
+    monkeypatch.setattr(rank_progress, "_reports", {})
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
@@ -26,6 +28,49 @@ def test_what_ranks_told(run):
     told = gang.progress(None, JOB)
     assert told["ranks"] == {"0": {"progress": {"step": 7}, "checkpoint": {"step": 5}}, "1": {"progress": {"step": 6}}}
     assert 0 <= told["age_s"] < 60 and 0 <= told["checkpoint_age_s"] < 60
+
+
+@pytest.fixture
+def clocks(own_copy):
+    """The monotonic clock, and the one that people set."""
+    made = SimpleNamespace(run_s=1000.0, wall_s=1e9)
+    own_copy(rank_progress, "time", monotonic=lambda: made.run_s, time=lambda: made.wall_s)
+    return made
+
+
+def write(path, text, at_s):
+    path.write_text(text)
+    os.utime(path, (at_s, at_s))
+
+
+def age(key="age_s"):
+    return gang.progress(None, JOB)[key]
+
+
+@pytest.mark.parametrize("step_s", [0, 3600, -86400])
+def test_a_clock_that_is_set_neither_ages_a_report_nor_renews_it(run, clocks, step_s):
+    write(run / "progress.0", '{"step": 7}', clocks.wall_s)
+    write(run / "checkpoint.0", '{"step": 7}', clocks.wall_s)
+    assert age() == 0
+    for after_s in (20, 300, 7200):
+        clocks.wall_s += step_s
+        clocks.run_s = 1000.0 + after_s
+        assert age() == age("checkpoint_age_s") == after_s
+    write(run / "progress.0", '{"step": 8}', clocks.wall_s - 86400)
+    clocks.run_s += 20
+    assert 0 <= age() <= 20, "it changed since the last look, whatever its time says"
+    write(run / "progress.0", '{"step": 8}', clocks.wall_s)
+    assert age() == 0, "the same step, written anew"
+
+
+def test_a_new_agent_does_not_know_whether_an_old_report_is_old(run, clocks):
+    write(run / "progress.0", '{"step": 7}', clocks.wall_s - 3600)
+    write(run / "checkpoint.0", '{"step": 7}', clocks.wall_s - 3600)
+    told = gang.progress(None, JOB)
+    assert (told["age_s"], told["checkpoint_age_s"]) == (0, 3600), "a gang ends for the one, but not for the other"
+    clocks.run_s += 600
+    told = gang.progress(None, JOB)
+    assert (told["age_s"], told["checkpoint_age_s"]) == (600, 4200)
 
 
 @pytest.mark.timeout(60)

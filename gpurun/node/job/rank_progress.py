@@ -1,12 +1,13 @@
 """Read the ranks' progress reports (`gpurun.runtime`). Their program may have put anything in their place."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
 import stat
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from gpurun.node.agent.call import Call
 from gpurun.node.job import job_parts
@@ -17,18 +18,40 @@ _MOST_TOLD_BYTES = 4 << 20
 _MOST_NAMES = 1 << 14
 
 
+class _Report(NamedTuple):
+    """A report as this agent last saw it, by its monotonic clock: a host's clock may be set at any moment.
+
+    Attributes:
+        version: the time of its file, and a digest of what is in it.
+        new_s: since when it counts as a sign of life.
+        written_s: when it was written.
+    """
+
+    version: Tuple[float, bytes]
+    new_s: float
+    written_s: float
+
+
+_reports: Dict[str, Tuple[float, Dict[str, _Report]]] = {}
+"""Job → when its reports were last looked at, and file → report."""
+
+
 def progress(call: Call, job: str) -> Dict[str, Any]:
     """Return what `gpurun.runtime` has left in the job's folder here.
 
     Returns:
         ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last report on this host and since the last
-        reported checkpoint, None if there was none; and by rank its last progress report.
+        reported checkpoint, None if there was none; and by rank its last progress report. A report that this agent sees
+        at its first look is a new sign of life: how old it is, only the host's clock would say.
     """
     folder = os.path.join(job_parts.folder(job), "run")
     ages = []
     checkpoints = []
     ranks: Dict[str, Dict[str, Any]] = {}
     left = _MOST_TOLD_BYTES
+    now_s = time.monotonic()
+    looked_s, before = _reports.get(job, (None, {}))
+    seen: Dict[str, _Report] = {}
     for name in sorted(_names_in(folder)):
         path = os.path.join(folder, name)
         kind, _, rank = name.partition(".")
@@ -39,12 +62,20 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
             left -= len(content)
             if left < 0:
                 break
-            ages.append(time.time() - changed_s)
+            version = changed_s, hashlib.sha256(content).digest()
+            report = before.get(name)
+            if report is None or report.version != version:
+                age_s = max(0.0, time.time() - changed_s)
+                new_s = now_s if looked_s is None else max(now_s - age_s, looked_s)
+                report = _Report(version, new_s, now_s - age_s if looked_s is None else new_s)
+            seen[name] = report
+            ages.append(now_s - report.new_s)
             if kind == "checkpoint":
-                checkpoints.append(ages[-1])
+                checkpoints.append(now_s - report.written_s)
             ranks.setdefault(rank, {})[kind] = _plain(json.loads(content))
         except (OSError, ValueError, RecursionError):
             continue  # being replaced, or not the runtime's own
+    _reports[job] = now_s, seen
     return {
         "age_s": min(ages) if ages else None,
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
