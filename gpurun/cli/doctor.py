@@ -97,11 +97,12 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     carried = _carried(state)
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     ports = (*spread(SSH_PORTS.start, SSH_PORTS.stop - 1), *SYSTEM_PORTS)
+    begun_s = time.time()
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:
         seen = survey(fleet, inventory, hosts, ports=ports)
         held = claims.ask(fleet, seen.hardware).ok
     carried |= _carried(state)
-    note_seen(state, inventory, hosts, seen, timeout_s)
+    note_seen(state, inventory, hosts, seen, timeout_s, begun_s)
     findings = [
         *diagnose(inventory, seen),
         *claims.check(held, state=known_id(state), uid=os.getuid(), carried=carried),
@@ -110,12 +111,15 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     return merged([*findings, *bench_history.slower(bench_history.read(state), hosts, since_s=since_s)])
 
 
-def note_seen(state: Path, inventory: Inventory, hosts: Sequence[str], seen: Survey, timeout_s: float) -> None:
+def note_seen(
+    state: Path, inventory: Inventory, hosts: Sequence[str], seen: Survey, timeout_s: float, begun_s: float
+) -> None:
     """Note which hosts are out, as a waiter's look does, so that a repaired host returns at once.
 
     Args:
         timeout_s: how long a host had to answer. With less time than a look gives, a host may be slow, and not broken:
             then nothing is noted.
+        begun_s: as for `note_survey`.
     """
     from contextlib import suppress
 
@@ -126,7 +130,7 @@ def note_seen(state: Path, inventory: Inventory, hosts: Sequence[str], seen: Sur
     with suppress(StateError, OSError):
         if state.is_dir() and timeout_s >= LOOK_TIMEOUT_S:
             enter(state)
-            note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen)
+            note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen, begun_s)
 
 
 def _carried(state: Path) -> set[tuple[str, int]]:

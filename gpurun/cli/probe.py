@@ -71,9 +71,10 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
     from gpurun.state.home import home
 
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
+    begun_s = time.time()
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:
         seen = ask(fleet, inventory, hosts)
-    note_seen(home(os.environ), inventory, hosts, seen, timeout_s)
+    note_seen(home(os.environ), inventory, hosts, seen, timeout_s, begun_s)
     return seen
 
 

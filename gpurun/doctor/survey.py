@@ -28,6 +28,7 @@ class Survey:
         hardware: host → what its probe found.
         failures: host → why there is no probe.
         health: host → why the site's own check failed there, for hosts where it did.
+        begun_s: host → when its probe began, seconds since the epoch; missing for a host without a session.
         attempts: fabric → attempts to connect on it.
         addresses: host → its address on its fabric.
         lookups: host → name → addresses.
@@ -39,6 +40,7 @@ class Survey:
     addresses: Mapping[str, str] = field(default_factory=dict)
     lookups: names.Lookups = field(default_factory=dict)
     health: Mapping[str, str] = field(default_factory=dict)
+    begun_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None) -> Survey:
@@ -47,8 +49,10 @@ def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None
     A failing host is data, never an exception.
     """
     interfaces = sorted({fabric.interface for fabric in inventory.fabrics.values()})
+    begun_s: dict[str, float] = {}
 
     def one(agent: Agent) -> tuple[Hardware, str]:
+        begun_s[agent.host] = time.time()
         reply = agent.call("probe.facts", timeout_s=PROBE_TIMEOUT_S, interfaces=interfaces)
         found = hardware_from_document(agent.host, reply.value)
         offset_s, error_s = clock_offset(agent)
@@ -57,7 +61,8 @@ def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None
 
     results = fleet.map(one, hosts)
     hardware = {host: found for host, (found, _) in results.ok.items()}
-    return Survey(hardware, results.failed, health={host: said for host, (_, said) in results.ok.items() if said})
+    health = {host: said for host, (_, said) in results.ok.items() if said}
+    return Survey(hardware, results.failed, health=health, begun_s=begun_s)
 
 
 def survey(

@@ -78,10 +78,10 @@ def _batches(hosts: Sequence[Host]) -> Iterator[Sequence[Host]]:
 def _look(
     home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float, *, is_sure: bool | None = None
 ) -> Mapping[str, Out | None]:
-    targets = [target_of(host, inventory) for host in hosts]
+    targets, begun_s = [target_of(host, inventory) for host in hosts], time.time()
     with Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s) as fleet:
         seen = probe(fleet, inventory, [host.name for host in hosts])
-    return note_survey(home, inventory, hosts, seen, is_sure=is_sure)
+    return note_survey(home, inventory, hosts, seen, begun_s, is_sure=is_sure)
 
 
 def has_its_agent(environ: Mapping[str, str]) -> bool:
@@ -99,11 +99,13 @@ def has_its_agent(environ: Mapping[str, str]) -> bool:
 
 
 def note_survey(
-    home: Path, inventory: Inventory, hosts: Iterable[Host], seen: Survey, *, is_sure: bool | None = None
-) -> Mapping[str, Out | None]:
+    home: Path, inventory: Inventory, hosts: Iterable[Host], seen: Survey, begun_s: float, *,
+    is_sure: bool | None = None,
+) -> Mapping[str, Out | None]:  # fmt: skip
     """Note what a survey has seen of hosts, as this user's knowledge. Returns host → why it is out, as `look_at`.
 
     Args:
+        begun_s: before its first connection, seconds since the epoch. It holds for hosts whose own probe never began.
         is_sure: a login that failed says something about the host. None = unless this process has lost its ssh-agent.
     """
     now_s = time.time()
@@ -114,10 +116,11 @@ def note_survey(
     outs = outs_in(inventory, seen, hosts, now_s, by_clock=clocks >= ENOUGH_CLOCKS or clock.is_synchronised())
     looks = {
         host.machine: Machine(
-            host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source, *_size(seen, host.name)
+            host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source, *_size(seen, host.name),
+            begun_s=seen.begun_s.get(host.name, begun_s),
         )
         for host in hosts
-    }
+    }  # fmt: skip
     with suppress(StateError):
         note_looks(home, looks)
     return outs

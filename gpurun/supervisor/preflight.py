@@ -4,6 +4,7 @@ needs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,10 +35,11 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     }
     if not new:
         return
+    begun_s = time.time()
     found = preflight(job.links.fleet, job.inventory, new)
     job.hardware = {**job.hardware, **found.hardware}
     # Who waits for GPUs need not ask these hosts again, and knows which machines they are.
-    note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey)
+    note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey, begun_s)
     for finding in found.other:
         job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
     if not found.blocking:

@@ -120,6 +120,19 @@ def test_a_host_comes_back_by_the_same_look(tmp_path, inventory, fleet, monkeypa
     assert known(tmp_path)["h01"].out is None
 
 
+def test_a_look_holds_from_its_own_beginning(tmp_path, inventory, fleet, monkeypatch):
+    """While it waited, somebody else looked at the mended host."""
+    fleet.broken, real = {"h01": "no route to host"}, fleet.probe
+
+    def slow(*arguments):
+        note_looks(tmp_path, {"h01:22": Machine("h01", time.time(), begun_s=time.time())})
+        return real(*arguments)
+
+    monkeypatch.setattr(looking, "probe", slow)
+    assert look_at(tmp_path, inventory, ["h01"])["h01"] is not None
+    assert known(tmp_path)["h01"].out is None
+
+
 def test_many_supervisors_that_fail_on_one_host_make_one_look(tmp_path, inventory, fleet):
     fleet.broken = {"h01": "no route to host"}
     first = look_at(tmp_path, inventory, ["h01"])

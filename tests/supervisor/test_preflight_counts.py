@@ -71,12 +71,12 @@ def test_what_a_preflight_finds_is_a_look_at_its_hosts(monkeypatch):
     """
     job = Job()
     end_of(job, monkeypatch, FULL)
-    ((home, inventory, hosts, survey),) = job.noted
+    ((home, inventory, hosts, survey, _),) = job.noted
     assert (home, inventory, hosts, list(survey.hardware)) == (job.home, job.inventory, [H1], ["h1"])
     job = Job()
     found = Hardware("h1", gpus=(Gpu(0, processes=(EVE,)),))
     end_of(job, monkeypatch, processes=[(EVE,)])
-    ((_, _, hosts, survey),) = job.noted
+    ((_, _, hosts, survey, _),) = job.noted
     assert hosts == [H1] and survey.hardware == {"h1": found}
     monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight((), (), {"h1": found}, survey))
     sound = Job()
