@@ -45,7 +45,7 @@ class GrowsAnew:
                 if self._is_time() and self._ask():
                     return
                 told = ""
-            except GpurunError as error:  # for example a damaged lease: tried again, reported once
+            except (GpurunError, OSError) as error:  # for example a damaged lease: tried again, reported once
                 if str(error) != told:
                     self._job.note(f"it cannot grow yet: {error}")
                 told = str(error)

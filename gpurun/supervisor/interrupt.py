@@ -62,7 +62,7 @@ class _Ear:
 
     def hears(self) -> bool:
         """Look for a request once; return whether one was ever found."""
-        with suppress(GpurunError):  # the state directory cannot be used: who needs it says so
+        with suppress(GpurunError, OSError):  # the state directory cannot be used: who needs it says so
             if (request := self._job.request()) is not None:
                 self._give_way(request)
         return self.request is not None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 
 import pytest
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateDiskError
 from gpurun.head import children
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
 from gpurun.jobs.states import State
 from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.state.machines import Machine, Out, note_looks
+from gpurun.supervisor import grows_anew
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
@@ -114,6 +116,27 @@ def test_hosts_that_fail_before_anything_is_achieved_end_it_at_last_and_a_checkp
     _, restart, setback = _another(gang, lost)
     assert restart is not None and setback.fruitless == 0
     assert restart.words(0.0).endswith("(attempt 2)")
+
+
+AWAY = [FileNotFoundError(errno.ENOENT, "is away"), OSError(errno.EMFILE, "too many"), StateDiskError("full")]
+
+
+@pytest.mark.parametrize("error", AWAY)
+def test_a_look_that_fails_is_told_once_and_not_the_last(gang, monkeypatch, error):
+    growth = watch(gang)
+    answers, notes = [error, error], []
+
+    def ask():
+        if answers:
+            raise answers.pop()
+        return True
+
+    monkeypatch.setattr(grows_anew, "LOOK_S", 0.0)
+    monkeypatch.setattr(growth, "_ask", ask)
+    monkeypatch.setattr(gang, "note", notes.append)
+    growth._look()
+    assert answers == []
+    assert notes == [f"it cannot grow yet: {error}"]
 
 
 def edit(folder, old, new):

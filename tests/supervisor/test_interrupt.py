@@ -105,8 +105,9 @@ def test_once_it_is_over_nothing_is_cut(job):
     assert not job.links._cut.wait(0.2)
 
 
-def test_a_disk_that_cannot_be_read_now_and_then_makes_nobody_deaf(job, monkeypatch):
-    answers = iter([None, StateDiskError("it is full"), StateDiskError("it is full"), CANCEL])
+@pytest.mark.parametrize("error", [StateDiskError("it is full"), FileNotFoundError("is away"), OSError(24, "too many")])
+def test_a_disk_that_cannot_be_read_now_and_then_makes_nobody_deaf(job, monkeypatch, error):
+    answers = iter([None, error, error, CANCEL])
 
     def request():
         answer = next(answers, CANCEL)
