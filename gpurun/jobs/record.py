@@ -136,6 +136,7 @@ class StartFailure:
         is_sound: a check that depends on no job found nothing wrong with the host.
         times: how often in a row the host failed in this way.
         lacks_mib: how much space an image or a data set lacks on the host; 0 = unknown, or another failure.
+        first_s: when the row of failures of this kind began on the host, all of them while it was sound; 0 = at `at_s`.
     """
 
     host: str
@@ -148,6 +149,12 @@ class StartFailure:
     is_sound: bool = False
     times: int = 1
     lacks_mib: int = 0
+    first_s: float = 0.0
+
+    @property
+    def since_s(self) -> float:
+        """Return when the row began. A clock that was set back makes it no longer than the newest failure."""
+        return min(self.first_s or self.at_s, self.at_s)
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,12 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
             )
         if self.start_failures:
             changes["start_failures"] = tuple(
-                replace(each, at_s=boot.moved(each.at_s, then), until_s=boot.moved_ahead(each.until_s, then))
+                replace(
+                    each,
+                    at_s=boot.moved(each.at_s, then),
+                    until_s=boot.moved_ahead(each.until_s, then),
+                    first_s=boot.moved(each.since_s, then),
+                )
                 for each in self.start_failures
             )
         return msgspec.structs.replace(self, **changes)

@@ -4,6 +4,8 @@ exist.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 
 from gpurun.data.keeping import wanted_digests
@@ -17,6 +19,9 @@ from gpurun.remote import Agent, Fleet
 from gpurun.remote.target import target_of
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
+
+NO_FOLDER = frozenset({os.strerror(errno.ENOENT), os.strerror(errno.ENOTDIR)})
+"""What hosts say of a folder that they do not have. All else may be a file server that does not answer just now."""
 
 
 class StagingCancelled(GpurunError):
@@ -48,7 +53,8 @@ def _look_for_folders(job: SupervisedJob, hosts: Sequence[str]) -> None:
     def look(agent: Agent) -> None:
         for path, why in agent.call("data.folders", paths=list(names)).value.items():
             raise HostNotReady(
-                f"the data set {names.get(path, '?')!r} cannot be mounted: {path}: {why}", host=agent.host,
+                f"the data set {names.get(path, '?')!r} cannot be mounted: {path}: {why}",
+                kind="no-mount" if why in NO_FOLDER else None, host=agent.host,
                 hint="have the folder on every host that the job may get, or choose hosts with --host",
             )  # fmt: skip
 

@@ -3,7 +3,8 @@
 Nothing that goes wrong with a host ends a job before its gang runs, and no restart is counted. If a check that depends
 on no job finds the host broken, the host is out, and the failure says nothing about the job. If the check finds nothing
 wrong, the job avoids the host for a while. The failure is the job's if three such hosts failed in the same way, or
-every host that could hold the gang. Some failures are never the job's: it waits until they are over.
+every host that could hold the gang, and if it lasts: what is over after a minute ends no job. Some causes are certain
+at once. Some failures are never the job's: it waits until they are over.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ ENOUGH_HOSTS = 3
 """If so many sound hosts fail in the same way, the job is at fault."""
 ENOUGH_TIMES = 2
 """If fewer hosts could hold the gang, all of them fail in the same way, in all at least so often."""
+LASTS_S = 60.0
+"""So long after the first failure the same cause still fails attempts: it does not pass by itself."""
 FREE_PLACEMENTS = 3
 """So many placements on hosts that are new to the job follow each other at once; later ones after a pause."""
 FIRST_PAUSE_S = 5.0
@@ -43,17 +46,27 @@ MOST_WORDS = 200
 
 NEVER_THE_JOBS = frozenset(
     {"unreachable", "host-key", "login", "connection", "preflight", "contradiction", "address", "port-in-use",
-     "claimed", "closed", "link-lost", "no-docker", "no-route", "no-space", "read-only", "timeout"}
+     "claimed", "closed", "link-lost", "no-docker", "no-route", "no-space", "read-only", "timeout", "os-error",
+     "internal", "exists"}
 )  # fmt: skip
 """Kinds of failures that no job brings about, and room that a job waits for."""
-SAID_BY_KIND = frozenset({"prolog", "architecture"})
+CERTAIN = frozenset({"architecture", "no-command", "no-mount"})
+"""Kinds of failures that do not pass by themselves: they need not last. Each host says what it, or the image, lacks."""
+SAID_BY_KIND = frozenset({"prolog", "architecture", "no-command"})
 """Kinds of failures that are the same whatever the host's words are."""
 
 _JOB = re.compile(r"\bj-[0-9a-f]{8}\b")
 _PATH = re.compile(r"(?<![\w/])~?/[^\s'\":,;()]*")
 _DIGEST = re.compile(r"\b[0-9a-f]{7,}\b")
 _ADDRESS = re.compile(r"\b[0-9a-f]*(?::[0-9a-f]*){2,}")
-_NUMBER = re.compile(r"\d[\d.]*(?:\s*[kmgt]i?b\b)?")
+_QUOTED = re.compile(r"\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)|`[^`]*`")
+_TIME = re.compile(r"\b\d{4}[-/]\d\d[-/]\d\d(?:[t ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?\s?(?:z|utc|[+-]\d\d:?\d\d)?)?(?!\w)")
+_DURATION = re.compile(r"\b(?:\d+(?:\.\d+)?(?:h|m|s|ms|us|µs|ns))+\b")
+_NUMBER = re.compile(r"\d[\d.]*(?:\s*(?:[kmgtp]i?)?b(?:ytes?)?\b)?")
+NORMAL = (
+    (_JOB, "JOB"), (_QUOTED, "QUOTED"), (_PATH, "PATH"), (_TIME, "TIME"), (_DIGEST, "DIGEST"), (_ADDRESS, "ADDRESS"),
+    (_DURATION, "N"), (_NUMBER, "N"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,7 @@ def after(
     """
     before = {each.host: each for each in record.start_failures if abs(now_s - each.at_s) < FORGET_S}
     new = [
-        _failure(record.attempt, host, error, looks, before.get(host), hosts=hosts, now_s=now_s)
+        _failure(record.attempt, host, error, looks, before.get(host), able=able, hosts=hosts, now_s=now_s)
         for host, error in sorted(end.by_host.items())
         if host
     ]
@@ -108,7 +121,7 @@ def after(
 
 def _failure(
     attempt: int, host: str, error: HostFailure, looks: Looks, before: StartFailure | None, *,
-    hosts: Collection[str], now_s: float,
+    able: Collection[str], hosts: Collection[str], now_s: float,
 ) -> StartFailure:  # fmt: skip
     is_out = looks.get(host) is not None
     words, reason = normalised(error.message, {host, *hosts}), " ".join(error.message.split())[:MOST_WORDS]
@@ -116,9 +129,14 @@ def _failure(
         host, attempt, error.kind, words, reason, now_s, now_s,
         is_sound=host in looks and not is_out, lacks_mib=error.lacks_mib if isinstance(error, NoRoom) else 0,
     )  # fmt: skip
-    times = before.times + 1 if before is not None and is_same(before, found) else 1
-    avoid_s = 0.0 if is_out else min(FIRST_AVOID_S * 2.0 ** min(times - 1, 30), LONGEST_AVOID_S)
-    return replace(found, times=times, until_s=now_s + avoid_s)
+    times, first_s = 1, now_s
+    if before is not None and is_same(before, found):
+        times = before.times + 1
+        first_s = before.since_s if before.is_sound and found.is_sound else now_s
+    is_soon = found.kind in CERTAIN and len(able) <= ENOUGH_HOSTS  # the same hosts must say it again
+    avoid_s = 0.0 if is_out else min((FIRST_PAUSE_S if is_soon else FIRST_AVOID_S) * 2.0 ** min(times - 1, 30),
+                                     LONGEST_AVOID_S)  # fmt: skip
+    return replace(found, times=times, until_s=now_s + avoid_s, first_s=first_s)
 
 
 def is_same(one: StartFailure, other: StartFailure) -> bool:
@@ -127,13 +145,13 @@ def is_same(one: StartFailure, other: StartFailure) -> bool:
 
 
 def normalised(message: str, hosts: Collection[str]) -> str:
-    """Return a message without what differs between hosts and attempts: names of hosts and jobs, paths, digests,
-    addresses, numbers.
+    """Return a message without what differs between hosts and attempts: names of hosts and jobs, quoted text, paths,
+    times, durations, digests, addresses, numbers with their units.
     """
     text = message[: 10 * MOST_WORDS].lower()
     for host in sorted(hosts, key=len, reverse=True):
         text = re.sub(rf"(?<![\w.-]){re.escape(host.lower())}(?![\w-])", "HOST", text)
-    for pattern, name in ((_JOB, "JOB"), (_PATH, "PATH"), (_DIGEST, "DIGEST"), (_ADDRESS, "ADDRESS"), (_NUMBER, "N")):
+    for pattern, name in NORMAL:
         text = pattern.sub(name, text)
     return " ".join(text.split())[:MOST_WORDS]
 
@@ -143,9 +161,13 @@ def _counts(failure: StartFailure) -> bool:
 
 
 def _is_the_jobs(alike: Sequence[StartFailure], able: Collection[str]) -> bool:
-    hosts = {each.host for each in alike}
-    is_everywhere = bool(able) and hosts.issuperset(able) and sum(each.times for each in alike) >= ENOUGH_TIMES
-    return len(hosts) >= ENOUGH_HOSTS or is_everywhere
+    hosts, times = {each.host for each in alike}, sum(each.times for each in alike)
+    kind = alike[0].kind
+    is_everywhere = bool(able) and hosts.issuperset(able) and times >= ENOUGH_TIMES
+    if kind == "no-command":  # the launcher's host starts last: while others fail, it never says it
+        is_everywhere |= bool(able) and times >= ENOUGH_HOSTS
+    lasts = max(each.at_s for each in alike) - min(each.since_s for each in alike) >= LASTS_S
+    return (len(hosts) >= ENOUGH_HOSTS or is_everywhere) and (lasts or kind in CERTAIN)
 
 
 def _the_jobs(end: End, failure: StartFailure, alike: Sequence[StartFailure]) -> End:

@@ -17,7 +17,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.machines import Machine, Out, note_looks, read_machines
-from gpurun.supervisor import elsewhere, life
+from gpurun.supervisor import elsewhere, life, unstarted
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
 
@@ -56,7 +56,7 @@ class Cluster:
         """What goes wrong in a step of a job's start, by host."""
         bad = {host: BROKEN[what][1](host) for host, what in self.broken.items() if BROKEN[what][0] == step}
         if step == "create" and job.lease.job in self.bad_jobs:
-            bad |= {host: self.bad_jobs[job.lease.job](host) for host in job.hosts}
+            bad |= {host: error for host in job.hosts if (error := self.bad_jobs[job.lease.job](host))}
         return {host: error for host, error in bad.items() if host in job.hosts}
 
     def prepare(self, job):
@@ -159,13 +159,16 @@ def test_a_job_that_waits_says_why_and_counts_no_restart(cluster):
 @pytest.mark.parametrize(
     "cause",
     [
-        lambda host: HostNotReady("the data set 'x' cannot be mounted: /data/x: no such folder", host=host),
+        lambda host: HostNotReady(
+            "the data set 'x' cannot be mounted: /data/x: no such folder", kind="no-mount", host=host
+        ),
         lambda host: HostNotReady("the image is for arm64, this host runs x86_64", kind="architecture", host=host),
         lambda host: RemoteOpFailed(f"exit code 1 on {host}", kind="prolog", host=host),
     ],
     ids=["mount", "architecture", "prolog"],
 )
-def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(cluster, cause):
+def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(cluster, cause, monkeypatch):
+    monkeypatch.setattr(unstarted, "LASTS_S", 0.0)
     bad, *_ = cluster.submit(1) + cluster.submit(10)
     cluster.bad_jobs[bad] = cause
     cluster.settle()
@@ -174,6 +177,24 @@ def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(
     assert (cluster.outs(), record.attempt, record.restarts, record.code) == (set(), 3, 0, 4)
     assert cause("h").message.split(" on ")[0] in record.reason and "a check finds nothing wrong" in record.reason
     assert sum(host in record.reason for host in HOSTS) == 3
+
+
+@pytest.mark.parametrize("gpus", [4, 12, 24])
+@pytest.mark.parametrize("kind", ["prolog", "docker", ""])
+def test_an_outage_that_passes_ends_no_job(cluster, kind, gpus):
+    """All hosts fail for a moment in the same way, such as a server of licences that a prolog asks."""
+    jobs = cluster.submit(10, gpus=gpus)
+    cluster.bad_jobs = dict.fromkeys(jobs, lambda host: HostFailure("it does not answer", kind=kind, host=host))
+    cluster.settle()
+    assert (cluster.states(), cluster.outs()) == (["QUEUED"] * 10, set())
+
+
+def test_one_host_whose_runtime_is_gone_ends_none_of_thirty_jobs(cluster):
+    jobs = cluster.submit(30)
+    broken = HostFailure("no sh", kind="no-command", host="h3")
+    cluster.bad_jobs = dict.fromkeys(jobs, lambda host: broken if host == "h3" else None)
+    cluster.settle()
+    assert cluster.states() == ["SUCCEEDED"] * 30
 
 
 def test_an_image_that_fits_on_no_host_waits_and_the_record_says_what_each_host_lacks(cluster):

@@ -117,3 +117,8 @@ def test_a_command_that_takes_too_long_is_a_timeout(monkeypatch):
     with pytest.raises(OpError, match="docker create did not end within 120 s") as caught:
         gang._run(["docker", "create", "x"])
     assert caught.value.kind == "timeout"
+
+
+def test_docker_s_advice_is_not_its_message():
+    said = "docker: Error response from daemon: no\n\nRun 'docker create --help' for more information\n"
+    assert gang._last_line(said) == "docker: Error response from daemon: no"

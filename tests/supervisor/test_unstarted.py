@@ -17,10 +17,11 @@ from gpurun.errors import (
     NoRoom,
 )
 from gpurun.inventory.model import Host
-from gpurun.jobs.record import AVOID_MOST_S, JobRecord
+from gpurun.jobs.record import AVOID_MOST_S, JobRecord, StartFailure
 from gpurun.jobs.spec import Constraints, Wants
 from gpurun.jobs.states import State
 from gpurun.remote.agent import RemoteOpFailed
+from gpurun.state.boot import HeadBoot
 from gpurun.state.machines import Out
 from gpurun.supervisor import unstarted
 from gpurun.supervisor.ends import End
@@ -32,7 +33,11 @@ SIX = frozenset(f"h{number}" for number in range(1, 7))
 
 def mount(host):
     """The data set's folder is missing: a failure that a job can bring about."""
-    return HostNotReady(f"the data set 'x' cannot be mounted: /data/{host}: no such folder", host=host)
+    return HostNotReady(f"the data set 'x' cannot be mounted: /data/{host}: no such folder", kind="no-mount", host=host)
+
+
+def no_shell(host):
+    return HostFailure(f"the image i cannot start sh: {host}: it is not there", kind="no-command", host=host)
 
 
 def docker(host, words="no such device /dev/infiniband"):
@@ -53,8 +58,8 @@ def end_of(errors, **changes):
 class Job:
     """A job whose attempts fail one after the other."""
 
-    def __init__(self, able=SIX):
-        self.record, self.able, self.now_s = RECORD, able, 1000.0
+    def __init__(self, able=SIX, step_s=1.0):
+        self.record, self.able, self.now_s, self.step_s = RECORD, able, 1000.0, step_s
 
     def fails(self, *errors, looks=None):
         self.record = self.record.but(attempt=self.record.attempt + 1)
@@ -63,13 +68,13 @@ class Job:
             self.record, end_of(errors), sound if looks is None else looks, self.able, hosts=SIX, now_s=self.now_s
         )
         self.record = self.record.but(start_failures=found.failures, placements=found.placements)
-        self.now_s += 1.0
+        self.now_s += self.step_s
         return found.end
 
 
-def fails_on(*steps, able=SIX):
+def fails_on(*steps, able=SIX, step_s=1.0):
     """Return the outcomes of attempts that fail one after the other, up to the job's end."""
-    job, outcomes = Job(able), []
+    job, outcomes = Job(able, step_s), []
     for step in steps:
         errors, looks = step if isinstance(step, tuple) else (step, None)
         outcomes.append(job.fails(*errors, looks=looks).outcome.value)
@@ -83,7 +88,13 @@ TABLE = {
     "a mount that the only host lacks": ([[mount("h1")], [mount("h1")]], {"h1"}, f"{Q} {F}"),
     "a mount that both hosts lack": ([[mount("h1")], [mount("h2")]], {"h1", "h2"}, f"{Q} {F}"),
     "a mount that one host of many lacks": ([[mount("h1")]] * 9, SIX, " ".join([Q] * 9)),
-    "a refused docker create": ([[docker("h1")], [docker("h2")], [docker("h3")]], SIX, f"{Q} {Q} {F}"),
+    "a refused docker create": ([[docker("h1")], [docker("h2")], [docker("h3")]], SIX, f"{Q} {Q} {Q}"),
+    "a whole gang is refused": ([[docker(h) for h in sorted(SIX)]] * 3, SIX, f"{Q} {Q} {Q}"),
+    "the only host refuses": ([[docker("h1")]] * 9, {"h1"}, " ".join([Q] * 9)),
+    "an image without a shell": ([[no_shell("h1")], [no_shell("h2")], [no_shell("h3")]], SIX, f"{Q} {Q} {F}"),
+    "the only host cannot start the image": ([[no_shell("h1")]] * 2, {"h1"}, f"{Q} {F}"),
+    "a gang whose first host never starts": ([[no_shell("h2")]] * 3, {"h1", "h2"}, f"{Q} {Q} {F}"),
+    "one runtime of many is broken": ([[no_shell("h1")]] * 2, SIX, f"{Q} {Q}"),
     "three causes on three hosts": ([[docker("h1")], [mount("h2")], [docker("h3", "oom")]], SIX, f"{Q} {Q} {Q}"),
     "hosts that are out do not count": ([([mount(h)], {h: OUT}) for h in sorted(SIX)], SIX, " ".join([Q] * 6)),
     "hosts that were not checked do not count": ([([mount(h)], {}) for h in sorted(SIX)], SIX, " ".join([Q] * 6)),
@@ -103,6 +114,53 @@ def test_what_ends_a_job_that_could_not_start(name):
     assert fails_on(*steps, able=able) == outcomes
 
 
+LASTING = {
+    "a refused docker create": ([[docker("h1")], [docker("h2")], [docker("h3")]], SIX, f"{Q} {Q} {F}"),
+    "a whole gang is refused": ([[docker(h) for h in sorted(SIX)]] * 2, SIX, f"{Q} {F}"),
+    "the only host refuses": ([[docker("h1")]] * 2, {"h1"}, f"{Q} {F}"),
+    "both hosts refuse": ([[docker("h1")], [docker("h2")]], {"h1", "h2"}, f"{Q} {F}"),
+    "it was out at first": ([([docker("h1")], {"h1": OUT}), [docker("h1")], [docker("h1")]], {"h1"}, f"{Q} {Q} {F}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_cause_that_may_pass_ends_a_job_only_if_it_lasts(name):
+    steps, able, outcomes = LASTING[name]
+    assert fails_on(*steps, able=able, step_s=60.0) == outcomes
+    assert F not in fails_on(*steps, able=able, step_s=19.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 40])
+def test_an_outage_of_fifty_seconds_ends_no_job_and_a_bad_job_ends_within_ninety(count):
+    """Each attempt takes a host that the job does not avoid, if there is one, and fails after a second."""
+    for is_bad in (True, False):
+        hosts = [f"h{number}" for number in range(count)]
+        job, began_s = Job(hosts), 1000.0
+        while is_bad or job.now_s < began_s + 50.0:
+            free = [host for host in hosts if host not in job.record.avoided(job.now_s)]
+            if not free:
+                job.now_s += 0.5
+                continue
+            end = job.fails(docker(free[0]))
+            if end.outcome is State.FAILED:
+                break
+            job.now_s = max(job.now_s, end.restart.at_s if end.restart else 0.0)
+        assert (end.outcome is State.FAILED) is is_bad
+        assert job.now_s - began_s < 90.0
+
+
+def test_a_clock_that_is_set_makes_no_cause_last():
+    """The times of a record move with the head's clock."""
+    at_s, later_s = 1000.0, 1000.0 + 7200.0
+    before = HeadBoot("b", 0.0)
+    record = RECORD.but(boot=before.id, boot_s=before.began_s, start_failures=(
+        StartFailure("h1", 1, "docker", "w", "r", at_s + 9.0, at_s, True, first_s=at_s),
+    ))  # fmt: skip
+    (moved,) = record.on(HeadBoot("b", 7200.0)).start_failures
+    assert (moved.first_s, moved.at_s) == (later_s, later_s + 9.0)
+    assert StartFailure("h1", 1, "docker", "w", "r", at_s, at_s, first_s=at_s + 9.0).since_s == at_s
+
+
 NOT_THE_JOBS = [
     HostUnreachable("no answer within 15 s", host="h1"), HostKeyMismatch("its key has changed", host="h1"),
     AuthenticationFailed("it refused every key", host="h1"), NoRoom("its disk is too full", host="h1"),
@@ -111,7 +169,8 @@ NOT_THE_JOBS = [
     HostFailure("it calls itself 'h2'", kind="contradiction", host="h1"),
     *(
         RemoteOpFailed("x", kind=kind, host="h1")
-        for kind in ("no-space", "read-only", "no-docker", "timeout", "no-route", "link-lost")
+        for kind in ("no-space", "read-only", "no-docker", "timeout", "no-route", "link-lost", "os-error", "internal",
+                     "exists")
     ),
 ]  # fmt: skip
 
@@ -125,7 +184,7 @@ def test_what_no_job_brings_about_never_ends_it(error):
 
 
 def test_the_end_names_the_cause_and_the_hosts_and_no_host_is_at_fault():
-    job = Job()
+    job = Job(step_s=30.0)
     end = [job.fails(RemoteOpFailed(f"no such device on {host}", kind="docker", host=host)) for host in sorted(SIX)][2]
     assert end.reason == "h1, h2, h3: no such device on h3; a check finds nothing wrong with them"
     assert (end.suspects, end.code, end.failure.reason) == ((), 4, "no such device on h3")
@@ -232,6 +291,16 @@ def test_what_counts_as_an_attempt_that_did_not_start(state, end, is_unstarted):
         ("bad address fd00:7::11", "bad address fe80::1", True),
         ("container 0123456789ab is dead", "container fedcba987654 is dead", True),
         ("h1.example.org: x", "h2.example.org: x", True),
+        ("took 1m3.4s", "took 59.2s", True),
+        ("took 12ms", "took 1.5h", True),
+        ("open x: y at 2026-01-02T03:04:05Z", "open x: y at 2026-01-02T13:04:05.5+01:00", True),
+        ("at 2026/01/02 03:04:05: no", "at 2026/11/12 13:44:05: no", True),
+        ("x 1.5 GiB", "x 900B", True),
+        ("3 bytes left", "512 kB left", True),
+        ('mount "/data/my set/x": no', 'mount "/data/my other/x": no', True),
+        ("the set 'a b' is bad", "the set 'c' is bad", True),
+        ("the host's disk isn't there", "the host's folder isn't there", False),
+        ("it has no disks", "it has no shm", False),
         ("no such device", "no such folder", False),
     ],
 )
@@ -241,7 +310,7 @@ def test_two_messages_say_the_same(one, other, same):
 
 
 def test_the_kind_comes_before_the_words():
-    job = Job()
+    job = Job(step_s=30.0)
     ends = [job.fails(RemoteOpFailed(f"today is {day}", kind="prolog", host=host)) for host, day in
             (("h1", "Monday"), ("h2", "Tuesday"), ("h3", "Friday"))]  # fmt: skip
     assert [end.outcome for end in ends] == [State.QUEUED, State.QUEUED, State.FAILED]

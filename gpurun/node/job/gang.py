@@ -354,7 +354,7 @@ def _docker_host() -> str:
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line and not line.startswith("See 'docker")]
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith(("See 'docker", "Run 'docker"))]
     return lines[-1] if lines else "no message"
 
 
