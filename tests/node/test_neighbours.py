@@ -246,3 +246,9 @@ def test_kills_are_told_once_also_after_the_container_has_gone(engine):
         {"kind": "pids", "refused": 9, "most": 64},
     ]
     assert watch.counts() == []
+    (copies / "memory.events").write_text("oom 1\noom_kill 2\n")
+    assert [item["is_own_limit"] for item in watch.counts()] == [False], "the host's memory ran out, later"
+    (copies / "memory.events").write_text("oom 2\noom_kill 2\n")
+    assert watch.counts() == []
+    (copies / "memory.events").write_text("oom 2\noom_kill 3\n")
+    assert [item["is_own_limit"] for item in watch.counts()] == [True], "the limit is counted a moment before the kill"

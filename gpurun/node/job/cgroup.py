@@ -32,6 +32,7 @@ class Counted(NamedTuple):
         is_own_limit: whether its own limit was reached, so that the host is not at fault; None = not known (v1).
         refused: how often a new process or thread was refused because there were too many.
         most_processes: how many it may have; None = no limit.
+        ooms: how often its own limit was reached (v2).
     """
 
     limit_bytes: Optional[int]
@@ -40,6 +41,7 @@ class Counted(NamedTuple):
     is_own_limit: Optional[bool]
     refused: int
     most_processes: Optional[int]
+    ooms: int = 0
 
 
 def counted(pid: int, proc: str = "/proc") -> Optional[Counted]:
@@ -71,6 +73,7 @@ def counted_in(memory: str, pids: str) -> Optional[Counted]:
         False if limit is None else is_own_limit,
         _numbers(pids, "pids.events").get("max", 0),
         _number(pids, "pids.max"),
+        events.get("oom", 0),
     )
 
 

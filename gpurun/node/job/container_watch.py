@@ -36,7 +36,7 @@ class ContainerWatch:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._kills = 0
+        self._kills = self._ooms = 0
         self._is_refused = False
         self._is_ended = False
         self._neighbours = Neighbours()
@@ -51,11 +51,15 @@ class ContainerWatch:
         now = self.counted()
         if now is None:
             return found
+        if now.is_own_limit and now.ooms == self._ooms:
+            now = now._replace(is_own_limit=False)  # it was reached before, for an earlier kill
         if now.kills > self._kills:
             found.append(dict(memory_of(now), kind="memory", kills=now.kills))
         if now.refused and not self._is_refused:
             found.append({"kind": "pids", "refused": now.refused, "most": now.most_processes})
-        self._kills, self._is_refused = now.kills, now.refused > 0
+        if now.kills != self._kills:
+            self._kills, self._ooms = now.kills, now.ooms
+        self._is_refused = now.refused > 0
         return found
 
     def counted(self) -> Optional[Counted]:
