@@ -17,10 +17,9 @@ from gpurun.node.folder import batches, below
 from gpurun.node.folder.contents import Listed, listed
 from gpurun.node.folder.making import Maker
 from gpurun.state import syncing
+from gpurun.state.path import may_pass
 from gpurun.supervisor.outputs_plan import CopyPlan
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
-"""The head's disk is full or broken; other errors concern one name."""
 CHANGES, DRAFT = b"changes", b"changes.new"
 SYNCED_ONE_BY_ONE = 100
 
@@ -131,8 +130,8 @@ def make(changes: Sequence[Change], top: int, arrived: below.Cursor) -> Iterator
             try:
                 _make(change, below.parts_of(path), maker, arrived)
             except OSError as error:
-                if error.errno in DISK:
-                    raise
+                if may_pass(error):
+                    raise  # other errors concern one name
                 if "rm" not in change:
                     yield path, error
         maker.close_folders()

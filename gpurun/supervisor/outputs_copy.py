@@ -23,10 +23,10 @@ from gpurun.node.folder.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.own_lock import open_own_lock
-from gpurun.state.path import told
+from gpurun.state.path import may_pass, told
 from gpurun.supervisor import outputs_changes
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
-from gpurun.supervisor.outputs_changes import DISK, Change, changes_of
+from gpurun.supervisor.outputs_changes import Change, changes_of
 from gpurun.supervisor.outputs_listed import COPIED, SILENCE_S, HostOutputs, Unbrought
 from gpurun.supervisor.outputs_plan import (
     CopyPlan,
@@ -308,7 +308,7 @@ class _Arrival:
         try:
             why = receiver.take(entry, header, payload)
         except OSError as error:
-            if error.errno in DISK:
+            if may_pass(error):
                 raise  # it ends everything; what else the head's file system refuses is one name
             self.unbrought.append(Unbrought(host, entry.path, f"cannot be kept on the head ({error.strerror})"))
             receiver.forget()
