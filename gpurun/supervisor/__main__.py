@@ -82,7 +82,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
                 _start_next(home, lease.name)
             is_first = False
             _carry(home, lease, lock)
-        except (StateError, OSError) as error:
+        except (GpurunError, OSError) as error:
             passes = may_pass(error) if isinstance(error, OSError) else isinstance(error, StateUnavailable)
             if not passes and not here.is_away():
                 raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import BadInput, StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
@@ -159,7 +159,7 @@ def test_a_supervisor_outlives_a_fence_whose_last_step_failed(running, done, pau
 
 
 @pytest.mark.parametrize("leaves", [None, Path.mkdir], ids=["nothing", "an empty mount point"])
-@pytest.mark.parametrize("error", [StateDiskError("it failed"), FileNotFoundError(errno.ENOENT, "no such file")])
+@pytest.mark.parametrize("error", [StateDiskError("it failed"), FileNotFoundError("no file"), BadInput("no such job")])
 def test_no_lease_in_a_state_directory_that_is_away_frees_no_gpus(running, done, monkeypatch, own_copy, error, leaves):
     home = running[0].path.home
     away = home.with_name("away")
