@@ -15,7 +15,7 @@ from gpurun.data.content import DataContent, content_of_folder, content_of_host
 from gpurun.data.copies import DamagedCopy, Unusable, damage_of, discard
 from gpurun.data.folder import DataFolder
 from gpurun.data.routes import routes
-from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.images import topology
 from gpurun.images.events import ShipEvent
 from gpurun.images.export import default_folder
@@ -128,6 +128,7 @@ def stage(
 
     Raises:
         BadInput: the set changes while gpurun sends it; or neither the head nor any host has it any more.
+        HostFailure: ``unreachable``: only hosts that do not answer now may still have it.
     """
     began, names = time.monotonic(), list(dict.fromkeys(hosts))
     sender = _Sender(digest, tree, how)
@@ -147,6 +148,7 @@ class _Sender:
         self._results: dict[str, StagedHost] = {}
         self._accused: set[str] = set()
         self._replaced: list[str] = []
+        self._silent: dict[str, GpurunError] = {}
 
     def run(self, hosts: Sequence[str], neighbours: Sequence[str]) -> Mapping[str, StagedHost]:
         """Ask the hosts, then send the set."""
@@ -180,6 +182,7 @@ class _Sender:
             return bool(said)
 
         asked = (fleet or self._how.fleet).map(ask, hosts)
+        self._silent.update(asked.failed)
         data_sites.note(
             self._digest,
             has=[host for host, has in asked.ok.items() if has],
@@ -197,6 +200,7 @@ class _Sender:
             if self._tree is None and not holders:
                 known = sorted(data_sites.hosts_of(self._digest) - fleet.agents.keys())
                 others = self._how.reach(known)
+                self._silent.update(others.failures)
                 holders = self._holders(list(others.agents), others)
                 fleet = Fleet({}, {})
                 fleet.agents = {**self._how.fleet.agents, **others.agents}
@@ -287,6 +291,16 @@ class _Sender:
         return list(removed.ok)
 
     def _nobody_has_it(self) -> GpurunError:
+        lost = {host: error for host, error in self.bad_copies.items() if isinstance(error, HostUnreachable)}
+        cut = {host: HostUnreachable("its connection is lost", host=host)
+               for host, agent in self._how.fleet.agents.items() if not agent.alive}  # fmt: skip
+        silent: dict[str, GpurunError] = {**cut, **self._silent, **lost}
+        if known := sorted(silent.keys() & data_sites.hosts_of(self._digest)):
+            return HostFailure(
+                f"the data set {self._digest[7:19]} is on no host that answers; {', '.join(known)} had it, but: "
+                f"{silent[known[0]].message}",
+                kind="unreachable", host=known[0], hint="it is copied when that host answers again",
+            )  # fmt: skip
         damaged = [host for host, error in self.bad_copies.items() if isinstance(error, DamagedCopy)]
         if damaged:
             return HostFailure(

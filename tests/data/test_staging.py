@@ -9,9 +9,10 @@ from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
-from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.node.agent.call import OpError
 from gpurun.node.data import data_store
+from gpurun.remote import Fleet
 from gpurun.state import data_sites
 
 
@@ -99,6 +100,26 @@ def test_a_set_that_nobody_has_any_more(hosts, top):
     with pytest.raises(BadInput, match="is gone"):
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda names: hosts.fleet(*names)))
     assert data_sites.hosts_of(tree.digest) == frozenset()
+
+
+def test_a_set_whose_only_host_is_off_is_not_gone(hosts, top):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    data_sites.note(tree.digest, has=["h1"])
+    off = Fleet({}, {"h1": HostUnreachable("no route to host", host="h1"), "h9": HostUnreachable("x", host="h9")})
+    with pytest.raises(HostFailure, match="h1 had it, but: no route to host") as caught:
+        stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: off))
+    assert (caught.value.kind, caught.value.host) == ("unreachable", "h1")
+    assert data_sites.hosts_of(tree.digest) == {"h1"}
+
+
+def test_a_set_whose_only_host_breaks_off_when_it_is_asked_is_not_gone(hosts, top):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    data_sites.note(tree.digest, has=["h1"])
+    other = hosts.fleet("h1")
+    other.agents["h1"].close()
+    with pytest.raises(HostFailure, match="h1 had it") as caught:
+        stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: other))
+    assert (caught.value.kind, caught.value.host) == ("unreachable", "h1")
 
 
 def test_a_set_that_only_a_host_beyond_the_gang_has(hosts, top):

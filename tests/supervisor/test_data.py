@@ -8,13 +8,19 @@ from outputs_world import outputs_job
 
 from gpurun.data import folder
 from gpurun.data.pinning import pin
+from gpurun.errors import HostUnreachable
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.spec import DataSource
+from gpurun.jobs.states import State
+from gpurun.remote import Fleet
+from gpurun.state import data_sites
 from gpurun.state.path import StatePath
+from gpurun.supervisor import data
 from gpurun.supervisor.data import send_data
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.telling import SendingTold
+from gpurun.supervisor.unstarted import is_unstarted
 
 
 @pytest.fixture
@@ -72,6 +78,19 @@ def test_data_that_are_gone_end_the_job_with_a_reason(job, tmp_path):
     with pytest.raises(GangEnd) as ended:
         send(job, "h1", "h2")
     assert "is gone" in ended.value.end.reason
+
+
+def test_data_that_only_a_host_has_which_is_off_make_the_job_wait(job, tmp_path, monkeypatch):
+    (digest,) = (source.digest for source in job.spec.data.values())
+    data_sites.note(digest, has=["h9"])
+    (tmp_path / "data/file").write_bytes(b"y")
+    off = Fleet({}, {"h9": HostUnreachable("no route to host", host="h9")})
+    monkeypatch.setattr(data, "reach", lambda *_: off)
+    with pytest.raises(GangEnd, match="no route to host") as ended:
+        send(job, "h1", "h2")
+    end = ended.value.end
+    assert is_unstarted(State.PREPARING, end)
+    assert {host: error.kind for host, error in end.by_host.items()} == {"h9": "unreachable"}
 
 
 def test_a_gang_that_is_to_give_way_stops_staging(job):
