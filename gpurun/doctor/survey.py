@@ -65,6 +65,20 @@ def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None
     return Survey(hardware, results.failed, health=health, begun_s=begun_s)
 
 
+def joined(surveys: Iterable[Survey]) -> Survey:
+    """Return what probes of different hosts have found as one survey. Pure."""
+    hardware: dict[str, Hardware] = {}
+    failures: dict[str, GpurunError] = {}
+    health: dict[str, str] = {}
+    begun_s: dict[str, float] = {}
+    for each in surveys:
+        hardware |= each.hardware
+        failures |= each.failures
+        health |= each.health
+        begun_s |= each.begun_s
+    return Survey(hardware, failures, health=health, begun_s=begun_s)
+
+
 def survey(
     fleet: Fleet,
     inventory: Inventory,

@@ -16,9 +16,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from gpurun.doctor.soundness import soundness
-from gpurun.doctor.survey import Survey, probe
+from gpurun.doctor.survey import Survey, joined, probe
 from gpurun.errors import AuthenticationFailed, GpurunError, StateError, StateUnavailable
 from gpurun.facts.hardware import DockerFacts
 from gpurun.head.looks import AGAIN_S, due_in, loaded
@@ -37,8 +39,15 @@ ENOUGH_CLOCKS = 3
 AGENT_S = 2.0
 FRESH_S = 3.0
 """Many supervisors may fail on one host at a moment: they all use one look that found it out."""
-BEGIN_WITHIN_S = 120.0
-"""A round begins no look after this long; the next round makes it."""
+BEGIN_WITHIN_S = 150.0
+"""A round begins no look after this long; the next round makes it. Within it, every host that hangs gets its answer."""
+PATIENCE_S = 5.0
+"""A round waits so long for the answers of hosts with agents, then continues with the next hosts. A driver or a program of
+the site that hangs takes a minute or two."""
+TICK_S = 2.0
+"""While it only waits for late answers, a round asks so often which other hosts are due."""
+MOST_LATE = 48
+"""A round looks at no more hosts while so many have not answered."""
 ROUND_S = 300
 """The kernel ends a round that takes longer."""
 
@@ -67,7 +76,8 @@ def look_at(
         elif host is not None:
             wanted.append(host)
     for some in _batches(wanted):
-        found |= _look(home, inventory, some, timeout_s)
+        with Looks(inventory, some, timeout_s) as looks:
+            found |= note_survey(home, inventory, some, looks.answers(ROUND_S), looks.begun_s)
     return found
 
 
@@ -75,13 +85,50 @@ def _batches(hosts: Sequence[Host]) -> Iterator[Sequence[Host]]:
     return (hosts[begin : begin + AT_ONCE] for begin in range(0, len(hosts), AT_ONCE))
 
 
-def _look(
-    home: Path, inventory: Inventory, hosts: Sequence[Host], timeout_s: float, *, is_sure: bool | None = None
-) -> Mapping[str, Out | None]:
-    targets, begun_s = [target_of(host, inventory) for host in hosts], time.time()
-    with Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s) as fleet:
-        seen = probe(fleet, inventory, [host.name for host in hosts])
-    return note_survey(home, inventory, hosts, seen, begun_s, is_sure=is_sure)
+class Looks:
+    """Looks at some hosts, each in a thread of its own. A context manager: its exit gives up those that still wait.
+
+    Attributes:
+        begun_s: when they began, seconds since the epoch.
+        waiting: the hosts whose answer has not been taken.
+    """
+
+    def __init__(self, inventory: Inventory, hosts: Sequence[Host], timeout_s: float) -> None:
+        self.inventory, self.begun_s = inventory, time.time()
+        self.waiting = {host.name for host in hosts}
+        self._answers: SimpleQueue[tuple[str, Survey | BaseException]] = SimpleQueue()
+        targets = [target_of(host, inventory) for host in hosts]
+        self._fleet = Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s)
+        for host in hosts:
+            Thread(target=self._ask, args=(host.name,), name=f"look at {host.name}", daemon=True).start()
+
+    def _ask(self, host: str) -> None:
+        try:
+            self._answers.put((host, probe(self._fleet, self.inventory, [host])))
+        except BaseException as error:  # noqa: BLE001 - a fault of gpurun: raised where the answers are taken
+            self._answers.put((host, error))
+
+    def answers(self, within_s: float) -> Survey:
+        """Take the answers that come within that time. Returns early when there are no others."""
+        end_s, found = time.monotonic() + within_s, list[Survey]()
+        with suppress(Empty):
+            while self.waiting:
+                host, answer = self._answers.get(timeout=max(0.0, end_s - time.monotonic()))
+                self.waiting.discard(host)
+                if isinstance(answer, BaseException):
+                    raise answer
+                found.append(answer)
+        return joined(found)
+
+    def __enter__(self) -> Looks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the answers that have not come."""
+        self._fleet.close()
 
 
 def has_its_agent(environ: Mapping[str, str]) -> bool:
@@ -167,29 +214,57 @@ class Round:
         self._home, self._by_timer = home, by_timer
         self._end_s = time.monotonic() + BEGIN_WITHIN_S
         self._not_before_s: dict[tuple[str, str], float] = {}
+        self._under_way: list[Looks] = []
 
     def make(self, inventories: Sequence[Inventory]) -> None:
         """Look at the hosts that are due. What is due is decided again before each batch.
 
-        So a long round looks several times at hosts that are out.
+        So a long round looks several times at hosts that are out. Notes the answer of a host that hangs when it comes;
+        no other host waits for it.
         """
-        looked = True
-        while looked:
-            looked = sum(self._look_in(inventory) for inventory in inventories) > 0
+        try:
+            while time.monotonic() < self._end_s:
+                looked = sum(self._look_in(inventory) for inventory in inventories) > 0
+                if not looked and not self._under_way:
+                    return
+                for looks in list(self._under_way):
+                    self._note(looks, 0.0 if looked else TICK_S / len(self._under_way))
+        finally:
+            for looks in self._under_way:
+                looks.close()
 
     def _look_in(self, inventory: Inventory) -> bool:
         """Look at some hosts of an inventory. Returns False if none is due, or the round's time is over."""
         now_s, source = time.monotonic(), inventory.source
         but = {host for (path, host), at_s in self._not_before_s.items() if path == source and now_s < at_s}
-        hosts = due_in(self._home, inventory, most=AT_ONCE, but=but) if now_s < self._end_s else ()
+        late = sum(len(looks.waiting) for looks in self._under_way)
+        hosts = due_in(self._home, inventory, most=AT_ONCE, but=but) if now_s < self._end_s and late < MOST_LATE else ()
         if not hosts:
             return False
-        some, is_sure = [inventory.by_name[host] for host in hosts], False if self._by_timer else None
-        outs = _look(self._home, inventory, some, LOOK_TIMEOUT_S, is_sure=is_sure)
-        for host in hosts:
-            again = outs.get(host) is not None and not self._by_timer
-            self._not_before_s[source, host] = now_s + AGAIN_S if again else math.inf
+        self._not_before_s |= {(source, host): math.inf for host in hosts}
+        looks = Looks(inventory, [inventory.by_name[host] for host in hosts], LOOK_TIMEOUT_S)
+        self._under_way.append(looks)
+        self._note(looks, PATIENCE_S, again_s=now_s + AGAIN_S)
         return True
+
+    def _note(self, looks: Looks, within_s: float, *, again_s: float = 0.0) -> None:
+        """Note the answers that come within that time.
+
+        Args:
+            again_s: when to look again at hosts that are out, at the earliest, by the clock that never goes back.
+        """
+        before, inventory = set(looks.waiting), looks.inventory
+        seen = looks.answers(within_s)
+        hosts = [inventory.by_name[host] for host in sorted(before - looks.waiting)]
+        if hosts:
+            is_sure = False if self._by_timer else None
+            outs = note_survey(self._home, inventory, hosts, seen, looks.begun_s, is_sure=is_sure)
+            for host in hosts:
+                if outs.get(host.name) is not None and not self._by_timer:
+                    self._not_before_s[inventory.source, host.name] = again_s or time.monotonic() + AGAIN_S
+        if not looks.waiting:
+            self._under_way.remove(looks)
+            looks.close()
 
 
 def look_round(home: Path, paths: Iterable[str], *, by_timer: bool = False) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, HostUnreachable, StateDiskError
 from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
-from gpurun.head import looking
+from gpurun.head import looking, looks
 from gpurun.head.looking import AT_ONCE, look_at, look_round
 from gpurun.inventory.load import load
 from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
@@ -44,11 +45,8 @@ class Fleet:
         self.asked.append([target.name for target in targets])
         return self
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+    def close(self):
+        pass
 
     def probe(self, _fleet, _inventory, hosts):
         failed = {host: HostUnreachable(self.broken[host], host=host) for host in hosts if host in self.broken}
@@ -181,14 +179,14 @@ def test_dead_hosts_keep_no_other_host_from_its_look(tmp_path, inventory, fleet,
     dead = {f"h{n:02}" for n in range(1, 25)}
     fleet.broken = dict.fromkeys(dead, "no answer within 15 s")
     note_looks(tmp_path, {f"{host}:22": Machine(host, now_s - 60, out=Out("ssh", "x", now_s - 60)) for host in dead})
-    real = fleet.probe
+    real = fleet.open
 
-    def probe(*arguments):
+    def opened(*arguments, **options):
         clock[0] += 15
         monkeypatch.setattr(time, "time", lambda: now_s + clock[0] - 1000)
-        return real(*arguments)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(looking, "probe", probe)
+    monkeypatch.setattr(fleet, "open", opened)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     look_round(tmp_path, [inventory.source])
     seen = [host for some in fleet.asked for host in some]
@@ -198,6 +196,60 @@ def test_dead_hosts_keep_no_other_host_from_its_look(tmp_path, inventory, fleet,
     assert first_live == 0, "half of the first batch"
     assert all(seen.count(host) >= 2 for host in dead), "a long round looks at them again"
     assert all(seen.count(host.name) == 1 for host in inventory.hosts if host.name not in dead)
+
+
+def comes(condition):
+    return any(condition() or time.sleep(0.01) for _ in range(2000))
+
+
+def test_a_host_that_hangs_holds_up_no_other_host(tmp_path, inventory, fleet, monkeypatch):
+    """Its driver, or the site's own check, takes a minute: meanwhile all others are noted."""
+    others, seen, real = {host.name for host in inventory.hosts} - {"h01"}, [], fleet.probe
+
+    def probe(with_fleet, with_inventory, hosts):
+        if "h01" in hosts:
+            seen.append(comes(lambda: set(known(tmp_path)) == others))
+        return real(with_fleet, with_inventory, hosts)
+
+    monkeypatch.setattr(looking, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(looking, "probe", probe)
+    look_round(tmp_path, [inventory.source])
+    assert seen == [True]
+    assert set(known(tmp_path)) == {*others, "h01"}, "its own answer counts when it comes"
+
+
+def test_a_host_that_is_out_is_looked_at_again_while_another_one_hangs(tmp_path, inventory, fleet, monkeypatch):
+    seen, real, fleet.broken = [], fleet.probe, {"h02": "no route to host"}
+
+    def probe(with_fleet, with_inventory, hosts):
+        if "h01" in hosts:
+            seen.append(comes(lambda: sum("h02" in some for some in fleet.asked) >= 2))
+            fleet.broken = {}
+        return real(with_fleet, with_inventory, hosts)
+
+    for module, name, value in ((looking, "PATIENCE_S", 0.05), (looking, "AGAIN_S", 0.0), (looks, "AGAIN_S", 0.0)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(looking, "TICK_S", 0.05)
+    monkeypatch.setattr(looking, "probe", probe)
+    look_round(tmp_path, [inventory.source])
+    assert seen == [True]
+    assert known(tmp_path)["h02"].out is None and known(tmp_path)["h01"].out is None
+
+
+def test_a_round_gives_up_what_hangs_when_its_time_is_over(tmp_path, inventory, fleet, monkeypatch):
+    released, real = threading.Event(), fleet.probe
+
+    def probe(with_fleet, with_inventory, hosts):
+        if "h01" in hosts:
+            released.wait(20)
+        return real(with_fleet, with_inventory, hosts)
+
+    for name, value in (("PATIENCE_S", 0.05), ("TICK_S", 0.05), ("BEGIN_WITHIN_S", 0.5)):
+        monkeypatch.setattr(looking, name, value)
+    monkeypatch.setattr(looking, "probe", probe)
+    look_round(tmp_path, [inventory.source])
+    assert not released.is_set() and "h01" not in known(tmp_path)
+    released.set()
 
 
 def test_a_round_ends_where_nothing_can_be_noted(tmp_path, inventory, fleet, monkeypatch):
