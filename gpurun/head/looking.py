@@ -42,8 +42,8 @@ FRESH_S = 3.0
 BEGIN_WITHIN_S = 150.0
 """A round begins no look after this long; the next round makes it. Within it, every host that hangs gets its answer."""
 PATIENCE_S = 5.0
-"""A round waits so long for the answers of hosts with agents, then continues with the next hosts. A driver or a program of
-the site that hangs takes a minute or two."""
+"""A round waits so long for the answers of hosts with agents, then continues with the next hosts. A driver or a program
+of the site that hangs takes a minute or two."""
 TICK_S = 2.0
 """While it only waits for late answers, a round asks so often which other hosts are due."""
 MOST_LATE = 48
