@@ -102,7 +102,7 @@ def after(
     """
     before = {each.host: each for each in record.start_failures if abs(now_s - each.at_s) < FORGET_S}
     new = [
-        _failure(record.attempt, host, error, looks, before.get(host), able=able, hosts=hosts, now_s=now_s)
+        _failure(record.attempt, host, error, looks, before.get(host), hosts=hosts, now_s=now_s)
         for host, error in sorted(end.by_host.items())
         if host
     ]
@@ -121,7 +121,7 @@ def after(
 
 def _failure(
     attempt: int, host: str, error: HostFailure, looks: Looks, before: StartFailure | None, *,
-    able: Collection[str], hosts: Collection[str], now_s: float,
+    hosts: Collection[str], now_s: float,
 ) -> StartFailure:  # fmt: skip
     is_out = looks.get(host) is not None
     words, reason = normalised(error.message, {host, *hosts}), " ".join(error.message.split())[:MOST_WORDS]
@@ -133,9 +133,7 @@ def _failure(
     if before is not None and is_same(before, found):
         times = before.times + 1
         first_s = before.since_s if before.is_sound and found.is_sound else now_s
-    is_soon = found.kind in CERTAIN and len(able) <= ENOUGH_HOSTS  # the same hosts must say it again
-    avoid_s = 0.0 if is_out else min((FIRST_PAUSE_S if is_soon else FIRST_AVOID_S) * 2.0 ** min(times - 1, 30),
-                                     LONGEST_AVOID_S)  # fmt: skip
+    avoid_s = 0.0 if is_out else min(FIRST_AVOID_S * 2.0 ** min(times - 1, 30), LONGEST_AVOID_S)
     return replace(found, times=times, until_s=now_s + avoid_s, first_s=first_s)
 
 

@@ -130,18 +130,19 @@ def test_a_cause_that_may_pass_ends_a_job_only_if_it_lasts(name):
     assert F not in fails_on(*steps, able=able, step_s=19.0)
 
 
+@pytest.mark.parametrize("is_kept_off", [True, False], ids=["it waits", "it takes one that it avoids"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 40])
-def test_an_outage_of_fifty_seconds_ends_no_job_and_a_bad_job_ends_within_ninety(count):
-    """Each attempt takes a host that the job does not avoid, if there is one, and fails after a second."""
+def test_an_outage_of_fifty_seconds_ends_no_job_and_a_bad_job_ends_within_ninety(count, is_kept_off):
+    """Each attempt fails after a second. A pass chooses a host that the job does not avoid, if there is one."""
     for is_bad in (True, False):
         hosts = [f"h{number}" for number in range(count)]
         job, began_s = Job(hosts), 1000.0
         while is_bad or job.now_s < began_s + 50.0:
             free = [host for host in hosts if host not in job.record.avoided(job.now_s)]
-            if not free:
+            if not free and is_kept_off:
                 job.now_s += 0.5
                 continue
-            end = job.fails(docker(free[0]))
+            end = job.fails(docker((free or hosts)[0]))
             if end.outcome is State.FAILED:
                 break
             job.now_s = max(job.now_s, end.restart.at_s if end.restart else 0.0)
