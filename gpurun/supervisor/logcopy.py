@@ -27,7 +27,7 @@ RETRY_S = 0.2
 FULL_RETRY_S = 5.0
 RELEASE_BYTES = 16 << 20
 """How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
-REST_BYTES = 16 << 20
+REST_BYTES = 128 << 20
 """What all ranks of a host have printed last, and is copied after their end however much there is. GPUs wait for it."""
 PACE_BYTES, PACE_S = 1 << 20, 20.0
 """What is left on a host is copied as long as so much comes in this time: a host can lie, or fall silent, for ever."""

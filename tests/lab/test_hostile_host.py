@@ -151,6 +151,10 @@ def has_ended_or_waits(scene, job):
     return record["ended_s"] is not None or (record["state"] == "QUEUED" and record["placements"] > 0)
 
 
+def ready_of(scene, jobs, found):
+    return [job for job in jobs if job not in found and has_ended_or_waits(scene, job)]
+
+
 @pytest.mark.parametrize("plan", [pytest.param(STORY, marks=pytest.mark.story), LIES], ids=["some", "others"])
 def test_whatever_an_agent_answers_it_harms_its_own_gangs_and_is_named(scene, liar, plan):
     """The host has GPUs for two gangs at once, so it takes its harmless lies first. Those gangs have more time."""
@@ -158,11 +162,12 @@ def test_whatever_an_agent_answers_it_harms_its_own_gangs_and_is_named(scene, li
     sizes.start()
     jobs = [submit(scene, mine, f"lie{n}", limit_s=300 if lie in HARMLESS else 5) for n, lie in enumerate(plan)]
     found = {}
-    for job in jobs:
-        until(lambda job=job: has_ended_or_waits(scene, job), lambda job=job: told(scene, job), every_s=LOOK_S)
-        found[job] = told(scene, job)
-        if found[job][0]["ended_s"] is None:
-            assert scene.cluster.gpurun("cancel", job).code == 0
+    while len(found) < len(jobs):
+        until(lambda: ready_of(scene, jobs, found), lambda: [told(scene, job) for job in jobs], every_s=LOOK_S)
+        for job in ready_of(scene, jobs, found):
+            found[job] = told(scene, job)
+            if found[job][0]["ended_s"] is None:  # it would be placed again meanwhile
+                assert scene.cluster.gpurun("cancel", job).code == 0
     sizes.ended.set()
     turns, wrong = mine.turns(), []
     for job in jobs:
