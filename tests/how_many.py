@@ -24,7 +24,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "traces": (12, 400),
     "streams of gangs": (20, 800),
     "full clusters": (60, 3000),
-    "random passes": (150, 5000),
+    "random passes": (100, 5000),
     "random lives of a cluster": (8, 300),
     "long lives of a cluster": (1, 100),
     "histories of a cluster": (20, 600),
@@ -35,7 +35,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "attempts that meet a fence": (20, 600),
     "histories of a gang": (100, 4000),
     "histories of ownership": (2, 20),
-    "calls that fail once": (12, 1_000_000),  # of each kind of process
+    "calls that fail once": (6, 1_000_000),  # of each kind of process
     "power cuts": (8, 200),
     # damage: what `tests/fuzz` does to files and arguments
     "damaged state files": (30, 1500),
