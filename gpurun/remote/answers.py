@@ -129,12 +129,12 @@ class ToldProgress(TypedDict):
 
 class MemoryUsed(Struct):
     """The memory that a container may use and the most that it has used, None = no limit or not known; and whether it
-    has reached its own limit, None = not known.
+    has reached its own limit.
     """
 
     limit_bytes: Count | None = None
     peak_bytes: Count | None = None
-    is_own_limit: bool | None = True
+    is_own_limit: bool = True
 
 
 class KernelNews(Struct, tag_field="kind", tag="kernel", omit_defaults=True):

@@ -107,9 +107,9 @@ def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
         said = f"oom_kill {item['kills']}, memory.max {had}, memory.peak {used}"
         if item["is_own_limit"] and had:
             return Cause(at_s, host, "oom", _out_of_own_memory(had, used), said, "program")
-        is_known = item["is_own_limit"] is not None or not had
-        text = "out of memory on the host: the kernel killed a process of the job" if is_known else _out_of_memory(had)
-        return Cause(at_s, host, "oom", text, said, "host")
+        return Cause(
+            at_s, host, "oom", "out of memory on the host: the kernel killed a process of the job", said, "host"
+        )
     if item["kind"] == "pids":
         text = f"the job has reached its limit of {item['most']} processes and threads on this host"
         return Cause(at_s, host, "pids", text, f"pids.events: max {item['refused']}", "program")
@@ -130,14 +130,6 @@ def _out_of_own_memory(had_bytes: int, used_bytes: int | None) -> str:
     )
 
 
-def _out_of_memory(had_bytes: int) -> str:
-    return (
-        f"out of memory: the kernel killed a process of the job, which had {_gib(had_bytes)} on this host. Only the "
-        "host's kernel log says whether that or the host's own memory ran out (`dmesg | grep oom-kill`); if it was the "
-        f"job's, ask for more with --memory {2 * (had_bytes >> 20)}MiB"
-    )
-
-
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.3g} GiB" if size_bytes >= 1 << 30 else f"{size_bytes >> 20} MiB"
 
@@ -154,7 +146,7 @@ def _of_line(
                 return None if rank is None else _xid(at_s, host, line.number, said, gpu, rank)
     if isinstance(line, OomLine) and (item["rank"] is not None or line.container in set(containers)):
         memory = item.get("memory") or {}
-        is_own = line.limit and memory.get("is_own_limit") is not False  # else the limit of a group of containers
+        is_own = line.limit and memory.get("is_own_limit", True)  # else the limit of a group of containers
         where = "in its memory limit" if is_own else "on the host"
         text = f"out of memory {where}: the kernel killed process {line.pid}"
         if is_own and memory.get("limit_bytes"):

@@ -122,13 +122,11 @@ def throttled(cluster, job):
 
 def test_who_takes_more_memory_than_its_share_is_killed_and_named_and_its_neighbour_trains_on(cluster):
     trainer = start(cluster, TRAINER)
-    is_v1 = counted(cluster, trainer, "memory.limit_in_bytes") is not None  # and this host's kernel log is another's
     for program in (MEMORY, FORKS):
         hog = start(cluster, program, "--max-restarts", "1")
         found = ended(cluster, hog)
-        assert (found["state"], found["code"], found["restarts"]) == ("FAILED", *((4, 1) if is_v1 else (1, 0))), found
-        had = f"had {SHARE_MIB} MiB on this host{'' if is_v1 else ' and used'}"
-        assert "out of memory: " in found["reason"] and had in found["reason"], found
+        assert (found["state"], found["code"], found["restarts"]) == ("FAILED", 1, 0), found
+        assert f"out of memory: the job had {SHARE_MIB} MiB on this host and used" in found["reason"], found
         assert f"--memory {2 * SHARE_MIB}MiB" in found["reason"]
         assert found["first_failure"]["kind"] == "oom"
     shm = start(cluster, SHM)

@@ -11,6 +11,7 @@ from engine_stand_in import EngineStandIn
 from gpurun.node import docker
 from gpurun.node.agent.call import Call
 from gpurun.node.job import container_watch, job_parts, neighbours
+from gpurun.node.job.cgroup import Counted
 from gpurun.node.job.container_watch import ContainerWatch
 from gpurun.node.job.neighbours import Neighbours, settle
 
@@ -252,3 +253,12 @@ def test_kills_are_told_once_also_after_the_container_has_gone(engine):
     assert watch.counts() == []
     (copies / "memory.events").write_text("oom 2\noom_kill 3\n")
     assert [item["is_own_limit"] for item in watch.counts()] == [True], "the limit is counted a moment before the kill"
+
+
+def test_each_kill_under_cgroup_v1_is_judged_by_its_peak(monkeypatch):
+    """v1 does not count how often a limit was reached."""
+    watch = ContainerWatch(JOB)
+    for kills in (1, 2):
+        own = Counted(1 << 30, 1 << 30, kills, is_own_limit=True, refused=0, most_processes=None)
+        monkeypatch.setattr(watch, "counted", lambda own=own: own)
+        assert [item["is_own_limit"] for item in watch.counts()] == [True]

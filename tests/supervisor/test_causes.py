@@ -127,15 +127,6 @@ def test_the_victim_of_a_host_without_memory_is_not_at_fault_even_if_no_kernel_l
     assert seen({**used(True), "limit_bytes": None}).blame == "host", "a limit that is none was not reached"
 
 
-def test_where_the_kernel_does_not_say_whose_memory_ran_out_only_its_log_blames_the_job():
-    """Under cgroup v1 the most memory that a container used is its limit, once it has read a large file."""
-    end = explained(BY_LAUNCHER, first_cause([seen(used(None))], []))
-    assert (end.suspects, end.code, end.failure.cordon) == (("b",), 4, False)
-    assert "which had 1 GiB on this host" in end.reason and "--memory 2048MiB" in end.reason
-    for constraint, blame in (("CONSTRAINT_MEMCG", "program"), ("CONSTRAINT_NONE", "host")):
-        assert seen({**kernel(oom(CONTAINER, constraint), rank=2), "memory": used(None)}).blame == blame
-
-
 def test_who_fills_the_disk_is_ended_for_it():
     item = {
         "kind": "filled",

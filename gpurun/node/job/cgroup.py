@@ -14,9 +14,8 @@ from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 UNLIMITED = 1 << 60
 """A limit above this is none: v1 writes the largest number of pages."""
 LARGEST_PAGE = 2 << 20
-"""v1 does not say whether a limit ended a process: ``memory.failcnt`` stays 0 if the limit with swap is the same, and
-both it and the peak count cached files, which make room. Only a peak further than this below the limit says no: the
-last page that fits may be so large."""
+"""v1 does not say whether the limit was reached: ``memory.failcnt`` stays 0 if the limit with swap is the same. But the
+last page that fits may be this far below the limit."""
 MOST_BYTES, MOST_DIGITS = 1 << 16, 20
 COPIES = "cgroup"
 """In a job's ``run`` folder: ``cgroup.ATTEMPT``, the copies that a failed rank's script leaves."""
@@ -29,19 +28,19 @@ class Counted(NamedTuple):
         limit_bytes: the memory that it may use; None = no limit.
         peak_bytes: the most memory that it has used; None = this kernel does not say.
         kills: how many of its processes the kernel has killed because memory ran out, its own or the host's.
-        is_own_limit: whether its own limit was reached, so that the host is not at fault; None = not known (v1).
+        is_own_limit: whether its own limit was reached, so that the host is not at fault.
         refused: how often a new process or thread was refused because there were too many.
         most_processes: how many it may have; None = no limit.
-        ooms: how often its own limit was reached (v2).
+        ooms: how often its own limit was reached; None = this kernel does not say (v1).
     """
 
     limit_bytes: Optional[int]
     peak_bytes: Optional[int]
     kills: int
-    is_own_limit: Optional[bool]
+    is_own_limit: bool
     refused: int
     most_processes: Optional[int]
-    ooms: int = 0
+    ooms: Optional[int] = None
 
 
 def counted(pid: int, proc: str = "/proc") -> Optional[Counted]:
@@ -57,12 +56,12 @@ def counted_in(memory: str, pids: str) -> Optional[Counted]:
     if events:
         limit = _number(memory, "memory.max")
         peak = _number(memory, "memory.peak") or _number(memory, "memory.current")
-        is_own_limit: Optional[bool] = events.get("oom", 0) > 0
+        is_own_limit = events.get("oom", 0) > 0
     else:
         events = _numbers(memory, "memory.oom_control")
         limit = _number(memory, "memory.limit_in_bytes")
         peak = _number(memory, "memory.max_usage_in_bytes")
-        is_own_limit = None if limit is not None and peak is not None and peak + LARGEST_PAGE > limit else False
+        is_own_limit = limit is not None and peak is not None and peak + LARGEST_PAGE > limit
     if "oom_kill" not in events:
         return None
     limit = None if limit is None or limit >= UNLIMITED else limit
@@ -70,10 +69,10 @@ def counted_in(memory: str, pids: str) -> Optional[Counted]:
         limit,
         peak,
         events["oom_kill"],
-        False if limit is None else is_own_limit,
+        is_own_limit and limit is not None,
         _numbers(pids, "pids.events").get("max", 0),
         _number(pids, "pids.max"),
-        events.get("oom", 0),
+        events.get("oom"),
     )
 
 

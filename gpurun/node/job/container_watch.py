@@ -36,7 +36,8 @@ class ContainerWatch:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._kills = self._ooms = 0
+        self._kills = 0
+        self._ooms: Optional[int] = 0
         self._is_refused = False
         self._is_ended = False
         self._neighbours = Neighbours()
@@ -51,7 +52,7 @@ class ContainerWatch:
         now = self.counted()
         if now is None:
             return found
-        if now.is_own_limit and now.ooms == self._ooms:
+        if now.is_own_limit and now.ooms is not None and now.ooms == self._ooms:
             now = now._replace(is_own_limit=False)  # it was reached before, for an earlier kill
         if now.kills > self._kills:
             found.append(dict(memory_of(now), kind="memory", kills=now.kills))
