@@ -59,7 +59,7 @@ def test_a_process_in_another_jobs_container_is_no_rank(pretender):
 def test_no_more_of_an_environment_and_a_command_is_kept_than_is_looked_at(pretender):
     (found,) = rank_processes.of_job(JOB)
     assert "BIG" not in found.environ
-    big = subprocess.Popen(["x" * 100_000, "-c", STAY], executable=sys.executable)
+    big = subprocess.Popen(["big", "-c", STAY, "x" * 100_000], executable=sys.executable)
     try:
         assert len(processes.read_process(big.pid).command) <= 1 << 16
     finally:
