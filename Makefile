@@ -45,7 +45,7 @@ TIMED = env -u PYTHONDONTWRITEBYTECODE GPURUN_TIMES=build/times/$(1).csv $(VENV)
 
 # Some of these tests wait: four processes keep two cores busy. Each process imports all test modules, so
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
-UNIT := -m 'not lab' -n 4 --dist worksteal
+UNIT := -m 'not lab' -n 6 --dist worksteal
 
 LAB := -n 3 --dist loadgroup --no-loadscope-reorder
 

@@ -21,7 +21,7 @@ from gpurun.node.agent.call import Call, OpError
 from gpurun.node.job import creating, gang, job_lock, job_parts, outputs
 from gpurun.node.job.fence import fence
 
-JOB = "j-0a1b2c3d"
+JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
 NAME = f"gpurun-{JOB}-1"
 CREATE = """
 import sys

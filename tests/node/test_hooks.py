@@ -21,7 +21,7 @@ from gpurun.node.gpu.claim_rules import Seen
 from gpurun.node.job import claims, gang, hooks, job_parts
 from gpurun.node.job.fence import fence
 
-JOB = "j-0a1b2c3d"
+JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
 NOTHING = Seen((), ())
 WHOSE = {"job": JOB, "attempt": 1, "user": "alice", "gpus": [0, 2]}
 
