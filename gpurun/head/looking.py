@@ -206,8 +206,8 @@ class Round:
     """One round of looks at the hosts that are due.
 
     Args:
-        by_timer: this process has the environment of a timer, perhaps without its user's ssh-agent. It looks once at
-            each host, and a login that fails says nothing.
+        by_timer: this process has the environment of a timer, perhaps without its user's ssh-agent. A login that fails
+            says nothing.
     """
 
     def __init__(self, home: Path, *, by_timer: bool = False) -> None:
@@ -260,7 +260,7 @@ class Round:
             is_sure = False if self._by_timer else None
             outs = note_survey(self._home, inventory, hosts, seen, looks.begun_s, is_sure=is_sure)
             for host in hosts:
-                if outs.get(host.name) is not None and not self._by_timer:
+                if outs.get(host.name) is not None:
                     self._not_before_s[inventory.source, host.name] = again_s or time.monotonic() + AGAIN_S
         if not looks.waiting:
             self._under_way.remove(looks)

@@ -218,7 +218,10 @@ def test_a_host_that_hangs_holds_up_no_other_host(tmp_path, inventory, fleet, mo
     assert set(known(tmp_path)) == {*others, "h01"}, "its own answer counts when it comes"
 
 
-def test_a_host_that_is_out_is_looked_at_again_while_another_one_hangs(tmp_path, inventory, fleet, monkeypatch):
+@pytest.mark.parametrize("by_timer", [False, True])
+def test_a_host_that_is_out_is_looked_at_again_while_another_one_hangs(
+    tmp_path, inventory, fleet, monkeypatch, by_timer
+):
     seen, real, fleet.broken = [], fleet.probe, {"h02": "no route to host"}
 
     def probe(with_fleet, with_inventory, hosts):
@@ -231,7 +234,7 @@ def test_a_host_that_is_out_is_looked_at_again_while_another_one_hangs(tmp_path,
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(looking, "TICK_S", 0.05)
     monkeypatch.setattr(looking, "probe", probe)
-    look_round(tmp_path, [inventory.source])
+    look_round(tmp_path, [inventory.source], by_timer=by_timer)
     assert seen == [True]
     assert known(tmp_path)["h02"].out is None and known(tmp_path)["h01"].out is None
 
