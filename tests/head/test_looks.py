@@ -171,6 +171,34 @@ def test_a_waiter_without_queued_jobs_starts_nothing(tmp_path, inventory, waitin
     assert waiting.started == []
 
 
+EACH_S, LATE_S = 60.0, 5.0
+"""systemd starts a minutely unit of AccuracySec=5s in this time (`gpurun.head.timer`)."""
+LOOK_S = 25.0
+"""A look at a host that is off, from the timer's start to the note, on a busy head."""
+
+
+@pytest.mark.parametrize("look_s", [0.5, LOOK_S])
+@pytest.mark.parametrize("repaired_s", [0.1, 15.0, 24.0, 26.0, 59.9, 61.0, 64.9, 85.0, 119.0])
+def test_a_timer_alone_notices_a_repair_within_120_s(tmp_path, inventory, monkeypatch, own_copy, repaired_s, look_s):
+    """Each look is as late as it may be. One that began before the repair still finds the host out."""
+    now_s, ends = [NOW_S], []
+    own_copy(looks, "time", time=lambda: now_s[0])
+    monkeypatch.setattr(looks.children, "start", lambda *_, **__: ends.append(now_s[0] + look_s))
+    note_looks(tmp_path, {"h1:22": Machine("h1", NOW_S - 30, out=OUT, inventory=inventory.source)})
+    note_looks(tmp_path, {host.machine: Machine(host.name, NOW_S) for host in inventory.hosts[1:]})
+    for tick in range(5):
+        now_s[0] = NOW_S + EACH_S * tick + (LATE_S if tick % 2 else 0.0)
+        looks.look_by_timer(tmp_path, {"HOME": str(tmp_path)})
+        for end_s in ends:
+            out = None if now_s[0] >= NOW_S + repaired_s else OUT
+            note_looks(tmp_path, {"h1:22": Machine("h1", end_s, out=out, inventory=inventory.source)})
+            if out is None:
+                assert end_s - NOW_S - repaired_s <= 120
+                return
+        ends.clear()
+    pytest.fail("no look after the repair")
+
+
 @pytest.mark.parametrize(("machine", "looks_at"), [
     (Machine("h1", NOW_S - 61, out=OUT), True), (Machine("h1", NOW_S - 30, out=OUT), False),
     (Machine("h1", NOW_S - 1e6), False), (Machine("h1", NOW_S + 1e6, out=OUT), True), (None, False),
