@@ -213,6 +213,43 @@ def test_hosts_are_off_and_ten_jobs_run_after_the_repair(cluster, count, how):
     assert states(cluster, jobs) == ["SUCCEEDED"] * 10
 
 
+@pytest.fixture
+def only_host(cluster):
+    """The first host, which is all that the inventory has."""
+    host = cluster.lab.hosts[0].name
+    text = cluster.lab.inventory.read_text().replace("ssh_config: ", f"ssh_config: {cluster.lab.folder}/")
+    cluster.inventory = cluster.folder / "one.yaml"
+    cluster.inventory.write_text(text[: text.index("\n", text.index(f" {host}:")) + 1])
+    return host
+
+
+def test_the_only_host_is_off_and_ten_jobs_run_after_the_repair(cluster, only_host):
+    cluster.lab.crash(only_host)
+    jobs = submit(cluster, 10, gpus=1)
+    until(lambda: set(outs(cluster)) == {only_host}, lambda: (outs(cluster), states(cluster, jobs)), every_s=0.2)
+    until(lambda: states(cluster, jobs) == ["QUEUED"] * 10, lambda: states(cluster, jobs), every_s=0.2)
+    repaired_s = time.time()
+    cluster.lab.boot(only_host)
+    has_ended(cluster, jobs)
+    found = [cluster.record(job) for job in jobs]
+    measured(how="only host off", started_s=sorted(round(each["started_s"] - repaired_s, 1) for each in found))
+    assert [(each["state"], each["restarts"]) for each in found] == [("SUCCEEDED", 0)] * 10
+
+
+def test_a_timer_takes_a_host_out_and_back_though_nobody_waits(cluster, only_host):
+    """`gpurun.head.timer` runs the same command each minute."""
+    cluster.environ["GPURUN_INVENTORY"] = str(cluster.inventory)
+    faults = Faults(cluster, only_host)
+    faults.breaks("no Docker")
+    try:
+        assert cluster.gpurun("recover", "--by-timer").code == 0
+        until(lambda: set(outs(cluster)) == {only_host}, every_s=0.2)
+    finally:
+        faults.repair("no Docker")
+    until(lambda: cluster.gpurun("recover", "--by-timer").code == 0 and not outs(cluster), every_s=2.0)
+    assert [each["state"] for each in cluster.status()["hosts"]] == ["ok"]
+
+
 @pytest.mark.slow
 def test_a_typo_in_ssh_config_makes_all_jobs_wait_with_ssh_s_own_words(cluster):
     config = cluster.lab.folder / "ssh_config"
