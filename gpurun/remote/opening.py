@@ -19,7 +19,6 @@ from gpurun.remote.answers import words
 from gpurun.remote.jumps import Jumps
 from gpurun.remote.keys import has_hardware, has_plain
 from gpurun.remote.masters import live
-from gpurun.remote.paramiko_quietly import paramiko
 from gpurun.remote.remote_command import RemoteCommand
 from gpurun.remote.session import Attempt, KeysRefused
 from gpurun.remote.ssh_config import Route, resolve_all
@@ -70,9 +69,9 @@ class _Opening:
             outcome = _about(target.name, error)
         except GpurunError as error:
             outcome = HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except Exception as error:  # noqa: BLE001 - Paramiko raises anything if a host speaks SSH wrongly
             outcome = session.as_host_failure(error, target.name)
-        except BaseException as error:  # noqa: BLE001 - a fault of gpurun: raised in the opening thread
+        except BaseException as error:  # noqa: BLE001 - raised in the opening thread
             outcome = error
         self.arrived.put((target.name, outcome))
 

@@ -162,7 +162,7 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
         transport.start_client(timeout=attempt.left_s)
         if transport.get_remote_server_key() is None:
             raise EOFError
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except Exception as error:  # Paramiko raises anything if a host speaks SSH wrongly
         transport.close()
         sock.close()
         why = reason(error)
@@ -258,7 +258,9 @@ def reason(error: BaseException | None) -> str:
         return error.strerror.lower()
     if isinstance(error, EOFError):
         return "the connection was closed"
-    return str(error) or type(error).__name__
+    if isinstance(error, paramiko.SSHException | OSError):
+        return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
 
 
 def as_host_failure(error: BaseException, host: str) -> HostFailure:

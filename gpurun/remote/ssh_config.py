@@ -207,7 +207,15 @@ def _agent_socket(found: Options, tokens: Mapping[str, str], name: str) -> str |
 def _home(path: str) -> str:
     """Expand ``~`` like ``ssh``: from the password database, not from the environment."""
     own = path == "~" or path.startswith("~/")
-    return pwd.getpwuid(os.getuid()).pw_dir + path[1:] if own else os.path.expanduser(path)  # noqa: PTH111
+    return _me().pw_dir + path[1:] if own else os.path.expanduser(path)  # noqa: PTH111
+
+
+def _me() -> pwd.struct_passwd:
+    """Raises BadInput if the directory service is away; `ssh` itself may have answered before."""
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise BadInput(f"no user has uid {os.getuid()} at the moment", hint="check: getent passwd $(id -u)") from None
 
 
 def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pattern[str] = _TOKEN_OR_VARIABLE) -> str:
@@ -223,5 +231,5 @@ def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pat
 
 
 def _local_tokens() -> Mapping[str, str]:
-    local, me = socket.gethostname(), pwd.getpwuid(os.getuid())
+    local, me = socket.gethostname(), _me()
     return {"d": me.pw_dir, "i": str(os.getuid()), "L": local.partition(".")[0], "l": local, "u": me.pw_name}

@@ -4,6 +4,7 @@ import base64
 import getpass
 import itertools
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -160,6 +161,48 @@ def test_something_else_listens(net):
     error = failure(Target("gpu1", address="127.0.0.1", port=liar.getsockname()[1], ssh_config=str(net.ssh_config)))
     assert isinstance(error, HostUnreachable)
     liar.close()
+
+
+def _packet(content):
+    padding = 16 - (len(content) + 5) % 8
+    return struct.pack(">IB", len(content) + padding + 1, padding) + content + bytes(padding)
+
+
+def _lists(names):
+    return bytes([20]) + bytes(16) + b"".join(struct.pack(">I", len(name)) + name for name in names) + bytes(5)
+
+
+ALGORITHMS = (
+    b"curve25519-sha256@libssh.org", b"ssh-ed25519", b"aes128-ctr", b"aes128-ctr", b"hmac-sha2-256", b"hmac-sha2-256",
+    b"none", b"none", b"", b"",
+)  # fmt: skip
+BROKEN_SSH = {
+    "names that are no text": _packet(_lists([b"\xff"] * 10)),
+    "an empty packet": _packet(b""),
+    "a farewell that is no text": _packet(bytes([1]) + struct.pack(">II", 11, 1) + b"\xff"),
+    "a key that is none": _packet(_lists(ALGORITHMS)) + _packet(bytes([31]) + struct.pack(">I", 1) + b"x"),
+    "an algorithm nobody has": _packet(_lists([b"x"] * 10)),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN_SSH.values(), ids=BROKEN_SSH)
+def test_a_host_that_speaks_ssh_wrongly_is_that_hosts_failure_alone(net, said):
+    liar, sound = socket.create_server(("127.0.0.1", 0)), net.host("gpu2", net.sshd())
+
+    def speak():
+        connection, _ = liar.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-broken\r\n" + said)
+            while connection.recv(1 << 12):
+                pass
+
+    port = liar.getsockname()[1]
+    with liar:
+        threading.Thread(target=speak, daemon=True).start()
+        broken = Target("gpu1", address="127.0.0.1", port=port, ssh_config=str(net.ssh_config), ssh=net.ssh)
+        with Fleet.open([broken, sound]) as fleet:
+            assert list(fleet.agents) == ["gpu2"]
+            assert isinstance(fleet.failures["gpu1"], HostUnreachable)
 
 
 def test_an_unknown_host_key_is_refused(net):

@@ -11,7 +11,7 @@ import pytest
 from waiting import until
 
 from gpurun.errors import BadInput
-from gpurun.remote import Target, openssh
+from gpurun.remote import Target, openssh, ssh_config
 from gpurun.remote.ssh_config import resolve, resolve_all
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
@@ -248,3 +248,19 @@ def lives(pid: int) -> bool:
     """Whether a process lives; one that nobody reaps does not."""
     listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
     return bool(listed.stdout.strip()) and not listed.stdout.startswith(b"Z")
+
+
+def test_a_directory_service_that_is_away_is_each_hosts_failure(config, monkeypatch):
+    """`ssh -G` has answered before; the routes need this user's home as well."""
+    target = Target("gpu1", ssh_config=config("IdentityFile ~/.ssh/own"))
+    assert resolve(target).user
+
+    def away(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    known = ssh_config.answers([target])
+    monkeypatch.setattr(ssh_config, "answers", lambda _: known)
+    monkeypatch.setattr(pwd, "getpwuid", away)
+    (route,) = resolve_all([target]).values()
+    assert isinstance(route, BadInput)
+    assert f"no user has uid {os.getuid()}" in route.message
