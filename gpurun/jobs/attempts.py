@@ -25,6 +25,7 @@ from gpurun.state.path import StatePath, blame, examined
 from gpurun.state.people import user_name
 
 HISTORY = "history"
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MARK = re.compile(r"ended\.(j-[0-9a-f]{8})\.(\d{1,9})")
 _RECORD = re.compile(r"attempt-(\d{1,9})\.json")
 
@@ -55,11 +56,18 @@ def make_history_folder(home: Path, uid: int) -> StatePath:
         found = examined(descriptor, folder)
         if found.st_uid == 0 != uid and os.getuid() == 0:  # root ends the job of somebody else
             os.fchown(descriptor, uid, -1)
-        elif found.st_uid != uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        elif found.st_uid == uid == os.getuid() and found.st_mode & _OTHERS and _is_all_of(folder, uid):
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_OTHERS)  # an older version made it under a lax umask
+        elif found.st_uid != uid or found.st_mode & _OTHERS:
             raise StateError(f"others than {user_name(uid)} can write it{blame(found)}", where=str(folder))
     finally:
         os.close(descriptor)
     return folder
+
+
+def _is_all_of(folder: StatePath, uid: int) -> bool:
+    """Return whether nobody else has put anything into a folder, such as a journal that SQLite would follow."""
+    return all((folder / name).stat().st_uid == uid for name in folder.names())
 
 
 def keep(folder: JobFolder, record: JobRecord) -> None:

@@ -324,7 +324,7 @@ def _make_plain(folder: Path) -> None:
     if _has_entries(folder):
         return
     _make_plain(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(0o755, exist_ok=True)
     with suppress(PermissionError):
         sync_plain_folder(folder.parent)
 

@@ -183,8 +183,10 @@ class StatePath:
         except FileNotFoundError:
             return False
 
-    def mkdir(self, mode: int = 0o777) -> None:
-        """Make the folder. Raises FileExistsError if something has the name."""
+    def mkdir(self, mode: int = 0o755) -> None:
+        """Make the folder. Only its owner can write it, whatever the umask: gpurun trusts no folder that others can
+        write. Raises FileExistsError if something has the name.
+        """
         with self._in_folder("made") as folder:
             os.mkdir(self.parts[-1], mode, dir_fd=folder)
 

@@ -149,7 +149,7 @@ class HeadCopy:
     def _go_on(self, home: int, arriving: int, changes: Sequence[Change]) -> list[tuple[str, OSError]]:
         with ExitStack() as stack:
             with suppress(FileExistsError):
-                os.mkdir(OUTPUTS, dir_fd=home)
+                os.mkdir(OUTPUTS, 0o755, dir_fd=home)
             top = _opened(stack, below.open_folder(home, OUTPUTS, below.CHANGE))
             cursor = stack.enter_context(below.Cursor(_opened(stack, below.open_folder(arriving, NEW)), below.CHANGE))
             refused = list(outputs_changes.make(changes, top, cursor))

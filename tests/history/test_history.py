@@ -482,3 +482,31 @@ def test_a_step_of_the_heads_clock_is_no_gpu_time(home, monkeypatch, step_s):
     assert row.gpu_s == pytest.approx(400.0)
     assert row.ended_s - row.started_s == pytest.approx(100.0)
     assert row.ended_s == pytest.approx(machine[0])  # by the wall clock of its end, for people
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o000, 0o077])
+def test_a_lax_umask_costs_no_row(home, mask):
+    os.umask(mask)
+    a_week(home)
+    assert len(everything(home)) == 4
+    lax = [path for path in (home, *home.rglob("*")) if path.is_dir() and path.stat().st_mode & 0o022]
+    assert lax == [], "gpurun trusts no folder that others can write"
+
+
+def test_a_folder_that_an_older_version_made_under_a_lax_umask_is_closed(home):
+    a_week(home)
+    file_of(home).parent.chmod(0o775)
+    run(home, submit(home), at_s=400.0, stopped_s=500.0)
+    assert len(everything(home)) == 5
+    assert file_of(home).parent.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_folder_in_which_somebody_else_has_put_a_file_is_not_trusted(home):
+    a_week(home)
+    journal = file_of(home).with_name(f"{database.FILE}-journal")
+    journal.touch()
+    os.chown(journal, 12345, -1)
+    file_of(home).parent.chmod(0o775)
+    with pytest.raises(StateError, match=r"others than .* can write it"):
+        collect(home)
