@@ -32,6 +32,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "reconnects over paramiko": (20, 500),
     "reconnects over ssh": (10, 200),
     "races of two passes": (15, 800),
+    "looks at outputs": (100, 5000),
     "attempts that meet a fence": (20, 600),
     "histories of a gang": (100, 4000),
     "histories of ownership": (2, 20),

@@ -77,18 +77,28 @@ class KnownRows:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """The last `gpurun_runtime.checkpointed` of a host's ranks, and when it came, by the host's clock."""
+
+    step: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
 class HostOutputs:
     """One host's list of its outputs.
 
     Attributes:
         entries: by path; each folder before its content.
         rows: the parts of its list that need not travel again while they are the same.
+        declared: what its ranks said they have saved; None = nothing.
     """
 
     host: str
     entries: Mapping[str, Listed]
     unbrought: tuple[Unbrought, ...] = ()
     rows: Mapping[Rows, KnownRows] = field(default_factory=dict, compare=False, repr=False)
+    declared: Declared | None = field(default=None, compare=False)
 
 
 def list_outputs(
