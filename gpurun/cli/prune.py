@@ -126,7 +126,10 @@ def _print_plan(plan: PrunePlan) -> None:
 def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
     """Report jobs that could not be removed, and exit with the code for that."""
     for what, error in done.failed.items():
-        say(f"not removed: {printable(what)}: {printable(error.message)}")
+        place = f"{error.where}: " if error.where not in (None, what) else ""
+        say(f"not removed: {printable(what)}: {printable(place + error.message)}")
+    for hint in dict.fromkeys(error.hint for error in done.failed.values() if error.hint):
+        say(f"  → {printable(hint)}")
     if limit is not None and plan.kept is not None and plan.kept > limit:
         say(f"{size_text(plan.kept)} are left, more than {size_text(limit)}: nothing else may be removed")
     if done.failed:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, GpurunError, NotYours, StateError
-from gpurun.history.collect import collect
+from gpurun.history.collect import jobs_lacking
 from gpurun.jobs import attempts
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
@@ -198,10 +198,12 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
     """Remove the jobs of a plan, and leftovers of an earlier prune. Keeps jobs that have changed since. Idempotent."""
     done, store = Pruned(), JobStore(home)
-    if not wish.outputs_only:
-        collect(home)  # the history keeps what the folders of these jobs say
+    lacking = {} if wish.outputs_only else jobs_lacking(home)  # it keeps what these jobs' folders say
     doomed: list[tuple[Prunable, list[StatePath], int]] = []
     for each in plan.going:
+        if (why := lacking.get(each.record.id)) is not None:
+            done.failed[each.record.id] = why
+            continue
         try:
             doomed.append((each, *_doom(store, each.record, wish)))
         except FileNotFoundError:  # another prune was quicker

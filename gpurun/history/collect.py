@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -26,29 +26,63 @@ def collect(home: Path) -> int:
     news.
 
     Raises:
-        StateUnavailable: files of a job cannot be read now. The rows of all other jobs are written.
-        StateError: the history is damaged or cannot be written. In both cases marks stay, so nothing is lost.
+        StateUnavailable: files of a job cannot be read now, and the rows of all other jobs are written; or the history
+            cannot be written now.
+        StateError: the history is damaged. In all cases marks stay, so nothing is lost.
     """
+    jobs, lacking = _collect(home)
+    for error in lacking.values():
+        raise error
+    return jobs
+
+
+def jobs_lacking(home: Path) -> Mapping[str, StateError]:
+    """Bring the history of this user up to date. Returns the jobs of which it may lack a row all the same, and why.
+
+    Raises:
+        StateUnavailable: nobody can know now which jobs have news.
+    """
+    return _collect(home)[1]
+
+
+def _collect(home: Path) -> tuple[int, dict[str, StateError]]:
+    """Return the number of jobs with news, and as `jobs_lacking`."""
     marks, store = attempts.history_folder(home, os.getuid()), JobStore(home)
+    lacking: dict[str, StateError] = {}
+    versions = {}
     try:
-        versions = {mark: attempts.version_of(store.get(mark.job), mark.attempt) for mark in attempts.marked(marks)}
+        for mark in attempts.marked(marks):
+            with _noted(lacking, mark.job):
+                versions[mark] = attempts.version_of(store.get(mark.job), mark.attempt)
     except FileNotFoundError:
-        return 0
+        return 0, lacking
     news = [mark for mark, version in versions.items() if version is not None]
     if not news:
-        return 0
-    jobs = {mark.job for mark in news}
-    rows = _Rows(home)
-    with database.own(home, write=True) as connection:
-        database.put(connection, rows.of(sorted(jobs)))
+        return 0, lacking
+    jobs, rows = sorted({mark.job for mark in news}), _Rows(home)
+    try:
+        with database.own(home, write=True) as connection:
+            database.put(connection, rows.of(jobs))
+    except StateError as error:
+        return 0, {**dict.fromkeys(jobs, error), **lacking}
+    lacking |= rows.unread
     for mark in news:  # after the commit: a mark that comes back costs a look, no more
-        if mark.job in rows.unread:
+        if mark.job in lacking:
             continue
-        (marks / mark.name).unlink(missing_ok=True)
-        if attempts.version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
-            (marks / mark.name).touch()  # it was written again meanwhile
-    rows.check()
-    return len(jobs)
+        with _noted(lacking, mark.job):
+            (marks / mark.name).unlink(missing_ok=True)
+            if attempts.version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
+                (marks / mark.name).touch()  # it was written again meanwhile
+    return len(jobs), lacking
+
+
+@contextmanager
+def _noted(lacking: dict[str, StateError], job: str) -> Iterator[None]:
+    """Note an error of one job: the others are collected all the same."""
+    try:
+        yield
+    except StateError as error:
+        lacking[job] = error
 
 
 def rebuild(home: Path) -> tuple[int, StatePath | None]:

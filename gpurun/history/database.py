@@ -9,6 +9,7 @@ schema, and checks the type of every value.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import tempfile
@@ -22,11 +23,11 @@ from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.history.row import COLUMNS, HistoryRow
 from gpurun.jobs.attempts import history_folder, make_history_folder
 from gpurun.state import durable
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, told
 from gpurun.state.people import is_account
 
 FILE = "attempts.db"
@@ -118,6 +119,8 @@ def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     folder = make_history_folder(home, os.getuid()) if write else history_folder(home, os.getuid())
     path = folder / FILE
     _check(path, create=write)
+    if not write and not path.stat().st_size:  # made, and then the disk was full
+        raise FileNotFoundError(errno.ENOENT, "no row was written yet", str(path))
     try:
         uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
@@ -129,7 +132,23 @@ def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
             if write:
                 connection.execute("COMMIT")
     except sqlite3.Error as error:
-        raise StateError(f"the history cannot be used: {error}", where=str(path), hint=_REBUILD) from error
+        raise _told(error, path) from error
+
+
+_NUMBERS = {"database or disk is full": errno.ENOSPC, "disk I/O error": errno.EIO}
+"""What SQLite says of a failed system call, and the call's error. (`sqlite_errorcode` is of Python 3.11.)"""
+
+
+def _told(error: sqlite3.Error, path: StatePath) -> StateError:
+    """Return the error about a user's own file, for people. Damage is no OperationalError: one may pass."""
+    if (number := _NUMBERS.get(str(error))) is not None:
+        return told(OSError(number, os.strerror(number)), path, "used")
+    if isinstance(error, sqlite3.OperationalError):
+        return StateUnavailable(
+            f"the history cannot be used now: {error}", where=str(path),
+            hint="try again; `fuser -v` of the file shows which process uses it",
+        )  # fmt: skip
+    return StateError(f"the history cannot be used: {error}", where=str(path), hint=_REBUILD)
 
 
 def _check(path: StatePath, *, create: bool) -> None:
