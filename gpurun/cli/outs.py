@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,10 +60,24 @@ def without_free(explanation: Explanation, outs: Mapping[str, Out]) -> Explanati
     return replace(explanation, groups=groups)
 
 
-def print_start_failures(failures: Sequence[StartFailure], now_s: float) -> None:
-    """Print why hosts could not start a job, how much space they lack, and when the job tries them again."""
+def without_reasons(explanation: Explanation, outs: Mapping[str, Out]) -> Explanation:
+    """Return the explanation that only says which hosts are out: `print_outs` says why."""
+    groups = (
+        replace(group, why="out") if any(host in outs for host in group.hosts) else group
+        for group in explanation.groups
+    )
+    return replace(explanation, groups=tuple(groups))
+
+
+def print_start_failures(failures: Sequence[StartFailure], outs: Container[str], now_s: float) -> None:
+    """Print why hosts could not start a job, how much space they lack, and when the job tries them again.
+
+    Args:
+        outs: hosts that are out: `print_outs` says why.
+    """
     from gpurun.scheduler.wording import in_time
 
+    failures = [each for each in failures if each.host not in outs]
     if failures:
         typer.echo("  hosts that could not start it:")
     for each in failures[:MOST_FAILURES]:

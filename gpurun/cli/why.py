@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
-    from gpurun.cli.outs import outs_in_the_way, outs_that_failed, print_outs, print_start_failures, without_free
+    from gpurun.cli.outs import (
+        outs_in_the_way,
+        outs_that_failed,
+        print_outs,
+        print_start_failures,
+        without_free,
+        without_reasons,
+    )
     from gpurun.jobs.store import JobStore
     from gpurun.scheduler.explain import explain
     from gpurun.views.reading import with_trouble
@@ -39,8 +46,9 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
             print_json({"job": record.id, "state": record.state.value, "message": story, **failed})
         else:
             typer.echo(f"{record.id} {printable(story)}")
-            print_start_failures(record.start_failures, clock.now_s())
-            print_outs(outs_that_failed(record), record.owner_uid)
+            outs = outs_that_failed(record)
+            print_start_failures(record.start_failures, outs, clock.now_s())
+            print_outs(outs, record.owner_uid)
         return
     looked = _look(record.owner_uid)
     inventory = os.path.realpath(record.inventory)
@@ -64,10 +72,10 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
         print_json({"job": record.id, **before, **asdict(explanation), **after, **failed})
         return
-    print_explanation(explanation, record.id)
-    print_start_failures(record.start_failures, clock.now_s())
+    print_explanation(without_reasons(explanation, outs), record.id)
+    print_start_failures(record.start_failures, outs, clock.now_s())
     print_outs(outs, record.owner_uid)
-    if record.reason:
+    if record.reason and all(each.attempt != record.attempt for each in record.start_failures):
         typer.echo(f"  its last attempt ended: {printable(record.reason)}")
     if smaller is not None:
         typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")

@@ -148,6 +148,24 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     assert "4 free" not in said.out
 
 
+def test_why_says_once_why_a_host_is_out(gpurun, home):
+    """It is in the way, it could not start the job, and the last attempt ended by it."""
+    looked(home, "h2", "h3", "h4")
+    looked(home, "h1", out=DEAD)
+    job, now_s = submit(home, gpus=16), time.time()
+    failures = (StartFailure("h1", 0, "connect", "w", DEAD.reason, now_s, now_s),)
+    job.write(job.record().but(start_failures=failures, reason=f"h1: {DEAD.reason}"))
+    said = gpurun("why", job.id)
+    assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1m30s: " in said.out
+    assert "could not start it" not in said.out and "last attempt" not in said.out
+    told = gpurun("why", job.id, "--json").json
+    assert DEAD.reason in told["reason"] and DEAD.reason in told["start_failures"][0]["reason"]
+    job.write(job.record().but(restart=Restart(now_s + 60.0, 0, None), reason="h1: no answer"))
+    assert gpurun("why", job.id).out.count(DEAD.reason) == 1
+    job.write(job.record().but(restart=None, start_failures=(), reason="moved: h9 is drained"))
+    assert "  its last attempt ended: moved: h9 is drained" in gpurun("why", job.id).out
+
+
 def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, home):
     looked(home, "h1", "h2", out=DEAD)
     looked(home, "h3", "h4")
