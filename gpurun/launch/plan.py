@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpurun.errors import BadInput
@@ -18,10 +18,11 @@ from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
 from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
-from gpurun.launch.share import HostShare, shares
+from gpurun.launch.share import HostShare, shares, threads
 from gpurun.node.gpu.claim_rules import Card, Claimant
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def make_plan(
     accounts: Mapping[str, HostAccount],
     ssh_port: int,
     hardware: Mapping[str, Hardware] = MappingProxyType({}),
-    nccl: str | None = None,
+    image_sets: Collection[str] = (),
     joins: Sequence[str] = (),
     images: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
@@ -106,7 +107,7 @@ def make_plan(
         grants: the gang's GPUs in rank order.
         accounts: the hosts' facts about themselves; a missing host gets placeholders (dry run).
         hardware: each host's probe; for a missing host, the inventory alone decides.
-        nccl: the NCCL version in the image, if known.
+        image_sets: the names of the variables that the image sets.
         joins: hosts that joined an elastic gang after its start.
         images: host → its engine's ID of the image; a missing host gets the head's ID.
 
@@ -130,10 +131,14 @@ def make_plan(
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
     settings = {
-        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
+        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env)
         for host, grant in zip(hosts, grants, strict=True)
     }
     given = shares(spec, grants, inventory, hardware)
+    if THREADS not in {*spec.env, *image_sets}:
+        for host, found in settings.items():
+            own = _threads(given[host], sum(place.host == host for place in gang.places), hardware.get(host))
+            settings[host] = replace(found, environment=(*found.environment, *own))
     notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
         host: rank.rank_script(found.environment, launcher, grace_s=spec.grace_s, notice_s=notice_s)
@@ -191,11 +196,21 @@ def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:
     return tuple((index, uuids.get(index, "")) for index in grant.gpus)
 
 
+def _threads(share: HostShare, ranks: int, hardware: Hardware | None) -> list[fabric.Setting]:
+    cores = hardware.docker.cores if hardware is not None else None
+    each = threads(share, ranks, cores)
+    if each is None:
+        return []
+    why = f"the job's share of {cores} cores, divided by {ranks} rank{'s' if ranks > 1 else ''}"
+    return [fabric.Setting(THREADS, str(each), why, "probe")]
+
+
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
     """Return a container's environment: gpurun's own, the fabric's, then the user's."""
     environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
     environment["GPURUN_GANG"] = f"{jobssh.MOUNT}/gang.json"
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own begins with the fastest GPU
     if folder := spec.outputs or spec.scratch:
         environment["GPURUN_OUTPUTS"] = folder
     environment |= horovod_knobs.environment(spec.horovod)

@@ -134,6 +134,27 @@ def shares(
     }  # fmt: skip
 
 
+def threads(share: HostShare, ranks: int, cores: int | None) -> int | None:
+    """Return how many threads of its own a library may start in each rank (``OMP_NUM_THREADS``).
+
+    OpenMP, MKL and OpenBLAS start a thread for each core of the host, in each rank. With several ranks on a host, that
+    is many times too many, also while no other job runs there. torchrun sets 1 for this reason
+    (`torch.distributed.run.config_from_args`).
+
+    Args:
+        ranks: the job's ranks on the host.
+        cores: all cores of the host; None = not known.
+
+    Returns:
+        The rank's part of the share, at least 1; None if the rank has the whole host, or if its cores are not known.
+    """
+    if cores is None or not ranks or (share.cpus is None and not share.of):
+        return None
+    mine = cores * share.gpus / share.of if share.cpus is None else share.cpus
+    each = max(1, int(min(mine, cores) / ranks))
+    return each if each < cores else None
+
+
 def size(mib: int) -> str:
     """Return a size for people and recipes: ``46.2GiB``, ``512MiB``."""
     return f"{mib / 1024:.3g}GiB" if mib >= 1024 else f"{mib}MiB"

@@ -25,7 +25,6 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.launch.account import HostAccount, contradictions
 from gpurun.launch.docker import AUTOTUNE_FILE, container_name
-from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.launchers import Launcher, launcher_of
 from gpurun.launch.plan import Plan, make_plan
@@ -157,7 +156,8 @@ class SupervisedJob:
         return make_plan(
             claimant=self.claimant, spec=self._tuned(), grants=grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.lease.ssh_port,
-            hardware=self.hardware, nccl=self.nccl, images=self.image_ids, joins=(*self.lease.joins, *hosts),
+            hardware=self.hardware, image_sets=self.image_sets, images=self.image_ids,
+            joins=(*self.lease.joins, *hosts),
         )  # fmt: skip
 
     def _tuned(self) -> JobSpec:
@@ -169,10 +169,10 @@ class SupervisedJob:
         return replace(self.spec, horovod=reuse(self.spec.horovod, log))
 
     @cached_property
-    def nccl(self) -> str | None:
-        """Return the NCCL version that the image names; None if it names none."""
+    def image_sets(self) -> frozenset[str]:
+        """Return the names of the variables that the image sets."""
         facts = Engine(self.inventory.docker_host).image(self.spec.image, self.spec.image_id).facts
-        return nccl_version(facts.get("Env") or ())
+        return frozenset(entry.partition("=")[0] for entry in facts.get("Env") or ())
 
     def move(self, state: State, **changes: object) -> State:
         """Change the job's state durably and visibly to `state`."""

@@ -48,6 +48,7 @@ def test_pytorch_is_told_what_torchrun_tells_also_where_hosts_have_unequal_numbe
     assert (last["MASTER_ADDR"], last["MASTER_PORT"]) == ("10.0.0.2", "23022")
     assert (first["GLOO_SOCKET_IFNAME"], last["GLOO_SOCKET_IFNAME"]) == ("eth0", "ens5")
     assert last["TORCHELASTIC_RUN_ID"] == "j-00000001.2"
+    assert (last["TORCH_NCCL_ASYNC_ERROR_HANDLING"], last["TORCHELASTIC_USE_AGENT_STORE"]) == ("1", "False")
 
 
 SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=["dash", "bash", "busybox"])

@@ -42,11 +42,12 @@ def account(name):
     )
 
 
-def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None, hardware=None):
+def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None, hardware=None, image_sets=()):
     known = {grant.host: account(grant.host) for grant in grants} if accounts is None else accounts
     return make_plan(
         claimant=CLAIMANT,
         hardware=hardware or {},
+        image_sets=image_sets,
         spec=spec,
         grants=grants,
         inventory=inventory,
@@ -91,6 +92,35 @@ def test_containers_have_what_the_design_asks_and_no_more():
     assert options(second.run, "--entrypoint") == ["/gpurun/bin/hold"]
     assert options(first.run, "--entrypoint") == ["/gpurun/bin/launch"]
     assert first.run[-len(plan().launch) :] == plan().launch
+
+
+def with_cores(cores):
+    gpus = tuple(Gpu(index, uuid=f"GPU-{index}") for index in range(4))
+    return {grant.host: Hardware(grant.host, gpus=gpus, docker=DockerFacts(cores=cores)) for grant in GRANTS}
+
+
+@pytest.mark.parametrize("launcher", ["horovod", "torchrun", "deepspeed", "tasks", "mpirun"])
+def test_ranks_of_one_host_divide_its_cores_unless_the_recipe_or_the_image_says_otherwise(launcher):
+    """Without it each of eight ranks starts a thread for each core of the host."""
+    spec = replace(SPEC, launcher=launcher)
+    for host in plan(spec, hardware=with_cores(64)).hosts:
+        assert [value for value in options(host.run, "--env") if "THREADS" in value] == ["OMP_NUM_THREADS=16"]
+        script, _ = host.files["launch/bin/rank"]
+        assert "export OMP_NUM_THREADS=16\n" in script, "horovodrun sends rank 0's environment"
+        (setting,) = [one for one in host.settings if one.name == "OMP_NUM_THREADS"]
+        assert (setting.source, setting.reason[:33]) == ("probe", "the job's share of 64 cores, divi")
+    own = plan(replace(spec, env={"OMP_NUM_THREADS": "3"}), hardware=with_cores(64)).first
+    assert [value for value in options(own.run, "--env") if "THREADS" in value] == ["OMP_NUM_THREADS=3"]
+    assert "OMP_NUM_THREADS" not in own.files["launch/bin/rank"][0]
+    assert "OMP_NUM_THREADS" not in str(plan(spec, hardware=with_cores(64), image_sets={"OMP_NUM_THREADS"}).first)
+    assert "OMP_NUM_THREADS" not in str(plan(spec).first), "its cores are not known"
+
+
+def test_gpus_are_numbered_as_nvml_numbers_them():
+    """CUDA's own order begins with the fastest GPU: on a host with mixed cards, ranks would swap theirs."""
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in options(plan().first.run, "--env")
+    own = options(plan(replace(SPEC, env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})).first.run, "--env")
+    assert [value for value in own if "ORDER" in value] == ["CUDA_DEVICE_ORDER=FASTEST_FIRST"]
 
 
 def test_mounts_are_read_only_but_for_outputs():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Grant, JobSpec
-from gpurun.launch.share import KILLED_FIRST, alike, share_of, shares, size
+from gpurun.launch.share import KILLED_FIRST, alike, share_of, shares, size, threads
 
 HOST = Host("h", rack="r", generation="hopper", gpus=8, fabric="tcp")
 SPEC = JobSpec("n", "image:1", 1, ("true",))
@@ -123,3 +123,30 @@ def test_shares_never_add_up_to_more_than_the_host_gives():
 def test_equal_shares_are_told_once():
     assert list(alike({"a": of(1), "b": of(1), "c": of(8)}).values()) == [["a", "b"], ["c"]]
     assert [size(mib) for mib in (512, 1024, 47 * 1024 + 300)] == ["512MiB", "1GiB", "47.3GiB"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "cores", "spec", "each"),
+    [
+        (8, 8, 64, SPEC, 8),
+        (2, 2, 64, SPEC, 8),
+        (1, 1, 64, SPEC, 8),  # one of eight GPUs: its neighbours use the other cores
+        (8, 1, 64, SPEC, None),  # the whole host: PyTorch then takes its physical cores
+        (8, 8, 4, SPEC, 1),
+        (2, 2, 2, SPEC, 1),
+        (4, 4, 64, replace(SPEC, cpus=6), 1),
+        (8, 2, 64, replace(SPEC, cpus=6), 3),
+        (8, 2, 64, replace(SPEC, cpus=600), 32),
+        (8, 8, None, SPEC, None),
+        (8, 0, 64, SPEC, None),
+    ],
+)
+def test_each_rank_may_start_its_part_of_the_shares_threads(gpus, ranks, cores, spec, each):
+    share = of(gpus, spec, replace(ENGINE, cores=cores))
+    assert threads(share, ranks, cores) == each
+
+
+def test_servers_on_a_host_without_gpus_divide_its_threads():
+    bare = replace(HOST, gpus=0)
+    assert threads(of(0, host=bare), 4, 64) == 16
+    assert threads(of(0, host=bare, engine=None), 4, 64) is None

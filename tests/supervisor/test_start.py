@@ -55,7 +55,7 @@ def prepared(carry):
         spec = JobSpec("n", "i", 4, ("true", "it's\nü"), launcher=launcher)
         job = carry(gpus=4, launcher=launcher, command=spec.command, roles=settled(spec, is_named=True)[0].roles)
         job.links = Hosts(job, busy)
-        job.nccl = None
+        job.image_sets = frozenset()
         for number, host in enumerate(job.hosts):
             job.accounts[host] = HostAccount("1500", "1500", "train", "/home/train/.gpurun", host, f"10.0.0.{number}")
             job.public_keys[host] = "ssh-ed25519 AAAA"

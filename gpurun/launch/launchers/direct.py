@@ -85,7 +85,9 @@ TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu, elastic="anew")
 def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     """Return the variables that ``torchrun`` sets for a rank (`torch.distributed.run`, "Environment Variables").
 
-    Rank 0 itself listens on MASTER_PORT, as the rendezvous ``env://`` requires. Gloo reads GLOO_SOCKET_IFNAME.
+    Rank 0 itself listens on MASTER_PORT, as the rendezvous ``env://`` requires, so ranks use no store of an agent. With
+    TORCH_NCCL_ASYNC_ERROR_HANDLING, a collective that fails or times out ends its rank. Gloo reads GLOO_SOCKET_IFNAME.
+    The plan sets OMP_NUM_THREADS.
     """
     nodes, size = str(len(gang.grants)), str(gang.size)
     return {
@@ -94,6 +96,7 @@ def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
         "NODE_RANK": str(place.node), "ROLE_RANK": str(place.rank), "ROLE_WORLD_SIZE": size, "ROLE_NAME": "default",
         "MASTER_ADDR": gang.addresses[gang.first], "MASTER_PORT": str(gang.port),
         "TORCHELASTIC_RUN_ID": gang.ident, "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "GLOO_SOCKET_IFNAME": gang.interfaces[place.host],
     }  # fmt: skip
 
