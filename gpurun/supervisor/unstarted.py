@@ -4,7 +4,7 @@ Nothing that goes wrong with a host ends a job before its gang runs, and no rest
 on no job finds the host broken, the host is out, and the failure says nothing about the job. If the check finds nothing
 wrong, the job avoids the host for a while. The failure is the job's if three such hosts failed in the same way, or
 every host that could hold the gang, and if it lasts: what is over after a minute ends no job. Some causes are certain
-at once. Some failures are never the job's: it waits until they are over.
+at once. Only a few kinds of failures can be the job's; it waits until any other is over.
 """
 
 from __future__ import annotations
@@ -44,15 +44,11 @@ FORGET_S = 6 * 3600.0
 MOST_FAILURES = 64
 MOST_WORDS = 200
 
-NEVER_THE_JOBS = frozenset(
-    {"unreachable", "host-key", "login", "connection", "preflight", "contradiction", "address", "port-in-use",
-     "claimed", "closed", "link-lost", "no-docker", "no-route", "no-space", "read-only", "timeout", "os-error",
-     "internal", "exists"}
-)  # fmt: skip
-"""Kinds of failures that no job brings about, and room that a job waits for."""
+MAY_BE_THE_JOBS = frozenset({"architecture", "no-command", "no-mount", "docker", "load-failed", "not-verified"})
+"""Kinds of failures that a job can bring about. Any other is a host's, the site's or the head's: the job waits."""
 CERTAIN = frozenset({"architecture", "no-command", "no-mount"})
 """Kinds of failures that do not pass by themselves: they need not last. Each host says what it, or the image, lacks."""
-SAID_BY_KIND = frozenset({"prolog", "architecture", "no-command"})
+SAID_BY_KIND = frozenset({"architecture", "no-command"})
 """Kinds of failures that are the same whatever the host's words are."""
 
 _JOB = re.compile(r"\bj-[0-9a-f]{8}\b")
@@ -155,7 +151,7 @@ def normalised(message: str, hosts: Collection[str]) -> str:
 
 
 def _counts(failure: StartFailure) -> bool:
-    return failure.is_sound and failure.kind not in NEVER_THE_JOBS
+    return failure.is_sound and failure.kind in MAY_BE_THE_JOBS
 
 
 def _is_the_jobs(alike: Sequence[StartFailure], able: Collection[str]) -> bool:

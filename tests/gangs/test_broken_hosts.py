@@ -163,9 +163,9 @@ def test_a_job_that_waits_says_why_and_counts_no_restart(cluster):
             "the data set 'x' cannot be mounted: /data/x: no such folder", kind="no-mount", host=host
         ),
         lambda host: HostNotReady("the image is for arm64, this host runs x86_64", kind="architecture", host=host),
-        lambda host: RemoteOpFailed(f"exit code 1 on {host}", kind="prolog", host=host),
+        lambda host: RemoteOpFailed(f"no device /dev/x on {host}", kind="docker", host=host),
     ],
-    ids=["mount", "architecture", "prolog"],
+    ids=["mount", "architecture", "docker"],
 )
 def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(cluster, cause, monkeypatch):
     monkeypatch.setattr(unstarted, "LASTS_S", 0.0)
@@ -187,6 +187,19 @@ def test_an_outage_that_passes_ends_no_job(cluster, kind, gpus):
     cluster.bad_jobs = dict.fromkeys(jobs, lambda host: HostFailure("it does not answer", kind=kind, host=host))
     cluster.settle()
     assert (cluster.states(), cluster.outs()) == (["QUEUED"] * 10, set())
+
+
+@pytest.mark.parametrize("kind", ["prolog", "engine", "denied", "no-tool", ""])
+def test_what_no_job_brings_about_ends_none_however_long_it_lasts(cluster, monkeypatch, kind):
+    """A server of licences that a prolog asks is off for a night: three sound hosts say so in the same words."""
+    monkeypatch.setattr(unstarted, "LASTS_S", 0.0)
+    jobs = cluster.submit(10)
+    cluster.bad_jobs = dict.fromkeys(jobs, lambda host: HostFailure("no licence server", kind=kind, host=host))
+    cluster.settle()
+    records = [cluster.store.get(job).record() for job in jobs]
+    assert {record.state for record in records} == {State.QUEUED} and cluster.outs() == set()
+    assert all("no licence server" in record.story(time.time()) for record in records)
+    assert sum(record.attempt for record in records) >= 3 * len(HOSTS) // 2, "each was tried on more hosts"
 
 
 def test_one_host_whose_runtime_is_gone_ends_none_of_thirty_jobs(cluster):

@@ -57,13 +57,13 @@ LOG = "unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no
         (RUNC + 'exec: "/bin/no": stat /bin/no: no such file or directory: unknown', "no-command"),
         (RUNC + "error during container init: exec /bin/no: no such file or directory", "no-command"),
         ("crun: executable file `sh` not found in $PATH: No such file or directory", "no-command"),
-        (SHIM + LOG + 'exec: "runc": executable file not found in $PATH: unknown', "docker"),
-        ('exec: "runc": executable file not found in $PATH', "docker"),
-        ('exec: "/usr/bin/runc": stat /usr/bin/runc: no such file or directory', "docker"),
-        (SHIM + LOG + "fork/exec /usr/bin/runc: no such file or directory", "docker"),
-        ('failed to start shim: exec: "containerd-shim-runc-v2": executable file not found in $PATH', "docker"),
-        (RUNC + 'error running hook #0: exec: "nvidia-container-cli": executable file not found', "docker"),
-        (SHIM + 'exec: "nvidia-container-runtime": executable file not found in $PATH', "docker"),
+        (SHIM + LOG + 'exec: "runc": executable file not found in $PATH: unknown', "engine"),
+        ('exec: "runc": executable file not found in $PATH', "engine"),
+        ('exec: "/usr/bin/runc": stat /usr/bin/runc: no such file or directory', "engine"),
+        (SHIM + LOG + "fork/exec /usr/bin/runc: no such file or directory", "engine"),
+        ('failed to start shim: exec: "containerd-shim-runc-v2": executable file not found in $PATH', "engine"),
+        (RUNC + 'error running hook #0: exec: "nvidia-container-cli": executable file not found', "engine"),
+        (SHIM + 'exec: "nvidia-container-runtime": executable file not found in $PATH', "engine"),
         ('error gathering device information: "/dev/infiniband": no such file or directory', "docker"),
         ("starting the container: context deadline exceeded", "no-docker"),
         ("", "docker"),
@@ -72,6 +72,65 @@ LOG = "unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no
 )
 def test_only_a_program_that_the_image_lacks_is_no_command(message, kind):
     assert kinds.of_start(message) == kind
+
+
+NVIDIA = (
+    RUNC + "error during container init: error running hook #0: error running hook: exit status 1, stdout: , stderr: "
+)
+OF_HOSTS = [
+    NVIDIA + "Auto-detected mode as 'legacy'\nnvidia-container-cli: initialization error: nvml error: driver/library "
+    "version mismatch: unknown",
+    NVIDIA + "nvidia-container-cli: initialization error: driver error: timed out: unknown",
+    NVIDIA + "nvidia-container-cli.real: initialization error: driver error: failed to process request: unknown",
+    NVIDIA + "nvidia-container-cli: detection error: nvml error: unknown error: unknown",
+    NVIDIA + "nvidia-container-cli: device error: 3: unknown device: unknown",
+    NVIDIA + "nvidia-container-cli: mount error: failed to add device rules: unable to find any existing device "
+    "filters attached to the cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted: unknown",
+    NVIDIA + "nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig.real: no such file or directory",
+    RUNC + "unable to apply cgroup configuration: mkdir /sys/fs/cgroup/memory/docker/1: no space left on device",
+    RUNC + 'unable to start unit "docker-1.scope": Message recipient disconnected from message bus without replying',
+    RUNC + "error during container init: write /proc/self/attr/keycreate: permission denied: unknown",
+    "failed to create task for container: failed to start shim: start failed: io.containerd.runc.v2: create new shim "
+    "socket: listen unix /run/containerd/s/1: bind: no such file or directory: unknown",
+    "error creating overlay mount to /var/lib/docker/overlay2/1/merged: invalid argument",
+    "layer does not exist", "open /var/lib/docker/overlay2/1/committed: structure needs cleaning",
+    "mkdir /var/lib/docker/overlay2/1-init: no space left on device", "mkdir /x: disk quota exceeded",
+    "mkdir /var/lib/docker/overlay2/1: read-only file system", "stat /data: stale NFS file handle",
+    "error while creating mount source path '/data': stat /data: transport endpoint is not connected",
+    "fork/exec /proc/self/exe: resource temporarily unavailable", "open /proc/1/ns/net: too many open files",
+    'could not select device driver "" with capabilities: [[gpu]]', "unknown or invalid runtime name: nvidia",
+    "unresolvable CDI devices nvidia.com/gpu=0", "failed to initialize logging driver: dial tcp: i/o timeout",
+    "AppArmor enabled on system but the docker-default profile could not be loaded: apparmor_parser failed",
+    'connection error: desc = "transport: Error while dialing: dial unix /run/containerd/containerd.sock: timeout"',
+    "ttrpc: closed: unknown", "rpc error: code = Unavailable desc = transport is closing", "context canceled",
+]  # fmt: skip
+OF_JOBS = [
+    NVIDIA + "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver to "
+    "a newer version, or use an earlier cuda container: unknown",
+    RUNC + 'error during container init: error mounting "/a" to rootfs at "/b": create mountpoint for /b mount: make '
+    'mountpoint "/b": mkdirat /b: read-only file system: unknown',
+    RUNC + 'error during container init: error mounting "/a" to rootfs at "/b": mount /a:/b (via /proc/self/fd/6), '
+    "flags: 0x5000: not a directory: unknown: Are you trying to mount a directory onto a file (or vice-versa)?",
+    RUNC + "container init was OOM-killed (memory limit too low?): unknown",
+    RUNC + 'exec: "horovodrun": permission denied: unknown', RUNC + "exec /entry.sh: exec format error",
+    'error gathering device information while adding custom device "/dev/infiniband": no such file or directory',
+    "unable to find user bob: no matching entries in passwd file", "Minimum memory limit allowed is 6MB",
+    "Range of CPUs is from 0.01 to 8.00, as there are only 8 CPUs available", "invalid tag format",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", OF_HOSTS)
+def test_what_only_a_host_brings_about_is_its_engines(message):
+    """Messages that people have met, from issues of moby, runc and nvidia-container-toolkit."""
+    assert (kinds.of_create(message), kinds.of_start(message)) == ("engine", "engine")
+    assert kinds.of_load(message) in ("engine", "no-space")
+
+
+@pytest.mark.parametrize("message", OF_JOBS)
+def test_what_a_job_brings_about_may_be_the_jobs(message):
+    assert (kinds.of_create(message), kinds.of_start(message), kinds.of_load(message)) == (
+        "docker", "docker", "load-failed",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

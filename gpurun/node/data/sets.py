@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any, Dict, Generator, List, Optional, Sequence
 
+from gpurun.node.agent import place
 from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.data import data_store, reading
 from gpurun.node.data.data_store import TREE, Row
@@ -260,7 +261,10 @@ def evict(call: Call, digests: List[str], job: str = "") -> Dict[str, str]:
 
 
 def folders(call: Call, paths: List[str]) -> Dict[str, str]:
-    """Return the paths that are not mountable folders, with the reasons."""
+    """Return the paths that are not mountable folders, with the reasons.
+
+    An automounter whose file server is off says that a folder does not exist (autofs(5)).
+    """
     wrong = {}
     for path in paths:
         below.absolute(path)
@@ -268,6 +272,8 @@ def folders(call: Call, paths: List[str]) -> Dict[str, str]:
             os.close(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             wrong[path] = str(error.strerror)
+            if place.filesystem(os.path.realpath(path), place.mounts()) == "autofs":
+                wrong[path] = "the automounter does not mount it: %s" % error.strerror
     return wrong
 
 

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 from gpurun.node import docker
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import kinds
 from gpurun.node.transfer.spool import Blob
 
 # A part of a tar: bytes, or a whole blob.
@@ -146,8 +147,7 @@ class DockerLoad:
 
 def load_error(message: str) -> OpError:
     """Return the error for Docker's message."""
-    full = "no space left" in message or "disk quota exceeded" in message
-    return OpError("no-space" if full else "load-failed", message)
+    return OpError(kinds.of_load(message), message)
 
 
 def _loaded(answer: bytes) -> List[str]:
