@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gpurun.errors import BadInput
-from gpurun.images.tree import DigestMemory, Entry, FolderTree
+from gpurun.images.tree import DigestMemory, Entry, FolderTree, unreadable
 from gpurun.node.data import data_store
 from gpurun.node.folder import below
 from gpurun.node.folder.walk import Found, walk
@@ -71,6 +71,7 @@ def read_folder(top: Path) -> DataFolder:
     Raises:
         BadInput: the path is not a folder; or the folder holds a socket, FIFO or device, a link that leads out of it,
             something unreadable, or more entries than hosts take.
+        HostNotReady: its file system does not answer.
     """
     try:
         resolved = top.resolve()
@@ -82,7 +83,7 @@ def read_folder(top: Path) -> DataFolder:
             os.close(descriptor)
         memory.keep()
     except OSError as error:
-        raise BadInput(f"the data cannot be read: {error.strerror}", where=str(error.filename or top)) from None
+        raise unreadable(error, top, "the data cannot be read") from None
     if len(entries) > data_store.MOST_ENTRIES:
         raise BadInput(
             f"holds {len(entries):,} files, folders and links; a data set has at most {data_store.MOST_ENTRIES:,}",

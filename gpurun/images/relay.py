@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Container, Sequence, Set
 from queue import Empty, SimpleQueue
 
-from gpurun.errors import GpurunError, HostFailure, HostUnreachable
+from gpurun.errors import GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.images.chain import Hop
 from gpurun.images.lane import HEAD, HEAD_OVER_SSH, ChainLane, lanes_of
 from gpurun.images.packing import PackingTrial, sample
@@ -33,7 +33,7 @@ _OWN_FAULTS = frozenset(
 )
 
 
-class DamagedBlob(GpurunError):
+class DamagedBlob(HostNotReady):
     """A blob of the head does not match its digest: its file is damaged.
 
     Attributes:

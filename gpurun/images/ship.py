@@ -38,7 +38,7 @@ HINTS = {
 
 
 class ShipCancelled(GpurunError):
-    """The ship was cancelled or its deadline has passed."""
+    """The ship was cancelled."""
 
 
 def ship(
@@ -70,7 +70,8 @@ def ship(
     Raises:
         BadInput: the image is not on the head.
         HostNotReady: the head's Docker does not answer, or its disk is full.
-        ShipCancelled: it was cancelled, or its deadline has passed.
+        HostFailure: its deadline has passed. What has arrived stays, and the next ship continues with it.
+        ShipCancelled: it was cancelled.
     """
     began = time.monotonic()
 
@@ -78,7 +79,7 @@ def ship(
         if cancelled():
             raise ShipCancelled("shipping the image was cancelled")
         if time.monotonic() - began > deadline_s:
-            raise ShipCancelled(f"shipping the image took longer than its deadline of {deadline_s:g} s")
+            raise HostFailure(f"shipping the image took longer than its deadline of {deadline_s:g} s", kind="timeout")
 
     shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s, ident)
     with closing(shipment):

@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.export import default_folder
 from gpurun.images.ignore import Walk
 from gpurun.node.data import data_store
 from gpurun.node.transfer.spool import CHUNK
+from gpurun.state.path import may_pass
 
 # A file changed this recently may change again within the same time stamp: its digest is not remembered.
 RACY_S = 2.0
@@ -100,10 +101,22 @@ class FolderTree(FileTree):
                     seen.update(piece)
                     yield piece
         except OSError as error:
-            raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
+            raise unreadable(error, path) from None
         if f"sha256:{seen.hexdigest()}" != digest:
             self._memory.forget()  # or it remembers wrongly
             raise BadInput("the file changed while it was read", where=str(path), hint="try again when it is written")
+
+
+def unreadable(error: OSError, path: Path, what: str = "cannot be read") -> GpurunError:
+    """Return the error for a user's file on the head: BadInput, or HostNotReady if its disk or file server may return.
+
+    Args:
+        path: what was read, if the error does not name a file below it.
+    """
+    where = str(error.filename or path)
+    if may_pass(error):
+        return HostNotReady(f"{what} on the head now: {error.strerror}", where=where, hint="check its file system")
+    return BadInput(f"{what}: {error.strerror}", where=where)
 
 
 def scan(top: Path) -> FolderTree:
@@ -113,6 +126,7 @@ def scan(top: Path) -> FolderTree:
 
     Raises:
         BadInput: the path is not a folder, or something in it cannot be read.
+        HostNotReady: its file system does not answer.
     """
     if not top.is_dir():
         raise BadInput("the workdir is no folder", where=str(top))
@@ -131,7 +145,7 @@ def scan(top: Path) -> FolderTree:
                 digest = memory.digest(path, status, partial(_digest, found.path))
                 entries.append(Entry(path, "file", mode, status.st_mtime_ns, status.st_size, digest))
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or top)) from None
+        raise unreadable(error, top) from None
     memory.keep()
     return FolderTree(top, entries, memory)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gpurun.data.keeping import wanted_digests
 from gpurun.data.pinning import as_pinned
 from gpurun.data.staging import DataUser, Staging, stage
-from gpurun.errors import GpurunError, HostNotReady
+from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.events import ShipEvent
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import DataSource
@@ -76,17 +77,31 @@ def _send(
         job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
         wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
     )  # fmt: skip
-    tree = as_pinned(source, job.home)
+    why = "it is not what it was at the submit"
+    try:
+        tree = as_pinned(source, job.home)
+    except HostNotReady as error:
+        tree, why = None, str(error)
     if tree is None:
-        job.note(
-            f"the data set {name!r} is not what it was at the submit; a host that still has it gives it to the others"
+        job.note(f"the data set {name!r}: {why}; a host that still has it gives it to the others")
+    try:
+        report = stage(
+            source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
         )
-    report = stage(
-        source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
-    )
+    except BadInput as gone:
+        raise _away(source, job.home) or gone from None
     for host, error in report.bad_copies.items():
         job.note(f"the copy of the data set {name!r} on {host} could not be used: {error.message}")
     raise_first(report.failed)
+
+
+def _away(source: DataSource, home: Path) -> HostNotReady | None:
+    """Return why the head cannot give a data set at the moment; None if the set has really changed, or is gone."""
+    try:
+        is_back = as_pinned(source, home) is not None
+    except HostNotReady as error:
+        return error
+    return HostNotReady("the data could not be read on the head for a moment", where=source.path) if is_back else None
 
 
 def quotas_of(inventory: Inventory) -> dict[str, int]:

@@ -9,7 +9,7 @@ from gpurun.errors import GpurunError, StateError
 from gpurun.images.code import Code
 from gpurun.images.events import ShipEvent
 from gpurun.images.ship import ship
-from gpurun.images.tree import scan
+from gpurun.images.tree import scan, unreadable
 from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
 from gpurun.supervisor.data import send_data
@@ -97,7 +97,7 @@ def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:
         try:
             content = Path(file).read_bytes()
         except OSError as error:
-            raise failed(GpurunError(f"cannot read the secret {name!r}: {error.strerror}", where=file)) from error
+            raise failed(unreadable(error, Path(file), f"the secret {name!r} cannot be read")) from error
         raise_first(
             job.links.each(
                 lambda agent, name=name, content=content: agent.call(  # type: ignore[misc]

@@ -14,7 +14,7 @@ import pytest
 from imaging import MIB, NAMES, Head, OnHost, layer
 from waiting import until
 
-from gpurun.errors import BadInput, HostNotReady, HostUnreachable
+from gpurun.errors import BadInput, HostFailure, HostNotReady, HostUnreachable
 from gpurun.images import census, slow
 from gpurun.images.ship import ShipCancelled, plan, ship
 from gpurun.inventory.load import load
@@ -279,7 +279,7 @@ def test_cancelled_in_the_middle_and_out_of_time(lab, head, send):
             cancelled=lambda: bool(stop),
             rate_bytes_s=4 * MIB,
         )
-    with pytest.raises(ShipCancelled, match="deadline of 1 s"):
+    with pytest.raises(HostFailure, match="deadline of 1 s"):
         send(f"{NAMES}/i:1", rate_bytes_s=MIB, deadline_s=1.0)
     for host in HOSTS:
         assert OnHost(lab, host).images() == set()

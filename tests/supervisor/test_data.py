@@ -1,5 +1,6 @@
 """What a gang's hosts get of its data: from the head, from each other, and for a host that joins from a member."""
 
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,32 @@ def test_data_that_are_gone_end_the_job_with_a_reason(job, tmp_path):
     with pytest.raises(GangEnd) as ended:
         send(job, "h1", "h2")
     assert "is gone" in ended.value.end.reason
+
+
+@pytest.mark.parametrize("where", ["before the copy", "during the copy"])
+def test_data_whose_file_server_is_away_make_the_job_wait(job, monkeypatch, where):
+    """The head's own file system: NFS that does not answer."""
+    away = OSError(errno.ESTALE, "Stale file handle")
+
+    def fail(*_):
+        raise away
+
+    if where == "before the copy":
+        monkeypatch.setattr(folder.below, "open_top", fail)
+    else:
+        monkeypatch.setattr(folder.FilesBlob, "_read_at", fail)
+    with pytest.raises(GangEnd) as ended:
+        send(job, "h1", "h2")
+    assert is_unstarted(State.PREPARING, ended.value.end), ended.value.end.reason
+    assert "on the head" in ended.value.end.reason
+    monkeypatch.undo()
+
+
+def test_a_host_gives_the_data_while_the_heads_file_server_is_away(job, monkeypatch):
+    send(job, "h1", "h2")
+    monkeypatch.setattr(folder.below, "open_top", lambda _: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale")))
+    send(job, "h3")
+    assert there(job, "h3")
 
 
 def test_data_that_only_a_host_has_which_is_off_make_the_job_wait(job, tmp_path, monkeypatch):

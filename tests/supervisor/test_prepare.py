@@ -1,0 +1,94 @@
+"""PREPARING: what the head's own failures mean for a job."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import HostFailure
+from gpurun.images import ship as shipping
+from gpurun.images.relay import DamagedBlob
+from gpurun.images.tree import scan
+from gpurun.jobs.states import State
+from gpurun.supervisor import prepare
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.unstarted import is_unstarted
+
+ERRORS = [
+    (errno.ESTALE, True), (errno.EIO, True), (errno.EMFILE, True), (errno.ETIMEDOUT, True), (errno.EHOSTDOWN, True),
+    (errno.ENOENT, False), (errno.EACCES, False), (errno.EISDIR, False),
+]  # fmt: skip
+
+
+def waits(end):
+    return is_unstarted(State.PREPARING, end)
+
+
+@pytest.mark.parametrize(("number", "may_pass"), ERRORS)
+def test_a_secret_that_cannot_be_read_for_a_moment_ends_no_job(monkeypatch, number, may_pass):
+    def fail(_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    job = SimpleNamespace(spec=SimpleNamespace(secret_files={"token": "/nfs/token"}))
+    with pytest.raises(GangEnd, match="/nfs/token") as ended:
+        prepare._send_secrets(job, ["h1"])
+    assert waits(ended.value.end) is may_pass
+    assert "'token'" in ended.value.end.reason
+
+
+@pytest.mark.parametrize(("number", "may_pass"), ERRORS)
+def test_a_workdir_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkeypatch, number, may_pass):
+    def fail(*_):
+        raise OSError(number, "no", str(tmp_path / "x"))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("gpurun.images.tree.Walk.entries", fail)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(workdir=str(tmp_path), code=False), lease=SimpleNamespace(job="j"),
+        accounts={"h1": SimpleNamespace(job_folder=lambda _: "/f")},
+    )  # fmt: skip
+    with pytest.raises(GangEnd) as ended:
+        prepare._send_workdir(job, ["h1"])
+    assert waits(ended.value.end) is may_pass
+    monkeypatch.undo()
+    assert not scan(tmp_path).entries
+
+
+@pytest.mark.parametrize(
+    "error", [DamagedBlob("sha256:0", "h1"), HostFailure("its deadline", kind="timeout")], ids=["damaged", "late"]
+)
+def test_an_image_that_the_head_cannot_give_now_makes_the_job_wait(monkeypatch, error):
+    def ship(*_, **__):
+        raise error
+
+    monkeypatch.setattr(prepare, "ship", ship)
+    place = SimpleNamespace(docker_host=None)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(image="i", image_id="x"), links=SimpleNamespace(fleet=None), inventory=place
+    )
+    with pytest.raises(GangEnd) as ended:
+        prepare.ship_image(job, ["h1"], cancelled=lambda: False)
+    assert waits(ended.value.end)
+
+
+def test_a_ship_that_is_late_is_no_cancelled_ship(monkeypatch):
+    class Late:
+        def __init__(self, *arguments):
+            self._check = arguments[5]
+
+        def run(self, hosts):
+            self._check()
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(shipping, "Shipment", Late)
+    with pytest.raises(HostFailure, match="deadline of -1 s") as late:
+        shipping.ship("i", None, inventory=None, hosts=[], docker_host=None, deadline_s=-1.0)
+    assert late.value.kind == "timeout"
+    with pytest.raises(shipping.ShipCancelled):
+        shipping.ship("i", None, inventory=None, hosts=[], docker_host=None, cancelled=lambda: True)
