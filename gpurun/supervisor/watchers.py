@@ -72,6 +72,8 @@ class Watchers:
                 found = self._without_engine(host, error)
             except HostFailure as error:
                 self._lost(host, error)
+            except (GpurunError, OSError):  # the head's own: nobody else would see the container's end
+                self._stop.wait(RECONNECT_S)
         if found is not None and host in self._job.members:
             self._exits[host] = found
         self._changed.put(host)
@@ -142,8 +144,9 @@ class Watchers:
             self._down_since[host] = time.monotonic() - job.links.silent_s(host)
             job.events.emit("host", host=host, state="unreachable", reason=error.message)
         while not self._is_over(host):
-            if not job.links.open([host], connect_s=CONNECT_S):
-                if self._down_since.pop(host, None) is not None:
-                    job.events.emit("host", host=host, state="reachable")
-                return
+            with suppress(GpurunError, OSError, RuntimeError):  # the head has no descriptor, or no thread, for a moment
+                if not job.links.open([host], connect_s=CONNECT_S):
+                    if self._down_since.pop(host, None) is not None:
+                        job.events.emit("host", host=host, state="reachable")
+                    return
             self._stop.wait(RECONNECT_S)
