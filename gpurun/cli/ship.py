@@ -230,11 +230,16 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
 
 
 def say_failures(failed: Mapping[str, GpurunError]) -> None:
-    """Report which hosts failed, and why."""
+    """Report which hosts failed, and why. Hosts that failed in the same way share a line."""
+    from gpurun.inventory.hostset import fold
+
+    groups: dict[tuple[str, str | None], list[str]] = {}
     for host, error in failed.items():
-        say(f"gpurun: {host}: {printable(error.message)}")
-        if error.hint:
-            say(f"  → {error.hint}")
+        groups.setdefault((error.message, error.hint), []).append(host)
+    for (message, hint), hosts in groups.items():
+        say(f"gpurun: {fold(hosts)}: {printable(message)}")
+        if hint:
+            say(f"  → {printable(hint)}")
 
 
 def _mib(size: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Collection, Mapping
@@ -30,7 +31,7 @@ _KEYWORDS = frozenset(
 )
 _READ = re.compile(rb"^debug1: Reading configuration data (.*?)\r?$", re.MULTILINE)
 _ESCAPED = re.compile(rb"\\(\\|[0-7]{3})")
-_NOISE = re.compile(r"debug\d: |OpenSSH_")
+_NOISE = re.compile(r"debug\d: |OpenSSH_|.*: terminating, \d+ bad configuration options")
 
 Options = Mapping[str, tuple[str, ...]]
 
@@ -107,7 +108,7 @@ def _ask(target: Target) -> ConfigAnswer:
             process.communicate()
             raise
     if process.returncode != 0:
-        raise BadInput(_complaint(said), host=target.name, where=target.ssh_config, hint="`ssh -G` must work for it")
+        raise _refused(target, _complaint(said))
     found = _answer(printed, said)
     values = options(found.text)
     if not {"hostname", "port", "user"} <= values.keys() or not values["port"][0].isdigit():
@@ -137,6 +138,15 @@ def _complaint(said: bytes) -> str:
     lines = [line.strip() for line in os.fsdecode(_unescaped(said)).split("\n")]
     text = "; ".join([line for line in lines if line and not _NOISE.match(line)][-3:])[:500]
     return "".join(letter if letter.isprintable() else "?" for letter in text) or "ssh -G fails and does not say why"
+
+
+def _refused(target: Target, complaint: str) -> BadInput:
+    """The hint is the same for all hosts, so that views show it once."""
+    file = target.ssh_config
+    where = None if file is None or complaint.startswith(file) else file
+    trial = shlex.join(["ssh", *(() if file is None else ("-F", file)), "-G", "HOST"])
+    hint = f"repair ssh's configuration: `{trial}` must work"
+    return BadInput(complaint, host=target.name, where=where, hint=hint)
 
 
 def _no_end(target: Target) -> BadInput:

@@ -1,6 +1,8 @@
 """``status JOB`` says how far image and data are."""
 
 from gpurun.cli.sending import sending
+from gpurun.cli.ship import say_failures
+from gpurun.errors import BadInput, HostUnreachable
 from gpurun.jobs.sending import Sent
 
 
@@ -13,3 +15,10 @@ def test_what_hosts_have_is_added_up():
     ]
     assert sending(sent) == ["image: 0 B of 0 B on 1 hosts", "data a\nb: 2.0 MiB of 8.0 MiB on 2 hosts, 1m01s left"]
     assert sending([]) == []
+
+
+def test_hosts_that_failed_in_the_same_way_share_a_line(capsys):
+    typo = {f"h{n}": BadInput("line 3: Bad\x1b[2J option", host=f"h{n}", hint="repair it") for n in (1, 2, 3)}
+    say_failures({**typo, "h4": HostUnreachable("no route to host", host="h4")})
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["gpurun: h[1-3]: line 3: Bad\\x1b[2J option", "  → repair it", "gpurun: h4: no route to host"]

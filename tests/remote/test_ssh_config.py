@@ -199,7 +199,10 @@ def test_wrong_values_are_refused_with_openssh_s_word_and_the_file(config, text)
     Path(file).write_bytes(Path(file).read_bytes().replace(b"CONFIG", os.fsencode(file)))
     with pytest.raises(BadInput) as caught:
         route(file)
-    assert caught.value.where == file and caught.value.hint and str(caught.value).isprintable()
+    said, hint = str(caught.value).removeprefix(f"{caught.value.host}: "), caught.value.hint or ""
+    assert said.isprintable() and said.startswith(file) and "terminating" not in said, said
+    assert not said.startswith(f"{file}: {file}"), "ssh has named the file"
+    assert f"`ssh -F {file} -G HOST`" in hint, "the same for all hosts"
 
 
 def test_values_that_are_not_utf_8_reach_the_route(config):
