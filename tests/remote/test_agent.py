@@ -37,6 +37,14 @@ def test_an_argv_arrives_byte_for_byte(agent):
     assert out["stdout"].split("\0") == HOSTILE
 
 
+def test_what_the_operating_system_refuses_is_said_in_its_words(agent):
+    for argv, said in ((["/no/such/\x1b[2J"], "No such file or directory: '/no/such/\\x1b[2J'"),
+                       (["/etc/passwd"], "Permission denied: '/etc/passwd'")):  # fmt: skip
+        with pytest.raises(RemoteOpFailed) as caught:
+            agent.call("proc.run", argv=argv)
+        assert caught.value.message == said
+
+
 def test_bytes_that_are_no_utf8_survive(agent):
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     assert agent.call("proc.run", argv=["printf", "%s", name]).value["stdout"] == name

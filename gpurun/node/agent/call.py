@@ -11,6 +11,7 @@ sent immediately, and its return value ends the stream. When the head cancels, o
 becomes true, functions given to `Call.on_cancel` run, and a blocked `send`, `chunks` or `check` raises `Cancelled`.
 """
 
+import os
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
@@ -183,5 +184,8 @@ class Call:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception as one line, such as ``OSError: [Errno 28] No space left on device: '/x'``."""
+    """Return an exception as one line. What the operating system refused reads ``No space left on device: '/x'``."""
+    if isinstance(error, OSError) and error.strerror:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        return error.strerror if name is None else "%s: %r" % (error.strerror, name)
     return "%s: %s" % (type(error).__name__, error)
