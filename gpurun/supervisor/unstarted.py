@@ -111,7 +111,7 @@ def after(
             return Next(_the_jobs(end, each, alike), failures, placements)
     pause_s = _pause_s(new, before, looks, placements, now_s)
     again = Restart(now_s + pause_s, attempt=0, of=None) if pause_s else None
-    reason = end.reason if again else f"{end.reason}; gpurun places it elsewhere"
+    reason = end.reason if again else f"{end.reason}; gpurun looks for other hosts"
     return Next(replace(end, outcome=State.QUEUED, reason=reason, suspects=(), restart=again), failures, placements)
 
 

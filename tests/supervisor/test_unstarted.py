@@ -215,7 +215,7 @@ def test_a_job_waits_for_nothing_if_all_hosts_that_failed_are_out():
         job.now_s += 120.0
         end = job.fails(gone("h1"), gone("h2"), looks={"h1": OUT, "h2": OUT})
         assert (end.outcome, end.restart) == (State.QUEUED, None), number
-        assert end.reason == "why; gpurun places it elsewhere"
+        assert end.reason == "why; gpurun looks for other hosts"
         assert job.record.avoided(job.now_s) == ()
 
 
