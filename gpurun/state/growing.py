@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, told
 
 PIECE_BYTES = 1 << 22
 
@@ -41,6 +41,8 @@ class GrowingFile:
                 return stream.read(PIECE_BYTES) + stream.readline(PIECE_BYTES)
         except FileNotFoundError:
             return b""
+        except OSError as error:
+            raise told(error, self.path, "read") from error
 
 
 def _data_from(descriptor: int, offset: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import GpurunError, StateDiskError, StateError, StateUnavailable
 from gpurun.state.people import user_name
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -147,7 +147,10 @@ class StatePath:
     def read_bytes(self) -> bytes:
         """The whole file."""
         with self.reader() as stream:
-            return stream.read()
+            try:
+                return stream.read()
+            except OSError as error:
+                raise told(error, self, "read") from error
 
     def read_text(self) -> str:
         """The whole file as text; bytes that are not UTF-8 are replaced."""
@@ -238,8 +241,10 @@ class StatePath:
             raise told(error, self, doing) from error
 
 
-def may_pass(error: OSError) -> bool:
+def may_pass(error: GpurunError | OSError) -> bool:
     """Return whether an error says that the disk failed or this machine is short of something: it may pass."""
+    if not isinstance(error, OSError):
+        return isinstance(error, StateUnavailable)
     return error.errno in _DISK or error.errno in _PROCESS or error.errno == errno.EAGAIN
 
 

@@ -83,8 +83,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
             is_first = False
             _carry(home, lease, lock)
         except (GpurunError, OSError) as error:
-            passes = may_pass(error) if isinstance(error, OSError) else isinstance(error, StateUnavailable)
-            if not passes and not here.is_away():
+            if not may_pass(error) and not here.is_away():
                 raise
             _say(error)
         else:

@@ -132,7 +132,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
         try:
             _give_back(job, unproven)
         except (StateUnavailable, OSError) as error:
-            if isinstance(error, OSError) and not may_pass(error):
+            if not may_pass(error):
                 raise
             job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {error}")
         else:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateUnavailable
+from gpurun.errors import GpurunError
 from gpurun.head import children
+from gpurun.state.path import may_pass
+from gpurun.state.presence import Presence
 from gpurun.state.shared import enter
 from gpurun.sweeps.conductor import RETRY_S, Conductor
 from gpurun.sweeps.store import SweepFolder, SweepStore
@@ -22,29 +24,36 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(descriptor, False)
     children.live_on()
     home = Path(os.environ["GPURUN_HOME"])
-    folder = SweepStore(home).get(name)
+    folder, here = SweepStore(home).get(name), Presence(home, lambda: descriptor)
     try:
-        begin(home, folder).run()
+        begin(home, folder, here).run()
     except GpurunError as error:  # no Optuna, a damaged plan, or an unsafe state directory
         folder.say(str(error))
         return 1
-    except Exception as error:  # a defect of gpurun: `sweep status` must say that the sweep stands still
+    except Exception as error:
+        if here.is_gone():
+            return 0
+        # a defect of gpurun: `sweep status` must say that the sweep stands still
         folder.say(f"its conductor has failed: {type(error).__name__}: {error}; {folder.log} has more")
         raise
     return 0
 
 
-def begin(home: Path, folder: SweepFolder) -> Conductor:
+def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
     """Return the conductor of a sweep, as soon as the state directory can be used.
 
     Raises:
         BadInput, StateError: as `Conductor`.
+        FileNotFoundError: the state directory is gone.
     """
     while True:
         try:
+            here.check()
             enter(home)
-            return Conductor(home, folder, os.environ)
-        except StateUnavailable as error:
+            return Conductor(home, folder, os.environ, here)
+        except (GpurunError, OSError) as error:
+            if not may_pass(error) and not here.is_away():
+                raise
             folder.say(str(error))
         time.sleep(RETRY_S)
 

@@ -21,6 +21,7 @@ from gpurun.images.code import kept_code
 from gpurun.inventory.load import load
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable
+from gpurun.state.presence import Presence
 from gpurun.sweeps.judge import outcome_of
 from gpurun.sweeps.plan import job_of
 from gpurun.sweeps.reports import MetricTail
@@ -45,8 +46,11 @@ class Conductor:
         StateError: its plan is damaged.
     """
 
-    def __init__(self, home: Path, folder: SweepFolder, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, home: Path, folder: SweepFolder, environ: Mapping[str, str], here: Presence | None = None
+    ) -> None:
         self._home, self._folder, self._environ = home, folder, environ
+        self._here = here or Presence(home)
         self._store = JobStore(home)
         self._plan = folder.plan()
         self._searcher = searcher_for(self._plan)
@@ -62,9 +66,9 @@ class Conductor:
         self._room = 1
 
     def run(self) -> None:
-        """Run the sweep to its end."""
+        """Run the sweep to its end, or until the state directory is gone for good."""
         wait_s = 0.0
-        while True:
+        while not self._here.is_gone():
             time.sleep(wait_s)
             try:
                 if self.step():
@@ -94,7 +98,12 @@ class Conductor:
         return True
 
     def _add(self, entries: Sequence[JournalEntry], *, is_safe: bool = True) -> list[JournalEntry]:
-        """Add entries to the journal; return those that require a trial's early stop."""
+        """Add entries to the journal; return those that require a trial's early stop.
+
+        Raises:
+            StateUnavailable: the state directory is away: it looks as if all jobs were removed.
+        """
+        self._here.check()
         self._journal.add(*entries, is_safe=is_safe)
         losers = []
         for entry in entries:
@@ -201,6 +210,7 @@ class Conductor:
         if not new:
             return
         specs = [job_of(self._plan, self._folder.id, trial.number, trial.parameters) for trial in new]
+        self._here.check()  # else it would make another state directory in the place of one that is away
         codes = {self._plan.template.code: kept_code(self._folder.code)} if self._plan.template.code else {}
         done = queue_jobs(
             specs,

@@ -127,9 +127,13 @@ class Journal:
     def __init__(self, folder: SweepFolder) -> None:
         self._path = folder.journal
         self._descriptor = folder.journal.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        with self._told():
-            data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-            os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
+        try:
+            with self._told():
+                data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+                os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
+        except StateError:
+            self.close()
+            raise
 
     def add(self, *entries: JournalEntry, is_safe: bool = True) -> None:
         """Append entries.

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gpurun.errors import StateDiskError
 from gpurun.state import growing
 from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
@@ -36,3 +39,11 @@ def test_a_hole_longer_than_any_line_is_passed(path, monkeypatch):
     found = list(GrowingFile(StatePath(path.parent) / path.name).lines())
     assert found[0] == b"one" and found[-1] == b"two"
     assert sum(map(len, found)) < 1000
+
+
+def test_a_disk_that_fails_is_an_error_for_people_not_an_empty_file():
+    unreadable = StatePath(Path("/proc/self")) / "mem"  # a regular file, whose first page nothing is mapped to
+    with pytest.raises(StateDiskError, match="cannot be read: the disk of the state directory failed"):
+        list(GrowingFile(unreadable).lines())
+    with pytest.raises(StateDiskError, match="cannot be read"):
+        unreadable.read_bytes()

@@ -12,14 +12,16 @@ from types import SimpleNamespace
 import pytest
 from how_many import count
 
-from gpurun.errors import StateDiskError, StateError
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.failing import Calls
 from gpurun.head.submission import Submission
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.state import presence
 from gpurun.state.path import StatePath
+from gpurun.state.presence import Presence
 from gpurun.supervisor.joblog import JobLog
 from gpurun.sweeps import __main__ as process
 from gpurun.sweeps import conductor as conducting
@@ -171,7 +173,7 @@ def conduct(world, folder, number, own_copy):
     for module in (conducting, process):
         own_copy(module, "time", sleep=others_act)
     with calls.installed():
-        process.begin(world.home, folder).run()
+        process.begin(world.home, folder, Presence(world.home)).run()
     return calls, jobs
 
 
@@ -187,6 +189,62 @@ def test_whatever_call_of_a_conductor_fails_no_trial_is_lost_and_none_runs_twice
     total = 1_000_000 - sweep(1_000_000).left
     step = max(1, total // count("calls that fail once"))
     assert total > 200 and all(sweep(number).failed for number in range(1, total - 20, step))
+
+
+@pytest.mark.parametrize("is_empty_mount_point", [False, True])
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_state_directory_that_is_away_for_a_moment_ends_no_trial(world, submitted, is_empty_mount_point):
+    """All jobs of the sweep then look as if somebody had removed them."""
+    folder, away = begin(world, grid=GRID, max_parallel=2), world.home.with_name("away")
+    one = carry(world, folder)
+    if submitted:
+        one.step()
+    before = live(world)
+    world.home.rename(away)
+    if is_empty_mount_point:
+        world.home.mkdir()
+    for _ in range(3):
+        with pytest.raises(StateUnavailable, match="is not there"):
+            one.step()
+    assert world.home.exists() is is_empty_mount_point, "it makes no other directory in its place"
+    if is_empty_mount_point:
+        world.home.rmdir()  # nothing was written there
+    away.rename(world.home)
+    assert not one.step()
+    assert {**live(world), **before} == live(world) and len(live(world)) == 2
+    assert [outcome for outcome, _ in outcomes(folder).values()] == [None, None]
+
+
+@pytest.mark.parametrize("how", ["away", "unreadable"])
+def test_a_conductor_begins_as_soon_as_its_files_can_be_read(world, monkeypatch, own_copy, how):
+    folder, away, waited = begin(world, grid={"lr": ("1",)}), world.home.with_name("away"), []
+    carry(world, folder).step()
+    here, real = Presence(world.home), os.pread
+    if how == "away":
+        world.home.rename(away)
+    else:
+        monkeypatch.setattr(storing.os, "pread", lambda *_: (_ for _ in ()).throw(OSError(errno.ESTALE, "stale")))
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if how == "away":
+            away.rename(world.home)
+        monkeypatch.setattr(storing.os, "pread", real)
+
+    own_copy(process, "time", sleep=sleep)
+    opened = len(os.listdir("/proc/self/fd"))
+    one = process.begin(world.home, folder, here)
+    assert len(waited) == 1
+    one._journal.close()
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_conductor_ends_if_its_state_directory_is_gone(world, monkeypatch):
+    one = carry(world, begin(world, grid=GRID))
+    monkeypatch.setattr(presence, "AWAY_MOST_S", 0.0)
+    world.home.rename(world.home.with_name("elsewhere"))
+    one.run()
+    assert not world.home.exists()
 
 
 def test_a_torn_line_of_one_that_was_killed_is_cut_off(world):
