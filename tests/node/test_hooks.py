@@ -417,6 +417,15 @@ open({0!r}, "w").write(str(child.pid))
 """
 
 
+@pytest.mark.parametrize("end", ["", "time.sleep(600)", "sys.exit(3)"], ids=["passes", "hangs", "fails"])
+def test_a_health_that_leaves_its_session_leaves_nothing(program, tmp_path, end):
+    """Looks run it every ten seconds: each would leave a process for ever."""
+    note = tmp_path / "pid"
+    said = health(program(DAEMON.format(str(note)) + end), 2.0 if "sleep" in end else LIMIT_S)
+    assert bool(said) is bool(end)
+    assert not _runs(int(note.read_text()))
+
+
 def test_a_fence_without_an_epilog_ends_what_the_prolog_left(host, program, tmp_path):
     note = tmp_path / "pid"
     prolog(program(DAEMON.format(str(note))))

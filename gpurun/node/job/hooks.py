@@ -6,7 +6,7 @@ its whole session is killed. Of its output, only the last lines are kept, printa
 
 import os
 import signal
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from gpurun.node.agent import proc, processes
 from gpurun.node.agent.call import Call, OpError
@@ -43,8 +43,16 @@ class ForJob(NamedTuple):
 
 
 def health(call: Call, argv: List[str], limit_s: float) -> Dict[str, str]:
-    """Run the site's check of this host. Returns ``{"said"}``: why it failed, empty if it exited with 0."""
-    return {"said": _run(call, argv, {"GPURUN_HOOK": "health"}, limit_s)}
+    """Run the site's check of this host, and end what it leaves, also outside of its session.
+
+    Returns:
+        ``{"said"}``: why it failed, empty if it exited with 0.
+    """
+    mine = {"GPURUN_HOOK": "health", "GPURUN_HOOK_RUN": os.urandom(8).hex()}
+    try:
+        return {"said": _run(call, argv, mine, limit_s)}
+    finally:
+        processes.end(_begun_with(lambda found: found.get("GPURUN_HOOK_RUN") == mine["GPURUN_HOOK_RUN"]), grace_s=0.5)
 
 
 def prolog(call: Call, argv: List[str], limit_s: float, **job: Any) -> None:
@@ -102,13 +110,17 @@ def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str,
 
 def left_of(job: str, hooks: Sequence[str] = ("prolog", "epilog")) -> List[processes.Process]:
     """Return this user's processes that these hooks of the job started, and that still run."""
-    found = []
-    for process in processes.list_processes():
-        if process.uid == os.getuid() and process.pid != os.getpid():
-            variables = processes.environment_of(process.pid) or {}
-            if variables.get("GPURUN_JOB") == job and variables.get("GPURUN_HOOK") in hooks:
-                found.append(process)
-    return found
+    return _begun_with(lambda found: found.get("GPURUN_JOB") == job and found.get("GPURUN_HOOK") in hooks)
+
+
+def _begun_with(is_meant: Callable[[Dict[str, str]], bool]) -> List[processes.Process]:
+    """Return this user's processes that began with such an environment."""
+    return [
+        process
+        for process in processes.list_processes()
+        if process.uid == os.getuid() and process.pid != os.getpid()
+        if is_meant(processes.environment_of(process.pid) or {})
+    ]
 
 
 def _run(call: Call, argv: List[str], env: Dict[str, str], limit_s: float) -> str:
