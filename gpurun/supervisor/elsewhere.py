@@ -29,7 +29,7 @@ def settled(job: SupervisedJob, end: End) -> tuple[End, Mapping[str, Any]]:
 def checked(job: SupervisedJob, hosts: Sequence[str]) -> Mapping[str, Out | None]:
     """Check hosts with the check that depends on no job. Returns host → why it is out; None = nothing is wrong with it.
 
-    Returns early, without hosts, if a person cancels the job meanwhile, or if the check itself fails.
+    Returns early, without hosts, if the gang must stop meanwhile, or if the check itself fails.
     """
     found: dict[str, Out | None] = {}
 
@@ -41,7 +41,7 @@ def checked(job: SupervisedJob, hosts: Sequence[str]) -> Mapping[str, Out | None
 
     thread = threading.Thread(target=work, name="check", daemon=True)
     thread.start()
-    while thread.is_alive() and job.folder.cancel_request() is None:
+    while thread.is_alive() and job.request() is None:
         thread.join(POLL_S)
     looks = dict(found) if not thread.is_alive() else {}
     for host, out in looks.items():

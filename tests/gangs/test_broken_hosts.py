@@ -18,6 +18,7 @@ from gpurun.leases.allocate import run_pass
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.machines import Machine, Out, note_looks, read_machines
 from gpurun.supervisor import elsewhere, life, unstarted
+from gpurun.supervisor import job as job_module
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
 
@@ -270,6 +271,24 @@ def test_a_job_that_is_cancelled_during_the_check_does_not_wait_for_it(cluster, 
     finally:
         go_on.set()
     assert cluster.states() == ["CANCELLED"]
+
+
+def test_a_gang_that_another_user_needs_does_not_wait_for_the_check(cluster, monkeypatch):
+    """Only a pass decides on a preemption: somebody must run one."""
+    (job,) = cluster.submit(1)
+    go_on, preempt = Event(), CancelRequest("preempt", "bob", 1.0)
+    monkeypatch.setattr(SupervisedJob, "_must_look", lambda *_: go_on.is_set() is False)
+    monkeypatch.setattr(
+        job_module, "run_pass_and_start", lambda *_, **__: cluster.store.get(job).ask_to_cancel(preempt)
+    )
+    waited = []
+    monkeypatch.setattr(elsewhere, "look_at", lambda *_, **__: go_on.wait(10.0) or waited.append("for the check") or {})
+    cluster.broken = dict.fromkeys(HOSTS, "dead")
+    try:
+        cluster.pass_and_live()
+    finally:
+        go_on.set()
+    assert (cluster.states(), waited) == (["QUEUED"], [])
 
 
 def test_a_failure_of_the_head_itself_makes_the_job_wait(cluster, monkeypatch):
