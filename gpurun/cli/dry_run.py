@@ -59,7 +59,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
                 **image,
             })  # fmt: skip
         else:
-            print_explanation(explanation, "it")
+            print_explanation(explanation, "the job")
         return
     state = home(os.environ)
     who = Claimant(NO_JOB, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)

@@ -185,6 +185,7 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.printing import job_json
     from gpurun.cli.shares import expected, lines
+    from gpurun.cli.why import waits_for
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
@@ -206,7 +207,8 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
     elif record.state.ended:
         say(f"{folder.id} is {record.state.value}: {printable(record.reason)}")
     else:
-        say(f"{folder.id} waits; `gpurun why {folder.id}` says what for")
+        what = "" if problem is not None else waits_for(record)
+        say(f"{folder.id} waits{': ' if what else ''}{printable(what)}; `gpurun why {folder.id}` says more")
     if problem is not None:
         raise problem
 

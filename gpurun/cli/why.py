@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,13 +149,16 @@ def _look(knower: int) -> Pass:
 
 
 def print_explanation(explanation: Explanation, job: str) -> None:
-    """Print the decision, the hosts, who holds them, the expected start, and changes that would start the job now."""
+    """Print the decision, the hosts, who holds them, the expected start, and changes that would start the job now.
+
+    Args:
+        job: what the first line calls it.
+    """
     from gpurun.inventory.hostset import fold
     from gpurun.scheduler.wording import lines
 
-    typer.echo(f"{job}: {explanation.gpus} GPUs")
-    for line in lines(explanation, now_s=clock.now_s(), fold=fold, named=_named):
-        typer.echo(f"  {printable(line)}")
+    for line in lines(replace(explanation, gang=job), now_s=clock.now_s(), fold=fold, named=_named):
+        typer.echo(printable(line))
 
 
 def _named(job: str) -> str:

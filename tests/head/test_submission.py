@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocator import allocator_lock
 from gpurun.state import audit
+from gpurun.state.machines import Machine, Out, note_looks
 from gpurun.state.path import StatePath
 
 INVENTORY = """\
@@ -211,6 +213,19 @@ def command(capsys, *words):
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return ended.value.code, out, err
+
+
+def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
+    inventory, now_s = load(home.parent / "inventory.yaml"), time.time()
+    out = Out("ssh", "no route to host", now_s)
+    looks = {host.machine: Machine(host.name, now_s, out=out, inventory=inventory.source) for host in inventory.hosts}
+    home.mkdir()
+    note_looks(home, looks)
+    code, out, err = command(capsys)
+    assert code == 0
+    job = out.strip()
+    waits = "2 GPUs wanted; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
+    assert err == f"{job} waits: {waits}; `gpurun why {job}` says more\n"
 
 
 def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
