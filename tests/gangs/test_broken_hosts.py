@@ -276,11 +276,9 @@ def test_a_job_that_is_cancelled_during_the_check_does_not_wait_for_it(cluster, 
 def test_a_gang_that_another_user_needs_does_not_wait_for_the_check(cluster, monkeypatch):
     """Only a pass decides on a preemption: somebody must run one."""
     (job,) = cluster.submit(1)
-    go_on, preempt = Event(), CancelRequest("preempt", "bob", 1.0)
+    folder, go_on, preempt = cluster.store.get(job), Event(), CancelRequest("preempt", "bob", 1.0)
     monkeypatch.setattr(SupervisedJob, "_must_look", lambda *_: go_on.is_set() is False)
-    monkeypatch.setattr(
-        job_module, "run_pass_and_start", lambda *_, **__: cluster.store.get(job).ask_to_cancel(preempt)
-    )
+    monkeypatch.setattr(job_module, "run_pass_and_start", lambda *_, **__: folder.ask_to_cancel(preempt))
     waited = []
     monkeypatch.setattr(elsewhere, "look_at", lambda *_, **__: go_on.wait(10.0) or waited.append("for the check") or {})
     cluster.broken = dict.fromkeys(HOSTS, "dead")
