@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import replace
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.facts.hardware import Hardware, HcaPort, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host
-from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
+from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
 from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
 from gpurun.state.filesystem import is_shared
 
@@ -185,30 +186,43 @@ def _is_loopback(address: str) -> bool:
 
 
 def _hcas(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
+    """Check the ports of the fabric. Jobs use those that work, so the others are an error only if none does.
+
+    If the inventory names no HCAs, a port that jobs do not use is no problem while others work: it may be the second
+    port of a card, or a NIC for storage. Of a device that it names without a port, one port that works is enough.
+    """
     if "hcas" in found.problems:
         return
-    wanted = [split_name(name) for name in fabric.hcas] or [(hca.name, None) for hca in found.hcas]
+    used = {(port.device, port.port) for port in choose_ports(fabric, found) if port.probed is not None}
+    wanted = [split_name(name) for name in fabric.hcas] or sorted(used) or [(hca.name, None) for hca in found.hcas]
     if not wanted:
         evidence, remedy = "no RDMA device", "load the driver (sudo modprobe mlx5_ib), or give the host a tcp fabric"
         yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
     for device, number in wanted:
-        hca = found.hca(device)
-        ports = [port for port in hca.ports if number in (None, port.number)] if hca else []
-        if hca is None or not ports:
-            named = device if number is None else f"{device} port {number}"
-            there = ", ".join(hca.name for hca in found.hcas) or "none"
-            evidence = f"no RDMA device {named} (there is {there})"
-            remedy = f"sudo modprobe mlx5_ib, or correct hcas of fabric {fabric.name} in the inventory"
-            yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
-            continue
-        for port in ports:
-            yield from _port(host, fabric, device, port)
-        if not hca.uverbs or hca.uverbs not in found.infiniband_nodes:
-            evidence = f"{device} has no device node in /dev/infiniband"
-            yield Finding("hca-node", Severity.ERROR, (host.name,), evidence, "sudo modprobe ib_uverbs")
+        own = {port for name, port in used if name == device}
+        for finding in _hca(host, fabric, found, device, own or {number}):
+            yield replace(finding, severity=Severity.WARNING) if used else finding
     if found.hcas and "rdma_cm" not in found.infiniband_nodes:
         evidence = "no /dev/infiniband/rdma_cm"
         yield Finding("hca-node", Severity.WARNING, (host.name,), evidence, "sudo modprobe rdma_ucm")
+
+
+def _hca(host: Host, fabric: Fabric, found: Hardware, device: str, numbers: Set[int | None]) -> Iterator[Finding]:
+    """Check ports of a device; None stands for all of them."""
+    hca = found.hca(device)
+    ports = [port for port in hca.ports if not numbers.isdisjoint((None, port.number))] if hca else []
+    if hca is None or not ports:
+        named = device if None in numbers else f"{device} port {', '.join(map(str, numbers))}"
+        there = ", ".join(hca.name for hca in found.hcas) or "none"
+        evidence = f"no RDMA device {named} (there is {there})"
+        remedy = f"sudo modprobe mlx5_ib, or correct hcas of fabric {fabric.name} in the inventory"
+        yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
+        return
+    for port in ports:
+        yield from _port(host, fabric, device, port)
+    if not hca.uverbs or hca.uverbs not in found.infiniband_nodes:
+        evidence = f"{device} has no device node in /dev/infiniband"
+        yield Finding("hca-node", Severity.ERROR, (host.name,), evidence, "sudo modprobe ib_uverbs")
 
 
 def _port(host: Host, fabric: Fabric, device: str, port: HcaPort) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from gpurun.doctor.gpu_checks import strangers
 from gpurun.doctor.survey import Survey, probe
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
+from gpurun.launch.fabric import for_gang
 from gpurun.remote.fleet import Fleet
 
 STRANGER, IPV6_ONLY = "gpu-stranger", "ipv6-only"
@@ -56,27 +57,34 @@ class Preflight:
 
 
 def preflight(
-    fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, ports: mesh.Ports = mesh.SYSTEM_PORTS
-) -> Preflight:
+    fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, is_alone: bool | None = None,
+    ports: mesh.Ports = mesh.SYSTEM_PORTS,
+) -> Preflight:  # fmt: skip
     """Probe a gang's hosts and let them connect to each other. A failing host is a finding, never an exception.
 
     Args:
         fleet: open agents; a host that failed to open is a finding.
         grants: host → granted GPU indices.
+        is_alone: the gang is on one host and will not grow; None = it has the hosts of `grants`.
         ports: ranges of ports that the job will use between hosts.
     """
     found = probe(fleet, inventory, list(grants))
     attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
-    return judge(inventory, replace(found, attempts=attempts, addresses=addresses), grants)
+    return judge(inventory, replace(found, attempts=attempts, addresses=addresses), grants, is_alone=is_alone)
 
 
-def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, ...]]) -> Preflight:
+def judge(
+    inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, ...]], *, is_alone: bool | None = None
+) -> Preflight:
     """Split the findings about this gang into those that block it and the others. Pure."""
-    findings = [one for one in diagnose(inventory, survey) if one.is_fault and _concerns(one, grants)]
+    alone = len(grants) == 1 if is_alone is None else is_alone
+    fabrics = {name: for_gang(fabric, is_alone=alone) for name, fabric in inventory.fabrics.items()}
+    found = diagnose(replace(inventory, fabrics=fabrics), survey)
+    findings = [one for one in found if one.is_fault and _concerns(one, grants, is_alone=alone)]
     findings = [one for one in findings if one.check != STRANGER]
-    for name, found in survey.hardware.items():
-        findings += strangers(inventory.by_name[name], found, frozenset(grants[name]), Severity.ERROR)
-        findings += _missing(name, found, grants[name])
+    for name, hardware in survey.hardware.items():
+        findings += strangers(inventory.by_name[name], hardware, frozenset(grants[name]), Severity.ERROR)
+        findings += _missing(name, hardware, grants[name])
     blocks = [one.severity is Severity.ERROR and one.check in BLOCKING for one in findings]
     return Preflight(
         tuple(one for one, blocking in zip(findings, blocks, strict=True) if blocking),
@@ -86,10 +94,10 @@ def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, 
     )
 
 
-def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]]) -> bool:
+def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]], *, is_alone: bool) -> bool:
     """Return whether a finding concerns granted GPUs, or a network that the gang needs."""
     if finding.check in ("docker-network", IPV6_ONLY):
-        return len(grants) > 1
+        return not is_alone
     if not finding.gpus:
         return True
     return any(set(gpus) & set(grants.get(host, ())) for host, gpus in finding.gpus.items())

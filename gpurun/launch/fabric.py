@@ -23,7 +23,7 @@ from typing import Literal
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric_hcas import ChosenPort, choose_ports
-from gpurun.launch.fabric_roce import gid_need
+from gpurun.launch.fabric_roce import choose_gid
 
 Source = Literal["inventory", "probe", "default", "user"]
 
@@ -66,20 +66,16 @@ class FabricSettings:
 def settings(
     fabric: Fabric,
     host: Host,
-    grant_gpus: tuple[int, ...],
     facts: Hardware | None = None,
     overrides: Mapping[str, str] | None = None,
-    nccl_version: str | None = None,
 ) -> FabricSettings:
     """Return the settings of one host for one job.
 
     Args:
         fabric: the host's fabric in the inventory.
         host: the host; its name appears in reasons that come from its probe.
-        grant_gpus: the granted GPU indices there, as NVML numbers them.
         facts: the result of this host's probe; None = never probed.
         overrides: the user's own variables; each replaces gpurun's variable of that name.
-        nccl_version: such as ``2.18.3``, if the image's is known.
 
     Returns:
         Always the same value for the same arguments. Raises nothing: `gpurun.doctor` finds hosts that cannot work
@@ -89,9 +85,8 @@ def settings(
         ports: tuple[ChosenPort, ...] = ()
         chosen = [*_sockets(fabric), *_tcp_only(fabric)]
     else:
-        ports = choose_ports(fabric, grant_gpus, facts)
-        version = parse_version(nccl_version)
-        chosen = [*_sockets(fabric), *_rdma(fabric, ports), *_gid(fabric, ports, facts, version)]
+        ports = choose_ports(fabric, facts)
+        chosen = [*_sockets(fabric), *_rdma(fabric, ports), *_gid(fabric, ports)]
         chosen = [_with_host(setting, host) for setting in chosen]
     return FabricSettings(
         environment=tuple(_apply(chosen, overrides or {})),
@@ -99,25 +94,13 @@ def settings(
     )
 
 
-def nccl_version(image_environment: Iterable[str]) -> str | None:
-    """Return the NCCL version that an image names in its environment (``NCCL_VERSION=2.18.3-1``), as NVIDIA's images
-    do.
+def for_gang(fabric: Fabric, *, is_alone: bool) -> Fabric:
+    """Return the part of a fabric that a gang uses: only sockets, if it is alone on one host and cannot grow.
+
+    Ranks of one host exchange data over NVLink, PCIe or shared memory, whatever the state of the HCAs is. To force NCCL
+    to RDMA would make it fail where no HCA works.
     """
-    for entry in image_environment:
-        name, _, value = entry.partition("=")
-        if name == "NCCL_VERSION" and parse_version(value):
-            return value
-    return None
-
-
-def parse_version(text: str | None) -> tuple[int, ...] | None:
-    """``2.21.5+cuda12.4`` → (2, 21, 5); None for None and for text that does not start with a number."""
-    numbers: list[int] = []
-    for part in (text or "").split("+")[0].split("-")[0].split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers) or None
+    return replace(fabric, kind=FabricKind.TCP, hcas=()) if is_alone else fabric
 
 
 def _with_host(setting: Setting, host: Host) -> Setting:
@@ -183,26 +166,22 @@ def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
     return found
 
 
-def _gid(
-    fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None, version: tuple[int, ...] | None
-) -> list[Setting]:
-    """Set the GID index, only on RoCE and only if NCCL cannot find it (see `fabric_roce.gid_need`)."""
+def _gid(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
+    """Set the GID index on RoCE, from the inventory or the probe (see `fabric_roce.choose_gid`)."""
     if fabric.kind is not FabricKind.ROCE:
         return []
     if fabric.gid_index is not None:
         why = f"gid_index of fabric {fabric.name}"
         names = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
         return [Setting(name, str(fabric.gid_index), why, "inventory") for name in names]
-    if facts is None:
-        return []
-    need = gid_need(fabric, ports, version)
+    choice = choose_gid(fabric, [port.probed.gids for port in ports if port.probed])
     found = []
-    if need.address_family:
-        found.append(Setting("NCCL_IB_ADDR_FAMILY", need.address_family, need.reason, "probe"))
-    if need.index is not None:
-        found.append(Setting("NCCL_IB_GID_INDEX", str(need.index), need.reason, "probe"))
-    if need.index is not None and need.ucx_too:
-        found.append(Setting("UCX_IB_GID_INDEX", str(need.index), need.reason, "probe"))
+    if choice.address_family:
+        found.append(Setting("NCCL_IB_ADDR_FAMILY", choice.address_family, choice.reason, "probe"))
+    if choice.index is not None:
+        found.append(Setting("NCCL_IB_GID_INDEX", str(choice.index), choice.reason, "probe"))
+    if choice.index is not None and choice.ucx_too:
+        found.append(Setting("UCX_IB_GID_INDEX", str(choice.index), choice.reason, "probe"))
     return found
 
 

@@ -1,12 +1,13 @@
-"""Choose the RDMA ports of a job on one host: working ports of the fabric, nearest to its GPUs. Pure."""
+"""Choose the RDMA ports of jobs on one host: the working ports of the fabric. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpurun.facts.hardware import Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind
+from gpurun.launch.fabric_roce import has_gid
 
 LINK_LAYER = {FabricKind.INFINIBAND: "InfiniBand", FabricKind.ROCE: "Ethernet"}
 
@@ -38,35 +39,50 @@ class ChosenPort:
         return f"{self.device}:{self.port or 1}"
 
 
-def choose_ports(fabric: Fabric, grant_gpus: tuple[int, ...], facts: Hardware | None) -> tuple[ChosenPort, ...]:
-    """The ports to use, in the inventory's order, else in the device names' natural order.
+def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ...]:
+    """Return the ports that every job on the host uses, in the inventory's order, else in the names' natural order.
 
-    Without facts, or if the probe found none of the fabric's ports working, exactly what the inventory says.
+    They do not depend on the job's GPUs. NCCL and UCX themselves take the ports nearest to a GPU (NCCL guide,
+    NCCL_NET_GDR_LEVEL). Gangs on parts of hosts must meet on the same ports, because some fabrics connect each port
+    only with its like on other hosts, and NCCL cannot find out (NVIDIA/nccl issues 366, 836).
+
+    If the inventory names no HCAs, these are the ports that work, of HCAs that are the nearest of some GPU of the host:
+    a NIC for storage or logins is farther away. Without facts, or if none of the fabric's ports works, exactly what the
+    inventory says.
     """
     if facts is None:
         return _named(fabric, "hcas of fabric")
-    working = tuple(working_ports(fabric, facts))
+    fitting = tuple(_fitting(fabric, facts))
+    working = [(hca, port) for hca, port in fitting if _works(fabric, facts, hca, port)]
+    reason = "active"
+    if not fabric.hcas:
+        near = _nearest({hca.name: hca for hca, _ in fitting}.values(), facts.gpus)
+        if any(hca.name in near for hca, _ in working):
+            working = [(hca, port) for hca, port in working if hca.name in near]
+        reason = "active and nearest to the host's GPUs" if len(near) < len(facts.hcas) else reason
     if not working:
         return _named(fabric, "none of them works here; hcas of fabric")
-    near = _nearest({hca.name: hca for hca, _ in working}.values(), grant_gpus, facts)
-    reason = "active and nearest to the job's GPUs" if len(near) < len(facts.hcas) else "active"
-    return tuple(
-        ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working if hca.name in near
-    )
+    return tuple(ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working)
 
 
-def working_ports(fabric: Fabric, facts: Hardware) -> Iterable[tuple[Hca, HcaPort]]:
-    """Active ports of the fabric's kind, among the devices the inventory names (all, if it names none)."""
-    layer = LINK_LAYER[fabric.kind]
+def _fitting(fabric: Fabric, facts: Hardware) -> Iterator[tuple[Hca, HcaPort]]:
+    """Yield the ports of the fabric's kind, of the devices that the inventory names (of all, if it names none)."""
     wanted = [split_name(name) for name in fabric.hcas] or [(hca.name, None) for hca in facts.hcas]
     seen = set()
     for device, number in wanted:
         hca = facts.hca(device)
         for port in hca.ports if hca else ():
-            fits = number in (None, port.number) and port.active and port.link_layer == layer
+            fits = number in (None, port.number) and port.link_layer == LINK_LAYER[fabric.kind]
             if hca and fits and (device, port.number) not in seen:
                 seen.add((device, port.number))
                 yield hca, port
+
+
+def _works(fabric: Fabric, facts: Hardware, hca: Hca, port: HcaPort) -> bool:
+    """Return whether a job can send through a port: it is up, has a device file and, for RoCE, the address to use."""
+    if not port.active or hca.uverbs not in facts.infiniband_nodes:
+        return False
+    return fabric.kind is not FabricKind.ROCE or has_gid(port.gids, fabric)
 
 
 def split_name(name: str) -> tuple[str, int | None]:
@@ -95,16 +111,16 @@ def distance(gpu: Gpu, hca: Hca) -> tuple[int, int]:
     return 3, 0
 
 
-def _nearest(hcas: Iterable[Hca], grant_gpus: tuple[int, ...], facts: Hardware) -> frozenset[str]:
+def _nearest(hcas: Iterable[Hca], gpus: Iterable[Gpu]) -> frozenset[str]:
+    """Return the HCAs that are the nearest of at least one GPU; all, if the place of no GPU is known."""
     candidates = tuple(hcas)
-    gpus = [gpu for gpu in facts.gpus if gpu.index in grant_gpus]
-    if len(gpus) < len(set(grant_gpus)) or not gpus:
-        return frozenset(hca.name for hca in candidates)
     near: set[str] = set()
     for gpu in gpus:
+        if not candidates or (not gpu.pci_path and gpu.numa_node is None):
+            continue
         best = min(distance(gpu, hca) for hca in candidates)
         near.update(hca.name for hca in candidates if distance(gpu, hca) == best)
-    return frozenset(near)
+    return frozenset(near or (hca.name for hca in candidates))
 
 
 def _named(fabric: Fabric, why: str) -> tuple[ChosenPort, ...]:

@@ -117,7 +117,9 @@ def make_plan(
     job, attempt = claimant.job, claimant.attempt
     hosts = [inventory.by_name[grant.host] for grant in grants]
     launcher = launcher_of(spec)
-    interfaces = {host.name: inventory.fabric_of(host).interface for host in hosts}
+    alone = len(grants) == 1 and not spec.is_live_elastic
+    fabrics = {host.name: fabric.for_gang(inventory.fabric_of(host), is_alone=alone) for host in hosts}
+    interfaces = {name: used.interface for name, used in fabrics.items()}
     if launcher.argv is not None and len(used := set(interfaces.values())) > 1:
         raise BadInput(
             f"the gang's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
@@ -126,13 +128,12 @@ def make_plan(
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     gang = PlacedGang(
         f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
-        is_tcp=all(inventory.fabric_of(host).kind is FabricKind.TCP for host in hosts), given=frozenset(spec.env),
+        is_tcp=all(used.kind is FabricKind.TCP for used in fabrics.values()), given=frozenset(spec.env),
         roles=spec.roles,
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
     settings = {
-        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env)
-        for host, grant in zip(hosts, grants, strict=True)
+        host.name: fabric.settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
     }
     given = shares(spec, grants, inventory, hardware)
     if THREADS not in {*spec.env, *image_sets}:

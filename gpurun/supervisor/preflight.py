@@ -36,7 +36,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     if not new:
         return
     begun_s = time.time()
-    found = preflight(job.links.fleet, job.inventory, new)
+    alone = len(job.lease.grants) == 1 and not job.spec.is_live_elastic
+    found = preflight(job.links.fleet, job.inventory, new, is_alone=alone)
     job.hardware = {**job.hardware, **found.hardware}
     # Who waits for GPUs need not ask these hosts again, and knows which machines they are.
     note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey, begun_s)

@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, record=RECORD):
         self.record, self.hardware, self.inventory = record, {}, SimpleNamespace(by_name={"h1": H1})
-        self.lease = SimpleNamespace(grants=(Grant("h1", (0,)),))
+        self.lease, self.spec = SimpleNamespace(grants=(Grant("h1", (0,)),)), SimpleNamespace(is_live_elastic=False)
         self.links = SimpleNamespace(fleet=None)
         self.told, self.home, self.noted = [], "home", []
         self.events = SimpleNamespace(emit=lambda kind, **fields: self.told.append((kind, fields)))
@@ -45,7 +45,7 @@ def end_of(job, monkeypatch, *blocking, processes=()):
     found = Hardware("h1", gpus=gpus)
     blocking += tuple(strangers(H1, found, frozenset({0}), Severity.ERROR))
     survey = Survey({"h1": found}, {})
-    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight(blocking, (), {"h1": found}, survey))
+    monkeypatch.setattr(preflight, "preflight", lambda *_, **__: Preflight(blocking, (), {"h1": found}, survey))
     monkeypatch.setattr(preflight, "note_survey", lambda *words: job.noted.append(words))
     with pytest.raises(GangEnd) as raised:
         preflight.examine(job, ["h1"])
@@ -78,7 +78,7 @@ def test_what_a_preflight_finds_is_a_look_at_its_hosts(monkeypatch):
     end_of(job, monkeypatch, processes=[(EVE,)])
     ((_, _, hosts, survey, _),) = job.noted
     assert hosts == [H1] and survey.hardware == {"h1": found}
-    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight((), (), {"h1": found}, survey))
+    monkeypatch.setattr(preflight, "preflight", lambda *_, **__: Preflight((), (), {"h1": found}, survey))
     sound = Job()
     monkeypatch.setattr(preflight, "note_survey", lambda *words: sound.noted.append(words))
     preflight.examine(sound, ["h1"])
