@@ -280,7 +280,13 @@ def test_a_gang_that_another_user_needs_does_not_wait_for_the_check(cluster, mon
     monkeypatch.setattr(SupervisedJob, "_must_look", lambda *_: go_on.is_set() is False)
     monkeypatch.setattr(job_module, "run_pass_and_start", lambda *_, **__: folder.ask_to_cancel(preempt))
     waited = []
-    monkeypatch.setattr(elsewhere, "look_at", lambda *_, **__: go_on.wait(10.0) or waited.append("for the check") or {})
+
+    def look_at(*_, **__):
+        if not go_on.wait(10.0):
+            waited.append("for the check")
+        return {}
+
+    monkeypatch.setattr(elsewhere, "look_at", look_at)
     cluster.broken = dict.fromkeys(HOSTS, "dead")
     try:
         cluster.pass_and_live()
