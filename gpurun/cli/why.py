@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from gpurun.scheduler.explain import Explanation
 
 
+_DOING = {
+    "PREPARING": "gpurun connects to its hosts and copies image, code and data there",
+    "STARTING": "gpurun makes its containers and checks its GPUs",
+}
+"""What happens in states in which a job's record has no reason."""
+
+
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
@@ -54,7 +61,8 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     inventory = os.path.realpath(record.inventory)
     decisions, left_out = looked.decisions.get(inventory), looked.left_out.get(record.id, "")
     if decisions is None or left_out or record.state.value != "QUEUED":
-        said = "; ".join(filter(None, (record.reason, left_out, _drained(record.id))))
+        reason = record.reason or _DOING.get(record.state.value, "")
+        said = "; ".join(filter(None, (reason, left_out, _drained(record.id))))
         if as_json:
             print_json({"job": record.id, "state": record.state.value, "message": said})
         else:

@@ -241,6 +241,18 @@ def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
     assert f"{folder.id} is GRANTED: it has no supervisor; the next command of" in gpurun("why", folder.id)[1]
 
 
+def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun):
+    folder = made(store)
+    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    with lock:
+        folder.move(State.PREPARING)
+        assert "is PREPARING: gpurun connects to its hosts and copies image" in gpurun("why", folder.id)[1]
+        folder.move(State.STARTING)
+        assert "is STARTING: gpurun makes its containers and checks its GPUs" in gpurun("why", folder.id)[1]
+        folder.move(State.STOPPING, reason="cancelled by me")
+        assert gpurun("why", folder.id)[1] == f"{folder.id} is STOPPING: cancelled by me\n"
+
+
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
     made(store)
     code, _, err = gpurun("wait", "train", "--timeout", "0.1")
