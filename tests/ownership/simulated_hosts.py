@@ -313,4 +313,5 @@ class Agent:
 
 def hardware(machine: Machine) -> Any:
     """What a probe of the machine finds, as far as claims need it."""
-    return SimpleNamespace(gpus=[SimpleNamespace(index=index, uuid=machine.uuid(index)) for index in range(GPUS)])
+    gpus = [SimpleNamespace(index=index, uuid=machine.uuid(index)) for index in range(GPUS)]
+    return SimpleNamespace(gpus=gpus, machine_id="")
