@@ -15,9 +15,9 @@ import typer
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.EAGAIN)
+OF_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EUCLEAN, errno.ESTALE)
+"""What only files say. Connections say the rest of `DISK_ERRORS`, too; they name no file."""
+STDOUT_LOST = (*OF_FILES, errno.EFBIG)
 UNREAD = 1
 
 
@@ -32,18 +32,24 @@ def open_closed_streams() -> None:
 
 
 def disk_problem(error: OSError) -> StateDiskError | None:
-    """Return the error for people if a disk is full, read-only or broken, but not stdout's; else None."""
-    if error.errno not in DISK or (error.filename is None and _is_on_disk(sys.stdout)):
+    """Return the error for people if a disk is full, read-only, broken or away, but not stdout's; else None."""
+    from gpurun.state.path import DISK_ERRORS
+
+    if error.errno not in DISK_ERRORS:
+        return None
+    if error.filename is None and (error.errno not in OF_FILES or _is_on_disk(sys.stdout)):
         return None
     return StateDiskError(
-        f"cannot write: {error.strerror}", where=None if error.filename is None else str(error.filename),
+        f"cannot be read or written: {error.strerror}", where=None if error.filename is None else str(error.filename),
         hint="`df -h` shows which disk is full, such as that of caches or temporary files; `dmesg | tail` may say more",
     )  # fmt: skip
 
 
 def shortage(error: OSError) -> StateUnavailable | None:
     """Return the error for people if this machine is short of descriptors, locks, memory or processes; else None."""
-    if error.errno not in SHORT:
+    from gpurun.state.path import PROCESS_ERRORS
+
+    if error.errno not in PROCESS_ERRORS:
         return None
     return StateUnavailable(
         f"this machine is short of something: {error.strerror}",
@@ -76,7 +82,7 @@ def output_written() -> Iterator[None]:
         sys.stdout = None
         sys.exit(UNREAD)
     except OSError as error:
-        if error.filename is not None or error.errno not in NO_ROOM:
+        if error.filename is not None or error.errno not in STDOUT_LOST:
             raise
         sys.stdout = None
         typer.echo(f"gpurun: cannot write to stdout: {error.strerror}", err=True)

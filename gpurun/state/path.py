@@ -30,6 +30,12 @@ _AWAY = (
     "the file system of the state directory does not answer",
     "`ls {home}` shows when it does; check its server, the network to it, and the mount",
 )
+_OF_NETWORKS = (
+    errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED,
+    errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.EREMOTEIO,
+    errno.ENODEV, errno.EKEYEXPIRED,
+)  # fmt: skip
+"""What NFS and FUSE say while their server is away. Not ENXIO: a pipe that somebody put there says it, too."""
 _DISK = {
     errno.ENOSPC: ("the disk of the state directory is full", "free some space there; `df -h {home}` shows how much"),
     errno.EDQUOT: ("your quota on the disk of the state directory is used up", "free some space; `quota -s` shows it"),
@@ -39,16 +45,9 @@ _DISK = {
         "`dmesg | tail` says more; check the disk before you continue",
     ),
     errno.EUCLEAN: ("the file system of the state directory is damaged", "`dmesg | tail` says more; repair it (fsck)"),
-    **dict.fromkeys(
-        # of NFS and FUSE. Not ENXIO: a pipe that somebody put there says it, too
-        (
-            errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED,
-            errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.EREMOTEIO,
-            errno.ENODEV, errno.EKEYEXPIRED,
-        ),
-        _AWAY,
-    ),
+    **dict.fromkeys(_OF_NETWORKS, _AWAY),
 }  # fmt: skip
+DISK_ERRORS = frozenset(_DISK)
 _PROCESS = {
     errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
     errno.ENFILE: ("this machine has too many open files", "raise the limit: sysctl fs.file-max"),
@@ -56,6 +55,7 @@ _PROCESS = {
     errno.ENOMEM: ("this machine has no more memory", "try again in a moment"),
     errno.EINTR: ("it was interrupted", "try again"),
 }
+PROCESS_ERRORS = frozenset(_PROCESS) | {errno.EAGAIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def may_pass(error: GpurunError | OSError) -> bool:
     """Return whether an error says that the disk failed or this machine is short of something: it may pass."""
     if not isinstance(error, OSError):
         return isinstance(error, StateUnavailable)
-    return error.errno in _DISK or error.errno in _PROCESS or error.errno == errno.EAGAIN
+    return error.errno in DISK_ERRORS | PROCESS_ERRORS
 
 
 def examined(descriptor: int, path: StatePath) -> os.stat_result:

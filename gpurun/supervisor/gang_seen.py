@@ -12,6 +12,7 @@ from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.seats import RankSeat, seats_of
 from gpurun.supervisor.causes import Cause
+from gpurun.supervisor.exit_codes import code_words
 from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank, hosts_that_are_done
 
 
@@ -77,7 +78,7 @@ class ContainerEnd:
         if self.code == UNTOLD:
             why = self.unwritable or "the host's disk is full, or PATH leads to no mkdir or mkfifo"
             return f"a rank has ended and cannot say how: {why}"
-        return f"the job's container ended (exit code {self.code})"
+        return "the job's container ended" + (f" with {code_words(self.code)}" if self.code is not None else "")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cli.streams import disk_problem
+
 PRINTS = ["--help", "version", "status", "status --json", "inventory list"]
 
 
@@ -75,3 +77,38 @@ def test_a_full_or_broken_disk_elsewhere_is_not_blamed_on_stdout(gpurun, monkeyp
             assert (code, "stdout" in err, os.strerror(number) in err, "df -h" in err) == (5, False, True, True), err
             assert ("/caches/x" in err) == bool(named)
     os.close(reads)
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO", "EUCLEAN", "ESTALE", "ETIMEDOUT", "ENOTCONN"])
+def test_a_disk_or_its_server_that_fails_is_an_error_for_people(name):
+    """A raw error names the file, such as that of a cache on a home of NFS."""
+    number = getattr(errno, name)
+    problem = disk_problem(OSError(number, os.strerror(number), "/nfs/home/.cache/gpurun/x"))
+    assert str(problem) == f"/nfs/home/.cache/gpurun/x: cannot be read or written: {os.strerror(number)}"
+
+
+@pytest.mark.parametrize("name", ["ECONNREFUSED", "ETIMEDOUT"])
+def test_a_connection_that_fails_is_no_disk(name):
+    assert disk_problem(OSError(getattr(errno, name), "a connection")) is None
+
+
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "EDQUOT"])
+def test_output_to_a_file_whose_server_is_away_is_one_message(gpurun, tmp_path, monkeypatch, name):
+    file = (tmp_path / "out").open("w", encoding="utf-8")
+
+    class Away:
+        def fileno(self):
+            return file.fileno()
+
+        def flush(self):
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+        def write(self, text):
+            return len(text)
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr(sys, "stdout", Away())
+    code, _, err = gpurun("version")
+    assert (code, err) == (5, f"gpurun: cannot write to stdout: {os.strerror(getattr(errno, name))}\n")

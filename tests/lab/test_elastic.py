@@ -79,7 +79,7 @@ def test_a_job_that_loses_a_host_continues_and_grows_back(cluster):
     wait_until(has_grown)
     steps, found = [step for step, _ in trained(cluster, job)], cluster.record(job)
     if found["restarts"]:  # Horovod failed on all survivors, as it sometimes does: gpurun blames the loss
-        assert f"{killed}: the job's container ended (exit code 137); then " in stopping_reason(cluster, job)
+        assert f"{killed}: the job's container ended with exit code 137 (SIGKILL: " in stopping_reason(cluster, job)
         assert steps[before] > CHECKPOINT_EVERY, "it began again from the beginning"
     else:
         assert found["attempt"] == 1
@@ -193,8 +193,9 @@ def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
     wait_until(lambda: cluster.record(job)["ended_s"])
     found = cluster.record(job)
     assert (found["state"], found["restarts"]) == ("SUCCEEDED", 1)
-    why = f"{hosts[2]}: the job's container ended (exit code 137); then a rank on "
-    assert stopping_reason(cluster, job).startswith(why)
+    why = stopping_reason(cluster, job)
+    assert why.startswith(f"{hosts[2]}: the job's container ended with exit code 137 (SIGKILL: ")
+    assert "; then a rank on " in why
 
 
 def test_a_program_that_fails_everywhere_is_not_started_again(cluster):

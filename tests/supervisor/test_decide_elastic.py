@@ -126,12 +126,12 @@ def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
 
 def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     """Horovod aborted all survivors of a lost host once, on a busy machine: the job FAILED, and is to start again."""
-    lost = {"c": FirstFailure("the job's container ended (exit code 137)", host="c", exit_code=137, kind="container")}
+    lost = {"c": FirstFailure("the job's container ended", host="c", exit_code=137, kind="container")}
     end = rank_failed(None, "a", 134, who="a rank")
     found = after_loss(end, lost, 2.6)
     assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
     assert found.reason == (
-        "c: the job's container ended (exit code 137); then a rank on a failed first, with exit code 134 "
+        "c: the job's container ended; then a rank on a failed first, with exit code 134 "
         "(SIGABRT: it aborted itself, as after a failed assertion)"
     )
     assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"

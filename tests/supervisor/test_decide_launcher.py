@@ -109,7 +109,7 @@ def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0()
         (container(137, is_oom=True), "ran out of memory", 4),
         (container(137, is_oom=True, memory_bytes=1 << 30), "the job had 1024 MiB on this host", 1),
         (container(None, engine_out="no such file"), "Docker engine has stopped", 4),
-        (container(137), "ended (exit code 137)", 4),
+        (container(137), "container ended with exit code 137 (SIGKILL: ", 4),
         (container(1), "horovodrun failed with exit code 1", 1),
     ],
 )
