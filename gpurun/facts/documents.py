@@ -22,5 +22,5 @@ def convert(host: str, kind: type[T], document: object) -> T:
     """
     try:
         return msgspec.convert(document, ready(kind))
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # a lone surrogate raises ValueError
         raise HostNotReady(f"the host's answer is not valid: {error}", host=host) from None

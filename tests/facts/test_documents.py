@@ -30,6 +30,8 @@ from gpurun.facts.samples import GpuSample, HostSample, sample_from_document
         ({"problems": {"a": 1}}, "$.problems"),
         ({"hcas": [{"name": "m", "ports": [{"number": 1}]}]}, "$.hcas[0].ports[0]"),
         ({"limits": {"nofile": 1.5}}, "$.limits.nofile"),
+        ({"gpus": "\ud800"}, ""),
+        ({"gpus": [{"index": "\udcff"}]}, ""),
     ],
 )
 def test_a_document_that_is_not_valid_is_refused_with_its_host_and_place(document, place):
