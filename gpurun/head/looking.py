@@ -21,7 +21,7 @@ from threading import Thread
 
 from gpurun.doctor.soundness import soundness
 from gpurun.doctor.survey import Survey, joined, probe
-from gpurun.errors import AuthenticationFailed, GpurunError, StateError, StateUnavailable
+from gpurun.errors import AuthenticationFailed, GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.facts.hardware import DockerFacts
 from gpurun.head.looks import AGAIN_S, due_in, loaded
 from gpurun.inventory.model import Host, Inventory
@@ -96,7 +96,7 @@ class Looks:
     def __init__(self, inventory: Inventory, hosts: Sequence[Host], timeout_s: float) -> None:
         self.inventory, self.begun_s = inventory, time.time()
         self.waiting = {host.name for host in hosts}
-        self._answers: SimpleQueue[tuple[str, Survey | BaseException]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[str, Survey]] = SimpleQueue()
         targets = [target_of(host, inventory) for host in hosts]
         self._fleet = Fleet.open(targets, limit=AT_ONCE, timeout_s=timeout_s)
         for host in hosts:
@@ -104,9 +104,11 @@ class Looks:
 
     def _ask(self, host: str) -> None:
         try:
-            self._answers.put((host, probe(self._fleet, self.inventory, [host])))
-        except BaseException as error:  # noqa: BLE001 - a fault of gpurun: raised where the answers are taken
-            self._answers.put((host, error))
+            found = probe(self._fleet, self.inventory, [host])
+        except Exception as error:  # noqa: BLE001 - a fault of gpurun, met at one host: the others have their looks
+            why = f"gpurun failed at its answer: {type(error).__name__}: {error}"
+            found = Survey({}, {host: HostFailure(why, kind="internal", host=host)})
+        self._answers.put((host, found))
 
     def answers(self, within_s: float) -> Survey:
         """Take the answers that come within that time. Returns early when there are no others."""
@@ -115,8 +117,6 @@ class Looks:
             while self.waiting:
                 host, answer = self._answers.get(timeout=max(0.0, end_s - time.monotonic()))
                 self.waiting.discard(host)
-                if isinstance(answer, BaseException):
-                    raise answer
                 found.append(answer)
         return joined(found)
 

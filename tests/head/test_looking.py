@@ -141,6 +141,21 @@ def test_many_supervisors_that_fail_on_one_host_make_one_look(tmp_path, inventor
     assert len(fleet.asked) == 3, "that a host is sound must be so at this moment"
 
 
+def test_a_host_whose_answer_gpurun_cannot_take_is_out_alone(tmp_path, inventory, fleet, monkeypatch):
+    """It ended the round, and no host came back."""
+
+    def probe(with_fleet, with_inventory, hosts):
+        if hosts == ["h02"]:
+            raise IndexError("list index out of range")
+        return fleet.probe(with_fleet, with_inventory, hosts)
+
+    monkeypatch.setattr(looking, "probe", probe)
+    look_round(tmp_path, [inventory.source])
+    outs = {name: machine.out.reason for name, machine in known(tmp_path).items() if machine.out is not None}
+    assert outs == {"h02": "gpurun failed at its answer: IndexError: list index out of range"}
+    assert len(known(tmp_path)) == 40
+
+
 def test_at_most_16_hosts_are_looked_at_at_once(tmp_path, inventory, fleet):
     look_at(tmp_path, inventory, [host.name for host in inventory.hosts])
     assert [len(some) for some in fleet.asked] == [16, 16, 8]
