@@ -80,8 +80,8 @@ def _send(
     why = "it is not what it was at the submit"
     try:
         tree = as_pinned(source, job.home)
-    except HostNotReady as error:
-        tree, why = None, str(error)
+    except HostNotReady as away:
+        tree, why = None, str(away)
     if tree is None:
         job.note(f"the data set {name!r}: {why}; a host that still has it gives it to the others")
     try:
