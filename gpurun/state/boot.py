@@ -16,7 +16,7 @@ class HeadBoot:
     """A boot of the head, as one reading of the wall clock dates it.
 
     Attributes:
-        id: the kernel's id of the boot; "" = unknown.
+        id: the kernel's id of the boot, and after an "@" its machine's; "" = unknown.
         began_s: when the boot began by that reading, seconds since the epoch.
     """
 
@@ -31,12 +31,19 @@ class HeadBoot:
         return self.id == ident and abs(self.began_s - began_s) < STEP_S
 
     def moved(self, stamp_s: float, then: HeadBoot) -> float:
-        """Return a past moment, stamped by `then`, by this reading. A moment of an earlier boot is before this boot."""
+        """Return a past moment, stamped by `then`, by this reading. A moment of an earlier boot is before this boot.
+
+        Of a boot of another machine, such as the head before this one took over, only the wall clock tells.
+        """
         if not then.id:
             return stamp_s
         if self.id == then.id and stamp_s >= then.began_s:
             return stamp_s + self.began_s - then.began_s
-        return min(stamp_s, self.began_s)
+        return min(stamp_s, self.began_s) if self._machine == then._machine else stamp_s
+
+    @property
+    def _machine(self) -> str:
+        return self.id.partition("@")[2]
 
     def moved_ahead(self, stamp_s: float, then: HeadBoot) -> float:
         """Return a moment that may be in the future, such as the end of a pause. Between boots, it stays as it is."""

@@ -10,6 +10,7 @@ decide.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -30,11 +31,19 @@ def read_clocks() -> ClockReading:
 
 @cache
 def boot_id() -> str:
-    """Return the kernel's id of this boot; "" if the kernel tells none."""
+    """Return the kernel's id of this boot, "@" and a checksum of the machine's id; "" if the kernel tells none.
+
+    It has only a checksum, because machine-id(5) asks programs not to show the id to others.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+    try:
+        machine = f"{zlib.crc32(Path('/etc/machine-id').read_bytes()):08x}"
+    except OSError:
+        machine = ""
+    return f"{boot}@{machine}"
 
 
 def is_synchronised() -> bool:

@@ -111,6 +111,20 @@ def test_after_a_boot_a_clock_that_nobody_has_set_yet_ends_nothing(machine):
     assert third.elapsed_s(moved_s) == pytest.approx(690.0)
 
 
+@pytest.mark.parametrize("up_s", [60.0, 30 * 86_400.0])
+def test_a_head_that_takes_over_from_another_machine_believes_its_wall_times(machine, up_s):
+    """The state directory has moved to it, or lies on a disk that both can reach. It may be up for a month already."""
+    machine.boot = "a@first"
+    first = machine.process()
+    started_s = first() - 3600.0
+    machine.boot, machine.up_s = "b@second", up_s
+    second = machine.process()
+    moved_s = second.boot.moved(started_s, first.boot)
+    assert second.elapsed_s(moved_s) == pytest.approx(3600.0)
+    machine.passes(100.0, 90_000.0)
+    assert second.elapsed_s(moved_s) == pytest.approx(3700.0)
+
+
 @pytest.mark.parametrize("step_s", STEPS_S)
 def test_a_step_after_a_boot_does_not_end_a_gang_that_began_before_it(machine, step_s):
     first = machine.process()
