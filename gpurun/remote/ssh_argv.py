@@ -77,6 +77,14 @@ def leave(route: Route, socket: str) -> list[str]:
     return ["ssh", "-O", "exit", *_options({"ControlPath": _quoted(socket)}), *_asked(route)]
 
 
+def first_login(route: Route, masters: Masters) -> Route:
+    """Return the first host on the way to which ``ssh`` itself logs in: `route`, or a jump host."""
+    first = route
+    while first not in masters and first.jump is not None and first.jump not in masters:
+        first = first.jump
+    return first
+
+
 def _way(route: Route, masters: Masters, *, batch: bool) -> list[str]:
     """Return the options of every connection, and the options for the way through jump hosts.
 

@@ -13,7 +13,12 @@ from collections.abc import Collection
 from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostUnreachable
 
 _CONNECTING = "debug1: Connecting to "
-_CONNECTED = ("debug1: Connection established", "debug1: mux_client_request_session: ", "Authenticated to ")
+_CONNECTED = (
+    "debug1: Connection established",
+    "debug1: Remote protocol version ",
+    "debug1: mux_client_request_session: ",
+    "Authenticated to ",
+)
 _LOGGED_IN = ("debug1: mux_client_request_session: master session id", "Authenticated to ")
 _NOISE = re.compile(r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: |@{10}")
 _HOST_KEY = re.compile(r"debug1: Server host key: (\S+) (SHA256:[A-Za-z0-9+/]+)$")
@@ -21,8 +26,14 @@ _OFFERED = re.compile(r"debug1: Offering public key: (.+?) [A-Z0-9-]+ SHA256:")
 _DENIED = re.compile(r"Permission denied \(([a-z0-9@.,-]+)\)")
 _WRONG_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
 _CONSEQUENCES = ("Connection closed by UNKNOWN port", "kex_exchange_identification: ", "Host key verification failed")
+_DROPPED = ("kex_exchange_identification: ", "Connection closed by ", "Connection reset by ")
+"""All that ``ssh`` says if an sshd drops a connection before the login: with too many others (``MaxStartups``)."""
 _TYPED = ("keyboard-interactive", "password")
 _LINES, _MOST_OFFERED, _LINE_BYTES = 40, 16, 500
+
+
+class TooManyLogins(HostUnreachable):
+    """An sshd on the way dropped the connection before the login, and nothing else is wrong."""
 
 
 class Heard:
@@ -91,7 +102,9 @@ def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> Host
         hint = connect_hint(host) if needs_a_person(methods) else f"check with: ssh {host}"
         return AuthenticationFailed(f"it refuses {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint)
     through = f" through {jump}" if jump else ""
-    return HostUnreachable(f"ssh{through} says: {_reason(heard)}", host=host, hint=f"check with: ssh {host}")
+    dropped = any(line.startswith(_DROPPED[0]) for line in heard.lines)
+    kind = TooManyLogins if dropped and all(line.startswith(_DROPPED) for line in heard.lines) else HostUnreachable
+    return kind(f"ssh{through} says: {_reason(heard)}", host=host, hint=f"check with: ssh {host}")
 
 
 def _reason(heard: Heard) -> str:

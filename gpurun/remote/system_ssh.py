@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
 import time
+from collections import defaultdict
 from contextlib import suppress
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
 from gpurun.errors import HostKeyMismatch, HostUnreachable
@@ -14,8 +17,8 @@ from gpurun.remote import host_key, ssh_argv
 from gpurun.remote.dial import addresses_of, dial
 from gpurun.remote.program import Program
 from gpurun.remote.remote_command import CommandEnd
-from gpurun.remote.session import no_connection
-from gpurun.remote.ssh_said import Heard, failure
+from gpurun.remote.session import head_short, no_connection
+from gpurun.remote.ssh_said import Heard, TooManyLogins, failure
 
 if TYPE_CHECKING:
     from gpurun.remote.session import Attempt
@@ -24,25 +27,74 @@ if TYPE_CHECKING:
 _TICK_S = 1.0
 _BETWEEN_S = 0.005
 
+MOST_LOGINS = 8
+"""So many connections at once log in to one jump host: sshd drops some of more than ten (``MaxStartups``)."""
+_LOGIN_S = 3.0
+"""A turn is over after this long: the jump host has accepted the login, and the host behind it may be dead."""
+_AGAIN_S = 1.0
+
+_TURNS: defaultdict[Route, BoundedSemaphore] = defaultdict(lambda: BoundedSemaphore(MOST_LOGINS))
+"""Jump host → the turns of this process to log in there."""
+
+
+class Turn:
+    """One of a jump host's turns to log in. `over` is idempotent."""
+
+    def __init__(self, jump: Route, attempt: Attempt) -> None:
+        self._turns: BoundedSemaphore | None = _TURNS[jump]
+        attempt.stage = f"waiting for its turn to log in to {jump.name}"
+        while not self._turns.acquire(timeout=_TICK_S):
+            attempt.deadline_s += _TICK_S  # the host itself has not been asked yet
+        self._until_s = time.monotonic() + _LOGIN_S
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that the turn may still last."""
+        return self._until_s - time.monotonic()
+
+    def over(self) -> None:
+        """Let another connection log in."""
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.release()
+
 
 def run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str) -> SystemSsh:
-    """Connect and run a command.
+    """Connect and run a command. Tries once more if an sshd on the way has too many logins at the moment.
 
     Raises:
         HostUnreachable: no connection in time, or ``ssh`` cannot be started.
         HostKeyMismatch: the host's key is unknown, different, or revoked.
         AuthenticationFailed: the login needs a user who answers questions, or the host refused it.
     """
+    try:
+        return _run(route, attempt, masters, command)
+    except TooManyLogins:
+        time.sleep(_AGAIN_S * random.uniform(0.5, 1.5))  # noqa: S311 - not all at the same moment
+        return _run(route, attempt, masters, command)
+
+
+def _run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str) -> SystemSsh:
+    jump = ssh_argv.first_login(route, masters)
+    turn = Turn(jump, attempt) if jump != route else None
+    try:
+        return _logged_in(route, attempt, masters, command, turn)
+    finally:
+        if turn is not None:
+            turn.over()
+
+
+def _logged_in(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str, turn: Turn | None) -> SystemSsh:
     attempt.stage = f"connecting to {route.hostname} port {route.port} with ssh"
     direct = route not in masters and route.jump is None and route.proxy_command is None
     family = _family(route, attempt) if direct else None
     try:
         program = SystemSsh(ssh_argv.session(route, masters, command, family))
     except (OSError, ValueError) as error:
-        raise HostUnreachable(f"cannot run ssh: {error}", host=route.name) from error
+        raise head_short(error, route.name) or HostUnreachable(f"cannot run ssh: {error}", host=route.name) from error
     attempt.opened(program.close)
     try:
-        program.await_login(route, attempt, direct=direct)
+        program.await_login(route, attempt, direct=direct, turn=turn)
     except BaseException:
         program.close()
         raise
@@ -79,11 +131,12 @@ class SystemSsh(Program):
         self._patience_s: float | None = None
         self._heard = Heard()
 
-    def await_login(self, route: Route, attempt: Attempt, *, direct: bool) -> None:
+    def await_login(self, route: Route, attempt: Attempt, *, direct: bool, turn: Turn | None = None) -> None:
         """Wait until the host has accepted the login.
 
         Args:
             direct: ``ssh`` connects to the host directly, so that gpurun sees whether the host accepts the connection.
+            turn: to log in to a jump host; over once the host behind it answers.
         """
         connect_until_s = time.monotonic() + attempt.connect_left_s
         asked = told = False
@@ -97,7 +150,11 @@ class SystemSsh(Program):
                     else f"no connection to {where}: timed out"
                 )
                 raise HostUnreachable(late, host=route.name)
-            output, ended = self._wait_for_words(until_s - time.monotonic())
+            if turn is not None and (self._heard.connected or turn.left_s <= 0):
+                turn.over()
+                turn = None
+            left_s = until_s - time.monotonic()
+            output, ended = self._wait_for_words(left_s if turn is None else min(left_s, turn.left_s))
             if direct and self._heard.connecting and not asked:
                 asked = True
                 attempt.asks()

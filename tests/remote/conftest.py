@@ -76,7 +76,7 @@ class Sshd:
                     "PasswordAuthentication no",
                     "KbdInteractiveAuthentication no",
                     "PermitRootLogin yes",
-                    "MaxStartups 200",
+                    *([] if "MaxStartups" in " ".join(lines) else ["MaxStartups 200"]),  # of these it takes the last
                     "MaxSessions 200",
                     "LogLevel ERROR",
                 ]

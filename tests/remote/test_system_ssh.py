@@ -6,6 +6,7 @@ import getpass
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -326,3 +327,35 @@ def test_the_way_says_whose_connection_is_shared(net):
     through = resolve(net.host("gpu4", server, "ProxyJump gpu1"))
     assert len({masters.own_path(route) for route in (one, elsewhere, through)}) == 3
     assert getpass.getuser() not in str(masters.own_path(one)).removeprefix(os.environ["XDG_CONFIG_HOME"])
+
+
+def test_no_more_connections_log_in_to_a_jump_host_at_once_than_its_sshd_takes(net, monkeypatch):
+    """sshd with its defaults drops every third of more than ten; this one all of more than four."""
+    monkeypatch.setattr(system_ssh, "MOST_LOGINS", 2)
+    monkeypatch.setattr(system_ssh, "_AGAIN_S", 0.0)
+    net.ssh = "system"
+    net.host("bastion", net.sshd("MaxStartups 4:100:4"))
+    server = net.sshd()
+    with Fleet.open([net.host(f"gpu{at}", server, "ProxyJump bastion") for at in range(8)]) as fleet:
+        assert not fleet.failures, {host: error.message for host, error in fleet.failures.items()}
+
+
+@pytest.mark.parametrize("way", ["", "ProxyJump bastion"])
+def test_a_connection_that_a_busy_sshd_drops_is_tried_once_more(net, monkeypatch, way):
+    net.ssh = "system"
+    busy, server = net.sshd("MaxStartups 1:100:1", "LoginGraceTime 600"), net.sshd()
+    net.host("bastion", busy)
+    target = net.host("gpu1", server if way else busy, way)
+    stranger = socket.create_connection(("127.0.0.1", busy.port))
+    assert stranger.recv(4) == b"SSH-"
+    tries = []
+
+    def leaves(_seconds):
+        tries.append(_seconds)
+        stranger.close()
+        until(lambda: sessions(busy) == 0)
+
+    monkeypatch.setattr(system_ssh.time, "sleep", lambda seconds: leaves(seconds) if seconds > 0.1 else None)
+    with Fleet.open([target]) as fleet:
+        assert not fleet.failures, {host: error.message for host, error in fleet.failures.items()}
+    assert len(tries) == 1
