@@ -59,3 +59,12 @@ def test_only_root_of_a_shared_directory_recovers_others(home, monkeypatch):
     from gpurun.cli.recover import _recover_others
 
     assert _recover_others(home, ()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--by-timer",)])
+def test_a_state_directory_that_is_away_is_not_made_anew_by_the_timer(gpurun, tmp_path, monkeypatch, words):
+    """It could not be moved back, and what lives on would take it for another one's."""
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "away" / "home"))
+    code, out, err = gpurun("recover", *words)
+    assert (code, out, "nothing had to be restarted" in err) == (0, "", True)
+    assert list(tmp_path.glob("away*")) == []
