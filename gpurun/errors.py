@@ -114,6 +114,12 @@ class AuthenticationFailed(HostFailure):
     kind = "login"
 
 
+class HeadShort(HostFailure):
+    """This machine lacks descriptors, memory or threads to connect to the host. It says nothing about the host."""
+
+    kind = "head-short"
+
+
 class HostNotReady(HostFailure):
     """The host answers but lacks something a job needs: Docker, python3, disk space."""
 

@@ -21,7 +21,14 @@ from threading import Thread
 
 from gpurun.doctor.soundness import soundness
 from gpurun.doctor.survey import Survey, joined, probe
-from gpurun.errors import AuthenticationFailed, GpurunError, HostFailure, StateError, StateUnavailable
+from gpurun.errors import (
+    AuthenticationFailed,
+    GpurunError,
+    HeadShort,
+    HostFailure,
+    StateError,
+    StateUnavailable,
+)
 from gpurun.facts.hardware import DockerFacts
 from gpurun.head.looks import AGAIN_S, due_in, loaded
 from gpurun.inventory.model import Host, Inventory
@@ -63,7 +70,8 @@ def look_at(
 
     Returns:
         Host → why it is out; None = its check passed. Missing: a host that is not in the inventory, or of which this
-        process can tell nothing, because its ssh-agent is gone. The result is right even if it cannot be noted.
+        process can tell nothing: its ssh-agent is gone, or this machine has no descriptors left. The result is right
+        even if it cannot be noted.
     """
     known, now_s = read_machines(home, os.getuid()), time.time()
     found: dict[str, Out | None] = {}
@@ -156,9 +164,11 @@ def note_survey(
         is_sure: a login that failed says something about the host. None = unless this process has lost its ssh-agent.
     """
     now_s = time.time()
+    nothing: tuple[type[GpurunError], ...] = (HeadShort,)
     if not (has_its_agent(os.environ) if is_sure is None else is_sure):
-        unknown = {host for host, error in seen.failures.items() if isinstance(error, AuthenticationFailed)}
-        hosts = [host for host in hosts if host.name not in unknown]
+        nothing = (HeadShort, AuthenticationFailed)
+    unknown = {host for host, error in seen.failures.items() if isinstance(error, nothing)}
+    hosts = [host for host in hosts if host.name not in unknown]
     clocks = sum(found.clock_offset_s is not None for found in seen.hardware.values())
     outs = outs_in(inventory, seen, hosts, now_s, by_clock=clocks >= ENOUGH_CLOCKS or clock.is_synchronised())
     looks = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import AuthenticationFailed, HostFailure, HostUnreachable
+from gpurun.errors import AuthenticationFailed, HeadShort, HostFailure, HostUnreachable
 from gpurun.remote import host_key, known_hosts, ssh_said
 from gpurun.remote.dial import addresses_of, dial
 from gpurun.remote.keys import ClientKey, KeyProblem, identities
@@ -37,6 +38,7 @@ KEX = (
 # AES-GCM allows far more; sshd itself renews the keys at its own limit (64 GiB for AES).
 REKEY_BYTES = 1 << 38
 
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -123,7 +125,9 @@ def _open_socket(route: Route, attempt: Attempt, jumps: Jumps) -> Any:
         try:
             program = ProxyProgram(route.proxy_command)
         except (OSError, ValueError) as error:
-            raise HostUnreachable(f"the ProxyCommand cannot be run: {error}", host=route.name) from error
+            raise head_short(error, route.name) or HostUnreachable(
+                f"the ProxyCommand cannot be run: {error}", host=route.name
+            ) from error
         attempt.opened(program.close)
         return program
     return _connect_tcp(route, attempt)
@@ -137,9 +141,9 @@ def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
         raise no_connection(route, error) from None
 
 
-def no_connection(route: Route, error: OSError) -> HostUnreachable:
+def no_connection(route: Route, error: OSError) -> HostFailure:
     """Return the failure of a host that accepted no connection."""
-    return HostUnreachable(
+    return head_short(error, route.name) or HostUnreachable(
         f"no connection to {route.hostname} port {route.port}: {reason(error)}",
         host=route.name,
         hint="check that the host is up and its sshd runs",
@@ -165,6 +169,8 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
     except Exception as error:  # Paramiko raises anything if a host speaks SSH wrongly
         transport.close()
         sock.close()
+        if short := head_short(error, route.name):
+            raise short from error
         why = reason(error)
         if isinstance(sock, ProxyProgram) and (said := sock.last_words()):
             why += f"; its ProxyCommand says {said!r}"
@@ -263,8 +269,18 @@ def reason(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def head_short(error: BaseException, host: str) -> HeadShort | None:
+    """Return the failure to connect to a host that is this machine's own; None if the error says something else."""
+    no_thread = isinstance(error, RuntimeError) and "new thread" in str(error)
+    if no_thread or (isinstance(error, OSError) and error.errno in _SHORT):
+        return HeadShort(
+            f"this machine cannot connect to it now: {reason(error)}", host=host, hint="ulimit -a; free -m"
+        )
+    return None
+
+
 def as_host_failure(error: BaseException, host: str) -> HostFailure:
     """Convert an exception of the SSH library to a typed error."""
     if isinstance(error, HostFailure):
         return error
-    return HostUnreachable(f"SSH failed: {reason(error)}", host=host)
+    return head_short(error, host) or HostUnreachable(f"SSH failed: {reason(error)}", host=host)

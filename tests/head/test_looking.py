@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gpurun.doctor.survey import Survey
-from gpurun.errors import AuthenticationFailed, HostUnreachable, StateDiskError
+from gpurun.errors import AuthenticationFailed, HeadShort, HostUnreachable, StateDiskError
 from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
 from gpurun.head import looking, looks
 from gpurun.head.looking import AT_ONCE, look_at, look_round
@@ -154,6 +154,14 @@ def test_a_host_whose_answer_gpurun_cannot_take_is_out_alone(tmp_path, inventory
     outs = {name: machine.out.reason for name, machine in known(tmp_path).items() if machine.out is not None}
     assert outs == {"h02": "gpurun failed at its answer: IndexError: list index out of range"}
     assert len(known(tmp_path)) == 40
+
+
+def test_a_head_without_descriptors_takes_no_host_out(tmp_path, inventory, fleet, monkeypatch):
+    short = HeadShort("this machine cannot connect to it now: too many open files", host="h02")
+    seen = Survey({}, {"h01": HostUnreachable("no route to host", host="h01"), "h02": short})
+    monkeypatch.setattr(fleet, "probe", lambda *_: seen)
+    found = looking.note_survey(tmp_path, inventory, inventory.hosts[:2], seen, time.time())
+    assert set(found) == set(known(tmp_path)) == {"h01"}
 
 
 def test_at_most_16_hosts_are_looked_at_at_once(tmp_path, inventory, fleet):

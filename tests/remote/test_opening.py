@@ -1,8 +1,10 @@
 """Opening agents: what a person meets when a host is not as it should be."""
 
 import base64
+import errno
 import getpass
 import itertools
+import os
 import socket
 import struct
 import subprocess
@@ -13,8 +15,15 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, until
 
-from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostNotReady, HostUnreachable
-from gpurun.remote import Fleet, Target, opening, session
+from gpurun.errors import (
+    AuthenticationFailed,
+    HeadShort,
+    HostFailure,
+    HostKeyMismatch,
+    HostNotReady,
+    HostUnreachable,
+)
+from gpurun.remote import Fleet, Target, dial, opening, session, system_ssh
 from gpurun.remote.known_hosts import fingerprint
 from gpurun.remote.session import Attempt
 from gpurun.remote.target import Contact
@@ -203,6 +212,24 @@ def test_a_host_that_speaks_ssh_wrongly_is_that_hosts_failure_alone(net, said):
         with Fleet.open([broken, sound]) as fleet:
             assert list(fleet.agents) == ["gpu2"]
             assert isinstance(fleet.failures["gpu1"], HostUnreachable)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_head_that_is_short_says_nothing_about_a_host(net, monkeypatch, number):
+    target = net.host("gpu1", net.sshd())
+
+    def short(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(dial, "_begun", short)
+    monkeypatch.setattr(system_ssh, "SystemSsh", short)
+    error = failure(target)
+    assert isinstance(error, HeadShort) and os.strerror(number).lower() in error.message
+
+
+def test_a_head_without_threads_says_nothing_about_a_host(monkeypatch):
+    error = session.as_host_failure(RuntimeError("can't start new thread"), "gpu1")
+    assert isinstance(error, HeadShort) and error.host == "gpu1"
 
 
 def test_an_unknown_host_key_is_refused(net):
