@@ -25,6 +25,11 @@ class Hold:
     free_s: float
     kept: Kept | None = None
 
+    @property
+    def is_owed(self) -> bool:
+        """Returns True if gangs were stopped for it."""
+        return self.kept is not None and self.kept.why == "preemption"
+
     def outlasted_by(self, gang: Gang, now_s: float) -> bool:
         """Returns True if a gang that starts now may still run when these GPUs are wanted."""
         return self.free_s == ENDLESS or now_s + gang.longest_s > self.free_s
@@ -58,27 +63,28 @@ class Keeping:
         self, waiting: Iterable[Gang], running: Sequence[Running], taken: Masks
     ) -> Iterator[tuple[Gang, Kept]]:
         """Yield what earlier passes kept and this one may keep, too, the oldest gang first. The caller may `keep` it.
+        GPUs for which gangs were stopped come first: another gang may wait for what they are used for.
 
         Left out are: a placement on a lost or missing host; one with GPUs that another holds now or that are kept for
         another gang; one for which gangs should stop that were not told yet. This pass decides those again.
         """
         going_on = _union(self.index.masks(run.placement) for run in running if not run.stopping)
-        promised = _union([taken])
-        for gang in sorted(waiting, key=lambda gang: gang.age):
-            kept = gang.kept
-            if kept is None or not self.index.usable(kept.placement):
+        promised = {"preemption": _union([taken]), "patience": _union([taken])}
+        kepts = [(gang, gang.kept) for gang in waiting if gang.kept is not None]
+        for gang, kept in sorted(kepts, key=lambda kept: (kept[1].why != "preemption", kept[0].age)):
+            if not self.index.usable(kept.placement):
                 continue
             masks = self.index.masks(kept.placement)
-            if _overlap(promised, masks) or (kept.why == "preemption" and _overlap(going_on, masks)):
+            if _overlap(promised[kept.why], masks) or (kept.why == "preemption" and _overlap(going_on, masks)):
                 continue
             yield gang, kept
             if gang.id in self.holds:
-                promised = _union((list(promised.items()), masks))
+                promised[kept.why] = _union((list(promised[kept.why].items()), masks))
 
     def keep(self, gang: Gang, kept: Kept, running: Iterable[Running]) -> None:
         """Hold GPUs, free now or later, for a gang, in this pass and in those that follow."""
         masks = self.index.masks(kept.placement)
-        self.hold(Hold(gang, kept.placement, masks, self._free_s(kept, masks, running), kept))
+        self.hold(Hold(gang, kept.placement, masks, self._free_s(gang, kept, masks, running), kept))
 
     def hold(self, hold: Hold) -> None:
         """Hold GPUs for a gang from here on."""
@@ -94,6 +100,15 @@ class Keeping:
         self._timed = [hold for hold in self._timed if hold.gang.id != gang]
         self._against.clear()
         return self.holds.pop(gang, None)
+
+    def hold_again(self) -> None:
+        """Hold what is free now of GPUs that were held for two gangs: the one for which gangs were stopped had them."""
+        for name, hold in self.holds.items():
+            self._taken[name] = [*self._taken.get(name, ()), *self.index.hold(hold.masks)]
+
+    def owed_to_others(self, gang: Gang) -> list[Hold]:
+        """What other gangs have had gangs stopped for."""
+        return [hold for hold in self.holds.values() if hold.is_owed and hold.gang.id != gang.id]
 
     def against(self, gang: Gang) -> tuple[str, ...]:
         """Return the gangs for which GPUs are held that this gang may not use, among holds with a known time."""
@@ -130,11 +145,12 @@ class Keeping:
             self.index.give(masks)
         self._taken.clear()
 
-    def _free_s(self, kept: Kept, masks: Masks, running: Iterable[Running]) -> float:
+    def _free_s(self, gang: Gang, kept: Kept, masks: Masks, running: Iterable[Running]) -> float:
         if kept.why == "preemption":
             return ENDLESS
         wanted = {n: mask & ~self.index.free[n] for n, mask in masks}
-        free_s = self.now_s
+        first = [hold.gang.longest_s for hold in self.owed_to_others(gang) if _overlap(wanted, hold.masks)]
+        free_s = self.now_s + max(first, default=0.0)
         for run in running:
             used = self.index.masks(run.placement)
             if _overlap(wanted, used):

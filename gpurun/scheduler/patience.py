@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import Gang, Kept, Reason
 from gpurun.scheduler.starting import try_start
 from gpurun.scheduler.state import PassState
-from gpurun.scheduler.waiting import keep_soonest, overdue_s
+from gpurun.scheduler.waiting import keep_soonest, overdue_s, reserve
 
 
 def set_aside(state: PassState, queue: list[Gang]) -> None:
@@ -63,11 +62,10 @@ def keep_for_the_oldest(state: PassState) -> None:
     """At the end of a pass: keep hosts for the oldest gang whose patience is over, unless some are kept already.
 
     The oldest gang comes first, not the most important: otherwise a stream of important gangs could overtake it for
-    ever. Only a reservation for an older gang comes before it.
+    ever. It comes before any reservation: others may still overtake the gang for which GPUs are reserved.
     """
     for gang in sorted(state.overdue, key=lambda gang: gang.age):
-        reserved = state.keeping.reservation
-        if not state.may_keep or (reserved is not None and reserved.gang.age < gang.age):
+        if not state.may_keep:
             return
         if gang.id in state.waits and state.may_have_its_hosts(gang, overdue_s(state, gang)):
             _keep_for(state, gang)
@@ -97,7 +95,7 @@ def _still_helps(state: PassState, gang: Gang, kept: Kept) -> bool:
 
 
 def _keep_for(state: PassState, gang: Gang) -> None:
-    """Start the gang on GPUs that are reserved for a younger one, or keep hosts for it, if any would do."""
+    """Start the gang on GPUs that are reserved for another one, or keep hosts for it, if any would do."""
     reserved = state.keeping.reservation
     if state.book is not None and state.book.gate(gang) is not None:
         return  # others of its pool have started since it was looked at
@@ -107,22 +105,16 @@ def _keep_for(state: PassState, gang: Gang) -> None:
     elif reserved.gang.id == gang.id:
         state.keeping.drop(gang.id)
         state.keep(gang, Kept(reserved.placement, "patience"))
-    elif gang.age < reserved.gang.age:
+    else:
         state.keeping.drop(reserved.gang.id)
         state.has_freed = True
         if not try_start(state, gang):
             keep_soonest(state, gang)
-        _reserve_again(state, reserved, gang)
+        _reserve_elsewhere(state, reserved.gang, gang)
 
 
-def _reserve_again(state: PassState, reserved: Hold, first: Gang) -> None:
-    """Reserve the same GPUs again, unless some of them went to a gang that has waited for longer."""
-    hold = state.keeping.holds.get(first.id)
-    now_used = {started.id: placement for started, placement in state.starts}.get(first.id)
-    placement = hold.placement if hold is not None else now_used
-    wanted = dict(reserved.masks)
-    if placement is None or not any(wanted.get(n, 0) & mask for n, mask in state.index.masks(placement)):
-        state.keeping.hold(reserved)
-        return
-    message = f"{reserved.gang.least} GPUs wanted; {first.id} has waited for longer and goes first"
-    state.wait(reserved.gang, Reason.NO_ROOM, message, behind=first.id)
+def _reserve_elsewhere(state: PassState, gang: Gang, first: Gang) -> None:
+    """Reserve what the gang whose patience is over leaves."""
+    if not reserve(state, gang):
+        message = f"{gang.least} GPUs wanted; {first.id} has been overtaken for long enough and goes first"
+        state.wait(gang, Reason.NO_ROOM, message, behind=first.id)

@@ -28,6 +28,8 @@ def consider(state: PassState, gang: Gang) -> None:
         and (hold is not None or not _prefers_to_wait(state, gang))
     ):
         waiting.blocked(state, gang, hold)
+    if hold is not None:
+        state.keeping.hold_again()
 
 
 def _has_servers(state: PassState, gang: Gang) -> bool:

@@ -269,6 +269,7 @@ class PassState:
         self._staying.clear()
         self._indexes.clear()
         self._suffices.clear()
+        self.oldest = None
         for run in victims:
             if self.book is not None:
                 self.book.stop(run.gang)

@@ -74,12 +74,17 @@ def keep_soonest(state: PassState, gang: Gang) -> bool:
     """Keep the hosts that will probably be free soonest.
 
     Guesses that a gang continues for as long as it has run, because durations are heavy-tailed. GPUs in use outside of
-    this inventory's jobs count as free last. GPUs whose holders are `staying` are not kept.
+    this inventory's jobs count as free last. GPUs whose holders are `staying` are not kept. A gang for which gangs were
+    stopped goes first, and its GPUs are kept for the time after it.
     """
     now_s, since_s = state.now_s, overdue_s(state, gang)
     staying = state.staying(gang, since_s)
     ends = [run for run in state.running if run.gang.id not in staying]
     releases = _releases(state, gang, ends, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))
+    releases += [
+        Release(now_s + min(owed.gang.longest_s, state.policy.patience_s), owed.gang.id, owed.masks)
+        for owed in state.keeping.owed_to_others(gang)
+    ]
     if not state.gives_up_taken(since_s):
         taken = state.keeping.not_for_others(gang)(state.index.masks_of(state.snapshot.taken))
         releases.append(Release(ENDLESS, "", taken))
@@ -97,7 +102,7 @@ def _wait_for_room(state: PassState, gang: Gang) -> None:
         return
     if state.first_blocked is None:
         state.first_blocked = gang.id
-        if _reserve(state, gang):
+        if reserve(state, gang):
             return
     message = state.capacity.refuse(state.index, gang).message
     state.share_wait(gang, state.wait(gang, Reason.NO_ROOM, message), patience_s)
@@ -119,7 +124,7 @@ def _fits_but_for_a_reservation(state: PassState, gang: Gang, patience_s: float)
     return True
 
 
-def _reserve(state: PassState, gang: Gang) -> bool:
+def reserve(state: PassState, gang: Gang) -> bool:
     """EASY: reserve at the earliest time at which the gang fits if the others use their whole time limits."""
     found = _known_fit(state, gang)
     if found is None:
@@ -160,9 +165,13 @@ def _releases(
 
 
 def _preempt_for(state: PassState, gang: Gang) -> bool:
-    """Stop gangs that run on borrowed GPUs, if this one is entitled to them. It gets the fewest that it needs."""
+    """Stop gangs that run on borrowed GPUs, if this one is entitled to them. It gets the fewest that it needs.
+
+    One that is not preemptible is entitled to what its pool lets it have. Its standing also counts gangs that rank
+    before it and wait, so that one whose patience is over would wait for borrowers that no gang stops.
+    """
     book = state.book
-    if book is None or not state.lenders or book.standing[gang.id] == BORROWING:
+    if book is None or not state.lenders or (gang.preemptible and book.standing[gang.id] == BORROWING):
         return False
     only = state.keeping.not_for_others(gang)
     hunt = Hunt(

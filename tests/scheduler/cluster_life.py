@@ -182,13 +182,11 @@ class History:
         run = self.running.get(job)
         if run is not None and run.gang.attempts == attempt and not run.stopping:
             del self.running[job]
-            self.watch.ended(job)
 
     def _stopped(self, job: str, attempt: int, worked_from_s: float) -> None:
         run = self.running.get(job)
         if run is not None and run.gang.attempts == attempt:
             del self.running[job]
-            self.watch.ended(job)
             self.left[job] = max(1.0, self.left[job] - max(0.0, self.now_s - worked_from_s))
             gang = self.wanted[job].but(attempts=attempt + 1, requeued=True)
             self.wanted[job] = self.queue[job] = gang

@@ -22,6 +22,9 @@ Taken = Mapping[str, tuple[int, ...]]
 MOST_LOOKED_AT = 3
 """Waiting gangs that are tried alone after one pass; after the last pass all are."""
 
+MOST_EXPLAINED = 20
+"""In longer queues nothing is explained: it tries up to 64 passes, which was most of the time of a long life."""
+
 
 class Broken(AssertionError):
     """A pass broke a promise."""
@@ -138,12 +141,16 @@ def _no_gpu_twice(seen: Seen) -> None:
             raise Broken(f"{run.gang.id} has GPUs of others")
         used |= mine
     held: Gpus = set()
-    kept = [kept.placement for kept in seen.decisions.kept.values()]
+    kept = [kept.placement for kept in seen.decisions.kept.values() if kept.why == "patience"]
     for placement in (*kept, *seen.decisions.reserved.values()):
         mine = gpus_of([placement])
         if mine & held:
             raise Broken("GPUs are held for two gangs")
         held |= mine
+    owed = [gpus_of([kept.placement]) for kept in seen.decisions.kept.values() if kept.why == "preemption"]
+    reserved = gpus_of(seen.decisions.reserved.values())
+    if any(mine & reserved for mine in owed) or len(set().union(*owed)) != sum(map(len, owed)):
+        raise Broken("GPUs for which gangs were stopped are held for two gangs")
 
 
 def _only_what_is_usable(seen: Seen) -> None:
@@ -164,6 +171,7 @@ def _what_is_kept_will_be_used(seen: Seen) -> None:
     users = {gpu: run for run in seen.running for gpu in gpus_of([run.placement])}
     taken = {(host, gpu) for host, gpus in seen.taken.items() for gpu in gpus}
     by_id = {gang.id: gang for gang in seen.snapshot.queue}
+    owed = gpus_of(kept.placement for kept in seen.decisions.kept.values() if kept.why == "preemption")
     for name, kept in seen.decisions.kept.items():
         gang, mine = by_id[name], gpus_of([kept.placement])
         if set(kept.placement.hosts) & set(seen.snapshot.unusable) or not _has_servers(seen, gang):
@@ -174,7 +182,7 @@ def _what_is_kept_will_be_used(seen: Seen) -> None:
             if not seen.is_stopping():
                 raise Broken(f"idle for nothing: all that {name} had gangs stopped for is kept, and it does not start")
             continue
-        if not lacking and not others:
+        if not lacking and not others and not mine & owed:
             raise Broken(f"idle for nothing: all GPUs kept for {name} are free, and it does not start")
         if any(seen.blocks_for_good(run, gang) for run in lacking):
             raise Broken(f"idle for nothing: GPUs are kept for {name} beside those of an endless gang of another pool")
@@ -223,6 +231,8 @@ def check_words(seen: Seen, most: int = 2) -> None:
     """Raises Broken if what is said to a gang that waits is not true."""
     for gang in seen.waiting[:most]:
         _is_true(seen, gang)
+        if len(seen.snapshot.queue) > MOST_EXPLAINED:
+            continue
         said = explain(seen.decisions, seen.snapshot, gang.id, seen.policy)
         if said.state != "waits" or not said.message:
             raise Broken(f"nothing is said to {gang.id}")
@@ -267,12 +277,15 @@ class Turn:
     Attributes:
         blockers: gangs that ran then, those for which gangs had been stopped, and those that used what was kept for it
             because their time limits ended before it was expected to start.
+        given_up: endless gangs of other pools beside which nothing is kept for it any more: from then on it waits for
+            the gangs on other hosts.
         expected_s: when it was last expected to start.
     """
 
     gang: str
     blockers: set[str]
     waits_for_pool: bool
+    given_up: set[str]
     expected_s: float | None = None
 
 
@@ -310,11 +323,6 @@ class Watch:
         """What counted by the clock counts anew."""
         self.turn = None
 
-    def ended(self, job: str) -> None:
-        """A gang has released its GPUs."""
-        if self.turn is not None:
-            self.turn.blockers.discard(job)
-
     def _no_kill_in_vain(self, seen: Seen) -> None:
         queue = {gang.id: gang for gang in seen.snapshot.queue}
         found = seen.decisions
@@ -338,23 +346,25 @@ class Watch:
             self.turn = None
             return
         waits_for_pool = seen.decisions.waits[gang.id].reason is Reason.POOL
-        now = self.turn
-        others = (other for other in seen.snapshot.queue if other.id != gang.id and other.kept is not None)
-        first = set() if now is None else now.blockers  # hosts are kept for one gang at a time, also if it is younger
-        are_owed = seen.decisions.preempts or any(
-            other.kept.why == "preemption" or other.id in first for other in others if other.kept
-        )
+        now, running = self.turn, {run.gang.id for run in seen.snapshot.running}
+        had = {other.id: other.kept.why for other in seen.snapshot.queue if other.kept and other.id != gang.id}
+        has = {name: kept.why for name, kept in seen.decisions.kept.items() if name != gang.id}
+        given_up = {run.gang.id for run in seen.running if seen.blocks_for_good(run, gang)}
         if (
-            now is None or now.gang != gang.id or usable != self.usable or are_owed
+            now is None or now.gang != gang.id or usable != self.usable or given_up - now.given_up
             or (now.waits_for_pool and not waits_for_pool)
         ):  # fmt: skip
-            holders = {name for name, kept in seen.decisions.kept.items() if name != gang.id}
-            self.turn = Turn(gang.id, {run.gang.id for run in seen.running} | holders, waits_for_pool)
+            self.turn = Turn(gang.id, {run.gang.id for run in seen.running} | {*has}, waits_for_pool, given_up)
+        elif any(had[name] == "patience" for name in now.blockers & {*had}):
+            # hosts were kept for a younger one when its turn began, so none could be kept for it until now
+            now.blockers |= {run.gang.id for run in seen.running} | {*has}
         else:
+            now.blockers &= {*running, *had, *has}
             ends = {started.id: seen.now_s + started.longest_s for started, _ in seen.decisions.starts}
             expected_s = max(now.expected_s or 0.0, seen.decisions.waits[gang.id].expected_start_s or 0.0)
             now.blockers.update(job for job, end_s in ends.items() if end_s <= expected_s)
             now.blockers.update(started.id for started, _ in seen.decisions.starts if started.age < gang.age)
+            now.blockers.update(name for name, why in has.items() if why == "preemption")
             if not now.blockers:
                 raise Broken(f"starved: {gang.id} waits for gangs that started after its patience was over")
         self.usable = usable
@@ -362,9 +372,12 @@ class Watch:
             self.turn.expected_s = seen.decisions.waits[gang.id].expected_start_s
 
     def _oldest(self, seen: Seen) -> Gang | None:
-        """The oldest gang that waits though its patience is over, and that could run though some gangs never end."""
+        """The oldest gang that waits though its patience is over, and that could run though some gangs never end.
+
+        None while it waits for GPUs that others than gangs hold: nothing that a pass does would help it.
+        """
         overdue = (gang for gang in seen.waiting if seen.overdue_s(gang) <= seen.now_s)
         for gang in sorted(overdue, key=lambda gang: (gang.submitted_s, gang.id)):
-            if seen.could_start_if_others_ended(gang, taken=seen.taken):
-                return gang
+            if seen.could_start_if_others_ended(gang):
+                return gang if seen.could_start_if_others_ended(gang, taken=seen.taken) else None
         return None

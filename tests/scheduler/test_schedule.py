@@ -159,6 +159,15 @@ def test_what_is_kept_on_a_lost_host_is_dropped():
     assert started(schedule(replace(snapshot, queue=(Gang("w", 8, kept=gone),)))) == ["w"]
 
 
+def test_a_reservation_for_an_older_gang_does_not_delay_one_whose_patience_is_over():
+    """Others may overtake the older gang, so they could overtake both for ever."""
+    running = tuple(runs(Gang(f"r{n}", 8, time_limit_s=9 * HOUR), (f"r0h{n}", range(8))) for n in range(4))
+    older, wide = Gang("older", 8, 0.0), Gang("wide", 12, 1.0)  # the patience of `wide` is a third as long
+    found = schedule(Snapshot(cluster(1, 4, 8), running, (older, wide), now_s=0.5 * DEFAULT.patience_s))
+    assert set(found.kept) == {"wide"}
+    assert set(found.reserved) == {"older"}
+
+
 # locality
 
 
@@ -250,6 +259,35 @@ def test_a_gang_that_prefers_one_host_has_gangs_stopped_for_one_host_and_decline
         queue = (owner.but(kept=found.kept["owner"]),)
         later = schedule(replace(snapshot, running=tuple(left), queue=queue, now_s=HOUR + 10))
         assert later.kept == found.kept
+
+
+def test_a_gang_whose_patience_is_over_has_borrowers_stopped_though_a_more_important_one_of_its_pool_waits():
+    """The pool's rest is left for it, so the more important one stops nobody."""
+    soft = {"pool": "vision", "preemptible": True}
+    running = tuple(runs(Gang(f"s{n}", 8, **soft), (f"r0h{n}", range(8)), granted_s=n) for n in range(2))
+    queue = (Gang("old", 8, 0.0, pool="speech"), Gang("urgent", 4, 9.0, pool="speech", priority=1))
+    found = schedule(Snapshot(cluster(1, 2, 8, POOLS), running, queue, now_s=1.5 * DEFAULT.patience_s))
+    assert [(preemption.victim, preemption.taker) for preemption in found.preempts] == [("s1", "old")]
+
+
+def test_gpus_for_which_gangs_were_stopped_are_kept_for_the_oldest_gang_after_the_taker():
+    """Otherwise one preemption after the other could keep a large gang from getting any hosts."""
+    soft = {"pool": "vision", "preemptible": True}
+    running = tuple(runs(Gang(f"s{n}", 8, **soft), (f"r0h{n}", range(8)), granted_s=n) for n in range(2))
+    queue = (Gang("whole", 16, 0.0, **soft), Gang("owner", 4, 9.0, pool="speech"))
+    snapshot = Snapshot(
+        cluster(1, 2, 8, (Pool("vision", 8), Pool("speech", 8))), running, queue, now_s=1.5 * DEFAULT.patience_s
+    )
+    first = schedule(snapshot)
+    assert {name: (kept.why, kept.placement.gpus) for name, kept in first.kept.items()} == {
+        "owner": ("preemption", 4),
+        "whole": ("patience", 16),
+    }
+    waiting = tuple(gang.but(kept=first.kept[gang.id]) for gang in queue)
+    other = Gang("other", 1, 0.0, pool="speech", priority=9)
+    then = schedule(replace(snapshot, running=running[:1], queue=(*waiting, other)))
+    assert started(then) == ["owner"]
+    assert then.kept == {"whole": first.kept["whole"]}
 
 
 def test_what_was_taken_back_is_not_taken_again():

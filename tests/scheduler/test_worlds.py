@@ -34,6 +34,11 @@ def test_a_cluster_lives_long_and_no_promise_is_broken(seed):
     random_history(seed, most_jobs=300).run()
 
 
+@pytest.mark.parametrize(("seed", "most_jobs"), [(1775, 60), (1890, 60), (91000518, 60)])
+def test_lives_in_which_a_gang_starved_once(seed, most_jobs):
+    random_history(seed, most_jobs).run()
+
+
 def test_the_worlds_have_what_rules_are_about():
     kills, moves, passes = 0, 0, 0
     for seed in range(8):
