@@ -332,7 +332,7 @@ def test_the_way_says_whose_connection_is_shared(net):
 def test_no_more_connections_log_in_to_a_jump_host_at_once_than_its_sshd_takes(net, monkeypatch):
     """sshd with its defaults drops every third of more than ten; this one all of more than four."""
     monkeypatch.setattr(system_ssh, "MOST_LOGINS", 2)
-    monkeypatch.setattr(system_ssh, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(system_ssh, "_LOGIN_S", LIMIT_S)
     net.ssh = "system"
     net.host("bastion", net.sshd("MaxStartups 4:100:4"))
     server = net.sshd()
@@ -346,6 +346,7 @@ def test_a_connection_that_a_busy_sshd_drops_is_tried_once_more(net, monkeypatch
     busy, server = net.sshd("MaxStartups 1:100:1", "LoginGraceTime 600"), net.sshd()
     net.host("bastion", busy)
     target = net.host("gpu1", server if way else busy, way)
+    until(lambda: sessions(busy) == 0)  # whoever asked whether it has started
     stranger = socket.create_connection(("127.0.0.1", busy.port))
     assert stranger.recv(4) == b"SSH-"
     tries = []
