@@ -151,3 +151,7 @@ class StateDiskError(StateUnavailable):
 
 class UnsafeState(StateError):
     """The state directory is not safe: its file system does not lock, or its modes let other users write."""
+
+
+OUTLIVED = (GpurunError, OSError, MemoryError, RuntimeError)
+"""What processes and threads that live on must outlive. If no thread can start, Python raises RuntimeError."""

@@ -31,11 +31,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
-def disk_problem(error: OSError) -> StateDiskError | None:
+def disk_problem(error: Exception) -> StateDiskError | None:
     """Return the error for people if a disk is full, read-only, broken or away, but not stdout's; else None."""
     from gpurun.state.path import DISK_ERRORS
 
-    if error.errno not in DISK_ERRORS:
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return None
     if error.filename is None and (error.errno not in OF_FILES or _is_on_disk(sys.stdout)):
         return None
@@ -45,15 +45,17 @@ def disk_problem(error: OSError) -> StateDiskError | None:
     )  # fmt: skip
 
 
-def shortage(error: OSError) -> StateUnavailable | None:
+def shortage(error: Exception) -> StateUnavailable | None:
     """Return the error for people if this machine is short of descriptors, locks, memory or processes; else None."""
-    from gpurun.state.path import PROCESS_ERRORS
+    from gpurun.state.path import DISK_ERRORS, may_pass
 
-    if error.errno not in PROCESS_ERRORS:
+    if not may_pass(error) or (isinstance(error, OSError) and error.errno in DISK_ERRORS):
         return None
+    what = error.strerror if isinstance(error, OSError) else str(error) or os.strerror(errno.ENOMEM)
+    where = error.filename if isinstance(error, OSError) else None
     return StateUnavailable(
-        f"this machine is short of something: {error.strerror}",
-        where=None if error.filename is None else str(error.filename), hint="try again; `ulimit -a` shows your limits",
+        f"this machine is short of something: {what}", where=None if where is None else str(where),
+        hint="try again; `ulimit -a` shows your limits",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import OUTLIVED, StateError
 from gpurun.head import children
 from gpurun.head.forged import check_lease
 from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt
@@ -48,8 +48,8 @@ def run_pass_and_start(
         start_all(home, done.granted, environ)
         if done.failure is not None:
             raise done.failure
-    except (GpurunError, OSError):
-        with suppress(GpurunError, OSError):  # then the next command adopts it
+    except OUTLIVED:
+        with suppress(*OUTLIVED):  # then the next command adopts it
             ensure_waiter(home, environ)
         raise
     return done
@@ -124,7 +124,7 @@ def start_all(home: Path, held: Collection[tuple[Lease, LeaseLock]], environ: Ma
         for lease, lock in held:
             try:
                 start_supervisor(home, lease, lock, environ)
-            except (GpurunError, OSError) as error:
+            except OUTLIVED as error:
                 problems.append(error)
             faults.point()
     if problems:

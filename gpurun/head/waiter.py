@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpurun import faults
-from gpurun.errors import GpurunError, UnsafeState
+from gpurun.errors import OUTLIVED, GpurunError, UnsafeState
 from gpurun.head import children
 from gpurun.head.looks import WaiterLooks
 from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
@@ -131,7 +131,7 @@ def _at_last(do: Callable[[], Answer]) -> Answer:
             return do()
         except (UnsafeState, FileNotFoundError):
             raise
-        except (GpurunError, OSError) as error:
+        except OUTLIVED as error:
             _say(error)
         time.sleep(again_s)
         again_s = min(2 * again_s, PASS_EVERY_S)

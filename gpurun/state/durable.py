@@ -159,9 +159,13 @@ def sync_all(*, files: Iterable[StatePath], folders: Iterable[StatePath]) -> Non
             except (FileNotFoundError, StateError) as error:
                 failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(min(SYNCS_AT_ONCE, len(wanted)))]
-    for thread in threads:
-        thread.start()
+    threads = list[threading.Thread]()
+    with suppress(RuntimeError):  # no thread can start just now: fewer do all of it
+        for _ in range(min(SYNCS_AT_ONCE, len(wanted)) - 1):
+            thread = threading.Thread(target=work)
+            thread.start()
+            threads.append(thread)
+    work()
     for thread in threads:
         thread.join()
     if failures:

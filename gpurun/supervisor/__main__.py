@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
 from gpurun.head import children
 from gpurun.head.spawn import adopt_next, ensure_waiter, run_pass_and_start
 from gpurun.history.collect import collect
@@ -62,7 +62,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
     Raises:
         StateError: the lease is gone or damaged, or the state directory is not safe.
         FileNotFoundError: the state directory is gone.
-        OSError: a defect.
+        OSError, RuntimeError: a defect.
     """
     pause_s, is_first = AGAIN_FIRST_S, True
     here = Presence(home, lambda: lock.descriptor)
@@ -82,7 +82,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
                 _start_next(home, lease.name)
             is_first = False
             _carry(home, lease, lock)
-        except (GpurunError, OSError) as error:
+        except OUTLIVED as error:
             if not may_pass(error) and not here.is_away():
                 raise
             _say(error)
@@ -94,17 +94,17 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
         pause_s = min(2 * pause_s, AGAIN_MOST_S)
 
 
-def _say(error: GpurunError | OSError) -> None:
+def _say(error: Exception) -> None:
     """Print an error into this supervisor's log."""
     with suppress(OSError):  # its disk is full
-        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        print(str(error) or repr(error), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _start_next(home: Path, name: str) -> None:
     """Start the next orphan's supervisor. A failure does not stop this one: the next command adopts that orphan."""
     try:
         adopt_next(home, os.environ, name)
-    except (GpurunError, OSError) as error:
+    except OUTLIVED as error:
         with suppress(OSError):
             print(f"cannot adopt the next job: {error}", file=sys.stderr)  # noqa: T201
 
@@ -152,7 +152,7 @@ def _each(*steps: Callable[[], object]) -> None:
     for step in steps:
         try:
             step()
-        except (GpurunError, OSError) as error:
+        except OUTLIVED as error:
             _say(error)
         except Exception:  # noqa: BLE001 (a defect of one step is none of the others)
             traceback.print_exc()

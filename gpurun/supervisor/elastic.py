@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import OUTLIVED, GpurunError, StateError
 from gpurun.head.looks import look_while_growing
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
@@ -296,7 +296,7 @@ class Members:
             if ended.end.by_host and not self._stop.is_set():  # one that is out is offered to nobody
                 elsewhere.checked(job, sorted(filter(None, ended.end.by_host)))
             raise
-        except (GpurunError, OSError):
+        except OUTLIVED:
             self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
             raise
         finally:  # who is still apart now is fenced

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-from gpurun.errors import GpurunError
+from gpurun.errors import OUTLIVED
 from gpurun.head.looks import look_while_growing
 from gpurun.jobs.record import CancelRequest
 from gpurun.leases.members import larger
@@ -45,7 +45,7 @@ class GrowsAnew:
                 if self._is_time() and self._ask():
                     return
                 told = ""
-            except (GpurunError, OSError) as error:  # for example a damaged lease: tried again, reported once
+            except OUTLIVED as error:  # for example a damaged lease: tried again, reported once
                 if str(error) != told:
                     self._job.note(f"it cannot grow yet: {error}")
                 told = str(error)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from gpurun.errors import GpurunError
+from gpurun.errors import OUTLIVED
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
 from gpurun.supervisor.causes import Cause, cause_of, first_cause
 from gpurun.supervisor.gpu_use import GpuUseMeter
@@ -92,7 +92,7 @@ class HealthWatch:
                     self._job.note(f"{host}: its hardware is not watched: {error.message}")
                     return
                 self._stop.wait(RETRY_S)
-            except (GpurunError, OSError):  # the head's own failures, too: nothing else would begin the watch again
+            except OUTLIVED:  # the head's own failures, too: nothing else would begin the watch again
                 self._stop.wait(RETRY_S)
 
     def _ask_containers(self, host: str) -> None:

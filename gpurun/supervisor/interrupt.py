@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from gpurun.errors import GpurunError
+from gpurun.errors import OUTLIVED, GpurunError
 from gpurun.jobs.record import CancelRequest
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import SupervisedJob
@@ -62,7 +62,7 @@ class _Ear:
 
     def hears(self) -> bool:
         """Look for a request once; return whether one was ever found."""
-        with suppress(GpurunError, OSError):  # the state directory cannot be used: who needs it says so
+        with suppress(*OUTLIVED):  # the state directory cannot be used: who needs it says so
             if (request := self._job.request()) is not None:
                 self._give_way(request)
         return self.request is not None

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.facts.hardware import Hardware
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.images.engine import Engine
@@ -280,7 +280,7 @@ class SupervisedJob:
         with suppress(StateUnavailable):
             self._look_after_files()
         if self._must_look(self.folder.cancel_request()):
-            with suppress(GpurunError, OSError):  # such as a damaged lease: not this job's fault, and tried again later
+            with suppress(*OUTLIVED):  # such as a damaged lease: not this job's fault, and tried again later
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
         return self.folder.cancel_request()
 

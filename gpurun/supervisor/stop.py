@@ -131,7 +131,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     while True:
         try:
             _give_back(job, unproven)
-        except (StateUnavailable, OSError) as error:
+        except (StateUnavailable, OSError, MemoryError, RuntimeError) as error:
             if not may_pass(error):
                 raise
             job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {error}")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import OUTLIVED, GpurunError, HostFailure
 from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.gang_seen import ContainerEnd
@@ -72,7 +72,7 @@ class Watchers:
                 found = self._without_engine(host, error)
             except HostFailure as error:
                 self._lost(host, error)
-            except (GpurunError, OSError):  # the head's own: nobody else would see the container's end
+            except OUTLIVED:  # the head's own: nobody else would see the container's end
                 self._stop.wait(RECONNECT_S)
         if found is not None and host in self._job.members:
             self._exits[host] = found

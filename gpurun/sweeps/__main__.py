@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError
+from gpurun.errors import OUTLIVED, GpurunError
 from gpurun.head import children
 from gpurun.state.path import may_pass
 from gpurun.state.presence import Presence
@@ -51,10 +51,10 @@ def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
             here.check()
             enter(home)
             return Conductor(home, folder, os.environ, here)
-        except (GpurunError, OSError) as error:
+        except OUTLIVED as error:
             if not may_pass(error) and not here.is_away():
                 raise
-            folder.say(str(error))
+            folder.say(str(error) or repr(error))
         time.sleep(RETRY_S)
 
 

@@ -14,13 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
 from gpurun.head.requests import cancel
 from gpurun.head.submission import queue_jobs
 from gpurun.images.code import kept_code
 from gpurun.inventory.load import load
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable
+from gpurun.state.path import may_pass
 from gpurun.state.presence import Presence
 from gpurun.sweeps.judge import outcome_of
 from gpurun.sweeps.plan import job_of
@@ -75,8 +76,10 @@ class Conductor:
                     return
                 self._folder.say("")
                 wait_s = TICK_S
-            except (GpurunError, OSError) as error:  # a damaged lease, a full disk: it is tried again
-                self._folder.say(str(error))
+            except OUTLIVED as error:  # a damaged lease, a full disk
+                if isinstance(error, RuntimeError) and not may_pass(error):
+                    raise
+                self._folder.say(str(error) or repr(error))  # it is tried again
                 wait_s = RETRY_S
 
     def step(self) -> bool:

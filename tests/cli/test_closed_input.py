@@ -87,6 +87,16 @@ def test_a_disk_or_its_server_that_fails_is_an_error_for_people(name):
     assert str(problem) == f"/nfs/home/.cache/gpurun/x: cannot be read or written: {os.strerror(number)}"
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
+def test_a_machine_without_threads_or_memory_is_one_message(gpurun, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("gpurun.cli.main.app", fails)
+    code, _, err = gpurun("status")
+    assert (code, "this machine is short of something" in err, "ulimit -a" in err) == (5, True, True)
+
+
 @pytest.mark.parametrize("name", ["ECONNREFUSED", "ETIMEDOUT"])
 def test_a_connection_that_fails_is_no_disk(name):
     assert disk_problem(OSError(getattr(errno, name), "a connection")) is None

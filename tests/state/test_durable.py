@@ -260,3 +260,22 @@ def test_a_disk_that_fails_is_told_to_whoever_syncs_a_tree_too_large_to_sync_by_
     with pytest.raises(OSError) as failed:
         syncing.sync_tree(tmp_path)
     assert failed.value.errno == errno.EIO
+
+
+def test_files_are_synced_also_where_no_thread_can_start(tmp_path, monkeypatch):
+    """`ulimit -u` counts threads, too."""
+
+    class NoThread:
+        def __init__(self, target):
+            pass
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    names, synced, real = [StatePath(tmp_path) / f"{number}" for number in range(5)], [], os.fsync
+    for name in names:
+        name.touch()
+    monkeypatch.setattr(durable.threading, "Thread", NoThread)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), real(descriptor)))
+    durable.sync_all(files=names, folders=[StatePath(tmp_path)])
+    assert len(synced) == 6

@@ -108,7 +108,10 @@ def pauses(monkeypatch, own_copy):
     return waited
 
 
-SHORT = [StateDiskError("x: the disk is full"), OSError(errno.EMFILE, "is full"), OSError(errno.EAGAIN, "is full")]
+SHORT = [
+    StateDiskError("x: the disk is full"), OSError(errno.EMFILE, "is full"), OSError(errno.EAGAIN, "is full"),
+    MemoryError("is full"), RuntimeError("can't start new thread: is full"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", SHORT)

@@ -118,7 +118,10 @@ def test_hosts_that_fail_before_anything_is_achieved_end_it_at_last_and_a_checkp
     assert restart.words(0.0).endswith("(attempt 2)")
 
 
-AWAY = [FileNotFoundError(errno.ENOENT, "is away"), OSError(errno.EMFILE, "too many"), StateDiskError("full")]
+AWAY = [
+    FileNotFoundError(errno.ENOENT, "is away"), OSError(errno.EMFILE, "too many"), StateDiskError("full"),
+    RuntimeError("can't start new thread"), MemoryError("none is left"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", AWAY)

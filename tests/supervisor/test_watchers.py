@@ -12,7 +12,10 @@ from gpurun.errors import HostUnreachable, UnsafeState
 from gpurun.jobs.spec import Grant
 from gpurun.supervisor import health, watchers
 
-SHORT = [OSError(24, "Too many open files"), UnsafeState("others may write there"), HostUnreachable("lost", host="h1")]
+SHORT = [
+    OSError(24, "Too many open files"), UnsafeState("others may write there"), HostUnreachable("lost", host="h1"),
+    RuntimeError("can't start new thread"), MemoryError(),
+]  # fmt: skip
 
 
 class Flaky:

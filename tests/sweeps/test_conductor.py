@@ -239,6 +239,27 @@ def test_a_conductor_begins_as_soon_as_its_files_can_be_read(world, monkeypatch,
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
+def test_a_conductor_outlives_a_machine_without_threads_or_memory(world, monkeypatch, own_copy, error):
+    """`ulimit -u` counts threads, too."""
+    one, real, said = carry(world, begin(world, grid=GRID)), conducting.queue_jobs, []
+
+    def fails(*_, **__):
+        monkeypatch.setattr(conducting, "queue_jobs", real)
+        raise error
+
+    def others_act(seconds):
+        said.append((seconds, one._folder.trouble()))
+        for job in live(world).values():
+            end(world, job)
+
+    monkeypatch.setattr(conducting, "queue_jobs", fails)
+    own_copy(conducting, "time", sleep=others_act)
+    one.run()
+    assert said[1] == (conducting.RETRY_S, str(error) or "MemoryError()")
+    assert {outcome for outcome, _ in outcomes(one._folder).values()} == {"complete"}
+
+
 def test_a_conductor_ends_if_its_state_directory_is_gone(world, monkeypatch):
     one = carry(world, begin(world, grid=GRID))
     monkeypatch.setattr(presence, "AWAY_MOST_S", 0.0)
