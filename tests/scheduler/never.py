@@ -6,6 +6,7 @@ queue, or on an emptier cluster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -267,6 +268,12 @@ def _with(seen: Seen, held: Collection[Placement]) -> dict[str, tuple[int, ...]]
     return {host: tuple(sorted(gpus)) for host, gpus in taken.items()}
 
 
+def _holders(seen: Seen, kept: Kept | None) -> set[str]:
+    """The running gangs that use what is kept."""
+    mine = set() if kept is None else gpus_of([kept.placement])
+    return {run.gang.id for run in seen.running if mine & gpus_of([run.placement])}
+
+
 # many passes
 
 
@@ -280,6 +287,7 @@ class Turn:
         given_up: endless gangs of other pools beside which nothing is kept for it any more: from then on it waits for
             the gangs on other hosts.
         expected_s: when it was last expected to start.
+        soonest_s: the soonest that it was expected to start.
     """
 
     gang: str
@@ -287,16 +295,24 @@ class Turn:
     waits_for_pool: bool
     given_up: set[str]
     expected_s: float | None = None
+    soonest_s: float = math.inf
 
 
 @dataclass
 class Watch:
-    """Follows one history."""
+    """Follows one history.
+
+    Attributes:
+        turn: of the gang that may have waited for too long.
+        promised: GPUs for which gangs were stopped.
+        held: for whom the last pass kept GPUs, and why.
+    """
 
     policy: Policy
     turn: Turn | None = None
     usable: object = None
     promised: dict[str, Kept] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
     speaks_every: int = 7
     _passes: int = 0
 
@@ -306,6 +322,7 @@ class Watch:
         check_pass(seen)
         self._no_kill_in_vain(seen)
         self._nobody_starves(seen)
+        self.held = {name: kept.why for name, kept in decisions.kept.items()}
         self._passes += 1
         if self._passes % self.speaks_every == 0:
             check_words(seen)
@@ -347,9 +364,10 @@ class Watch:
             return
         waits_for_pool = seen.decisions.waits[gang.id].reason is Reason.POOL
         now, running = self.turn, {run.gang.id for run in seen.snapshot.running}
-        had = {other.id: other.kept.why for other in seen.snapshot.queue if other.kept and other.id != gang.id}
+        had = {name: why for name, why in self.held.items() if name != gang.id}
         has = {name: kept.why for name, kept in seen.decisions.kept.items() if name != gang.id}
-        given_up = {run.gang.id for run in seen.running if seen.blocks_for_good(run, gang)}
+        runs = (*seen.snapshot.running, *seen.running)  # also those that this pass stops: it gave them up before
+        given_up = {run.gang.id for run in runs if seen.blocks_for_good(run, gang)}
         if (
             now is None or now.gang != gang.id or usable != self.usable or given_up - now.given_up
             or (now.waits_for_pool and not waits_for_pool)
@@ -361,15 +379,19 @@ class Watch:
         else:
             now.blockers &= {*running, *had, *has}
             ends = {started.id: seen.now_s + started.longest_s for started, _ in seen.decisions.starts}
-            expected_s = max(now.expected_s or 0.0, seen.decisions.waits[gang.id].expected_start_s or 0.0)
-            now.blockers.update(job for job, end_s in ends.items() if end_s <= expected_s)
+            known_s = max(now.expected_s or 0.0, seen.decisions.waits[gang.id].expected_start_s or 0.0)
+            now.blockers.update(job for job, end_s in ends.items() if end_s <= known_s)
             now.blockers.update(started.id for started, _ in seen.decisions.starts if started.age < gang.age)
             now.blockers.update(name for name, why in has.items() if why == "preemption")
+            if (seen.decisions.waits[gang.id].expected_start_s or math.inf) < now.soonest_s:
+                # hosts that will be free sooner are kept for it; this happens for ever sooner times only
+                now.blockers.update(_holders(seen, seen.decisions.kept.get(gang.id)))
             if not now.blockers:
                 raise Broken(f"starved: {gang.id} waits for gangs that started after its patience was over")
         self.usable = usable
         if self.turn is not None:
-            self.turn.expected_s = seen.decisions.waits[gang.id].expected_start_s
+            self.turn.expected_s = expected_s = seen.decisions.waits[gang.id].expected_start_s
+            self.turn.soonest_s = min(self.turn.soonest_s, math.inf if expected_s is None else expected_s)
 
     def _oldest(self, seen: Seen) -> Gang | None:
         """The oldest gang that waits though its patience is over, and that could run though some gangs never end.
