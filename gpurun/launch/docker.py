@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpurun.facts.hardware import DockerFacts
 from gpurun.jobs.spec import DATA, DataSource, JobSpec
 from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
 from gpurun.launch.share import HostShare
-from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels
+from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels, uuids_of
 
 WORKSPACE = "/workspace"
 SECRETS = "/run/secrets"
@@ -92,6 +93,18 @@ def _data_on_host(source: DataSource, account: HostAccount) -> str:
     return source.path if source.kind == "host" else account.data_folder(source.digest)
 
 
+def gpu_flags(cards: Sequence[Card], engine: DockerFacts | None) -> tuple[str, ...]:
+    """Return the flags for the GPUs: by UUID where the engine takes UUIDs, because a failed GPU shifts the indices.
+
+    In CDI's files, older tools name only indices.
+    """
+    if not cards:
+        return ()
+    by_index = ",".join(str(index) for index, _ in cards)
+    takes_uuids = engine is not None and engine.gpu_support in ("runtime", "hook")
+    return "--gpus", f'"device={(uuids_of(cards) if takes_uuids else "") or by_index}"'
+
+
 def run_argv(
     *,
     claimant: Claimant,
@@ -102,7 +115,7 @@ def run_argv(
     names: Mapping[str, str],
     environment: Mapping[str, str],
     share: HostShare,
-    fabric_flags: Sequence[str],
+    device_flags: Sequence[str],
     main: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the whole ``docker run`` argv.
@@ -115,7 +128,7 @@ def run_argv(
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
         environment: the container's environment; ranks inherit it.
         share: its memory and cores.
-        fabric_flags: devices, capabilities and limits that the fabric needs.
+        device_flags: its GPUs, and the devices, capabilities and limits that the fabric needs.
         main: argv of the container's main process; replaces the image's entry point.
     """
     job = claimant.job
@@ -125,10 +138,8 @@ def run_argv(
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
-    if cards:
-        argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
     argv += ["--pids-limit", str(PIDS_PER_GPU * max(1, len(cards)))]
-    argv += [*share.flags, *fabric_flags]
+    argv += [*share.flags, *device_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]
     for mount in mounts(job, spec, account):

@@ -159,7 +159,8 @@ def make_plan(
         return _sshd_files(mine, job, container, ssh_port)
 
     def host_plan(index: int, grant: Grant) -> HostPlan:
-        mine, found = known[grant.host], settings[grant.host]
+        mine, found, probe = known[grant.host], settings[grant.host], hardware.get(grant.host)
+        own = cards(grant, probe)
         first = index == 0
         hold = [f"{jobssh.MOUNT}/bin/hold"]
         main = [START_SCRIPT, *spec.command] if launcher.argv is None else [LAUNCH, *launch] if first else hold
@@ -171,9 +172,9 @@ def make_plan(
             container=container,
             run=docker.run_argv(
                 claimant=claimant, spec=spec, account=mine, image=images.get(grant.host, spec.image_id or spec.image),
-                cards=cards(grant, hardware.get(grant.host)), names=names,
+                cards=own, names=names,
                 environment=_environment(job, attempt, spec, found), share=given[grant.host],
-                fabric_flags=found.docker_flags, main=main,
+                device_flags=(*docker.gpu_flags(own, probe.docker if probe else None), *found.docker_flags), main=main,
             ),
             settings=found.environment,
             files={

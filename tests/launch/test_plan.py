@@ -116,6 +116,19 @@ def test_ranks_of_one_host_divide_its_cores_unless_the_recipe_or_the_image_says_
     assert "OMP_NUM_THREADS" not in str(plan(spec).first), "its cores are not known"
 
 
+@pytest.mark.parametrize(("support", "by_uuid"), [("runtime", True), ("hook", True), ("cdi", False), ("", False)])
+def test_a_container_gets_its_gpus_by_uuid_because_indices_shift(support, by_uuid):
+    """A GPU that falls off the bus before the start moves the indices after it. CDI specifications may lack UUIDs."""
+    gpus = tuple(Gpu(index, uuid=f"GPU-{index}") for index in range(4))
+    known = {"h2": Hardware("h2", gpus=gpus, docker=DockerFacts(gpu_support=support))}
+    first, second = plan(hardware=known).hosts
+    assert options(first.run, "--gpus") == ['"device=GPU-1,GPU-3"' if by_uuid else '"device=1,3"']
+    assert {"gpurun.gpus=1,3", "gpurun.uuids=GPU-1,GPU-3"} <= set(options(first.run, "--label"))
+    assert (first.gpus, options(second.run, "--gpus")) == ((1, 3), ['"device=0,1,2,3"'])
+    odd = Hardware("h2", gpus=(gpus[1], Gpu(3, uuid='GPU-3",x')), docker=DockerFacts(gpu_support="runtime"))
+    assert options(plan(hardware={"h2": odd}).first.run, "--gpus") == ['"device=1,3"']
+
+
 def test_gpus_are_numbered_as_nvml_numbers_them():
     """CUDA's own order begins with the fastest GPU: on a host with mixed cards, ranks would swap theirs."""
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in options(plan().first.run, "--env")

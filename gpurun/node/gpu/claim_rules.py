@@ -223,9 +223,15 @@ def container_labels(me: Claimant, cards: Iterable[Card]) -> Dict[str, str]:
     """Return the labels of a job's container."""
     ordered = list(cards)
     labels = dict(me.labels(), **{"gpurun.gpus": ",".join(str(index) for index, _ in ordered)})
-    if ordered and all(_UUID.match(uuid) for _, uuid in ordered):
-        labels["gpurun.uuids"] = ",".join(uuid for _, uuid in ordered)
+    if uuids := uuids_of(ordered):
+        labels["gpurun.uuids"] = uuids
     return labels
+
+
+def uuids_of(cards: Iterable[Card]) -> str:
+    """Return the UUIDs of all GPUs, with commas between them; empty if one of them is not known."""
+    found = [uuid for _, uuid in cards]
+    return ",".join(found) if all(_UUID.match(uuid) for uuid in found) else ""
 
 
 def read_volume(name: str, labels: Any) -> Optional[Volume]:
