@@ -239,6 +239,7 @@ def test_the_only_host_is_off_and_ten_jobs_run_after_the_repair(cluster, only_ho
 def test_a_timer_takes_a_host_out_and_back_though_nobody_waits(cluster, only_host):
     """`gpurun.head.timer` runs the same command each minute."""
     cluster.environ["GPURUN_INVENTORY"] = str(cluster.inventory)
+    cluster.home.mkdir()  # a timer makes none
     faults = Faults(cluster, only_host)
     faults.breaks("no Docker")
     try:
