@@ -117,3 +117,29 @@ def test_ranks_are_known_by_their_environment():
         assert health.ranks("j-00000001") == {process.pid: 5}
         assert health.ranks("j-00000002") == {}
         process.communicate(b"\n")
+
+
+def test_what_the_kernel_says_while_a_watch_runs_is_its_own_whatever_the_stamp(log):
+    """The kernel stamps its lines with a clock that nobody corrects: after 100 days it can be a minute behind."""
+    say(log, XID + " before", age_s=60)
+    kernel_log = health.KernelLog(30, str(log))
+    say(log, XID, age_s=60)
+    say(log, XID + " ahead", age_s=-60)
+    found = list(kernel_log.lines())
+    assert [item["line"] for item in found] == [XID, XID + " ahead"]
+    assert all(0.0 <= item["age_s"] < 30 for item in found)
+
+
+def test_ranks_that_have_ended_are_forgotten_after_a_while(monkeypatch):
+    """A job that starts a thousand short processes a minute would fill the agent's memory."""
+    seen, now_s, alive = health._Seen({}, container_watch.ContainerWatch("j-0000000e")), [1000.0], {}
+    monkeypatch.setattr(health.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(health, "ranks", lambda _job: dict(alive))
+    for at in range(100):
+        alive.clear()
+        alive.update({at * 100 + pid: 0 for pid in range(100)})
+        now_s[0] += 30.0
+        seen.slowly("j-0000000e")
+    assert health.rank_of("j-0000000e", 9_999) == 0 and health.rank_of("j-0000000e", 9_899) == 0
+    assert health.rank_of("j-0000000e", 5) is None and health.rank_of("j-0000000f", 5) is None
+    assert len(health._ranks["j-0000000e"]) <= 500

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from gpurun.node.agent.call import Call
 from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
@@ -30,19 +30,24 @@ LEAST_FREE = 256 << 20
 _WORTH = re.compile(r"NVRM: |oom-kill:|Memory cgroup out of memory: |Out of memory: ")
 _PIDS = re.compile(r"[Pp]rocess (\d+) \(|,pid=(\d+),uid=\d+\s*\Z")
 
-_ranks: Dict[str, Dict[int, int]] = {}
-"""Job → pid → rank, as last seen: after the kernel has reported a killed process, it can no longer be asked."""
+REMEMBERED_S = 60.0
+_ranks: Dict[str, Dict[int, Tuple[int, float]]] = {}
+"""Job → pid → rank, and when it was last seen: after the kernel has reported a killed process, it can no longer be
+asked. Forgotten after `REMEMBERED_S`, because a job may start any number of processes."""
 
 
 class KernelLog:
     """``/dev/kmsg`` from some time on: one record per read (Documentation/ABI/testing/dev-kmsg).
+
+    Of what the log has at the start, only the stamps tell what is new. They come from a clock that is never corrected:
+    after months of uptime it is a minute off. So what arrives later counts whatever its stamp.
 
     If this user may not read it (``dmesg_restrict``), there are no lines. In the lab a regular file replaces it; lines
     without a record's prefix are skipped.
     """
 
     def __init__(self, age_s: float, path: str = "") -> None:
-        self._since_s = time.monotonic() - age_s
+        self._looked_s = time.monotonic()
         self._rest = b""
         try:
             path = path or (os.environ.get("GPURUN_DEV") or "/dev") + "/kmsg"
@@ -50,14 +55,20 @@ class KernelLog:
             self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         except OSError:
             self._fd = None
+        self._old = [item for item in self._arrived() if item["age_s"] <= age_s]
 
     def lines(self) -> Iterator[Dict[str, Any]]:
-        """Yield ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call."""
-        found = 0
+        """Yield ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call, at most `MOST_LINES`."""
+        old, self._old = self._old, []
+        now_s = time.monotonic()
+        most_s, self._looked_s = now_s - self._looked_s, now_s
+        new = [{**item, "age_s": min(item["age_s"], most_s)} for item in self._arrived()]
+        yield from (old + new)[:MOST_LINES]
+
+    def _arrived(self) -> Iterator[Dict[str, Any]]:
         for record in self._records():
             item = self._item(record)
-            if item is not None and found < MOST_LINES:
-                found += 1
+            if item is not None:
                 yield item
 
     def _records(self) -> Iterator[bytes]:
@@ -87,7 +98,7 @@ class KernelLog:
             return None
         line = text.split(b"\n")[0].decode("utf-8", "replace")[:LONGEST]
         # Facility 0 is the kernel; programs that write to the log get another one.
-        if not semicolon or level >> 3 or stamp_s < self._since_s or not _WORTH.match(line):
+        if not semicolon or level >> 3 or not _WORTH.match(line):
             return None
         return {"line": line, "age_s": max(0.0, time.monotonic() - stamp_s)}
 
@@ -103,7 +114,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
 
     Args:
         gpus: the job's GPUs here.
-        age_s: how long the attempt has run: older lines of the kernel's log are ignored.
+        age_s: how long the attempt has run: older lines that the kernel's log has at the start are ignored.
 
     Yields:
         lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
@@ -189,7 +200,7 @@ class _Seen:
         if time.monotonic() - self._slow_s < SLOW_S:
             return []
         self._slow_s = time.monotonic()
-        _ranks.setdefault(job, {}).update(ranks(job))  # those that have just been killed are the ones asked for
+        _remember(job, self._slow_s)
         if not self._docker_root:
             self._docker_root = str(docker_facts.facts().get("root") or "/")
         return [found for what, path in self._disks(job) for found in self._disk(what, path)]
@@ -221,11 +232,24 @@ def ranks(job: str) -> Dict[int, int]:
     return {one.process.pid: one.rank for one in rank_processes.of_job(job)}
 
 
+def rank_of(job: str, pid: int) -> Optional[int]:
+    """Return the rank of a process that is, or was recently, one of the job's."""
+    seen = _ranks.get(job, {}).get(pid)
+    return None if seen is None else seen[0]
+
+
+def _remember(job: str, now_s: float) -> None:
+    """Note the ranks' pids, and forget those of processes that ended long ago."""
+    seen = _ranks.get(job, {})
+    seen = {pid: known for pid, known in seen.items() if now_s - known[1] <= REMEMBERED_S}
+    _ranks[job] = {**seen, **{pid: (rank, now_s) for pid, rank in ranks(job).items()}}
+
+
 def _named(item: Dict[str, Any], job: str, seen: _Seen) -> Dict[str, Any]:
     """Add to a line what only this host knows: the killed rank, the GPUs' PCI addresses."""
     pids = _PIDS.search(item["line"])
     pid = int(pids.group(1) or pids.group(2)) if pids else None
-    rank = None if pid is None else _ranks.get(job, {}).get(pid)
+    rank = None if pid is None else rank_of(job, pid)
     cards = {str(index): facts.get("pci_bus", "") for index, facts in seen.cards.items()}
     counted = seen.container.counted() if pids else None
     memory = None if counted is None else memory_of(counted)
