@@ -7,21 +7,23 @@ result in ``locks.json``. It also rejects mount options that keep locks on one m
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from gpurun.errors import StateError, UnsafeState
+from gpurun.errors import StateError, StateUnavailable, UnsafeState
 from gpurun.msgspec_types import ready
 from gpurun.state import lock
-from gpurun.state.path import StatePath
+from gpurun.state.path import StatePath, may_pass
 from gpurun.state.shared import MARK
 
 HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
@@ -91,6 +93,7 @@ def check_locks(home: Path) -> None:
 
     Raises:
         UnsafeState: names the path, the file system and what to do.
+        StateUnavailable: no second process can try it now, which says nothing about the file system.
     """
     try:
         now = _Stamp(home.stat().st_dev, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -106,6 +109,8 @@ def check_locks(home: Path) -> None:
         why = try_locks(home)
     except FileNotFoundError:
         return
+    except _Untried:
+        raise
     except StateError:
         return  # a user with read-only access takes no locks
     if why:
@@ -161,7 +166,7 @@ def try_locks(home: Path) -> str | None:
     """Lock a file, have another process try it, unlock, let it try again; what was wrong, None if nothing.
 
     Raises:
-        FileNotFoundError, StateError: there is no folder to try it in.
+        FileNotFoundError, StateError: there is no folder to try it in, or no process can be started.
     """
     name = f".probe.{os.getpid()}.{secrets.token_hex(4)}"
     path = StatePath(home) / (name if os.access(home, os.W_OK) else f"{MARK}/{name}")
@@ -169,7 +174,9 @@ def try_locks(home: Path) -> str | None:
     try:
         if not lock.try_take(descriptor):
             return "a lock of a new file is refused"
-        return _ask_another(path.plain, descriptor)
+        with _tried(home):
+            answers = _ask_another(path.plain, descriptor)
+        return _judged(answers)
     except OSError as error:
         return f"locking fails: {error.strerror}"
     finally:
@@ -177,7 +184,25 @@ def try_locks(home: Path) -> str | None:
         path.unlink(missing_ok=True)
 
 
-def _ask_another(path: Path, descriptor: int) -> str | None:
+class _Untried(StateUnavailable):
+    """Nobody could try the locks."""
+
+
+@contextmanager
+def _tried(home: Path) -> Iterator[None]:
+    """Tell errors of the process that tries the locks from those of the locks."""
+    try:
+        yield
+    except OSError as error:
+        if not may_pass(error) and not isinstance(error, BrokenPipeError):
+            raise
+        raise _Untried(
+            f"its locks cannot be tried now: {error.strerror}", where=str(home),
+            hint="a second process must run for a moment; `ulimit -u` and `free` show what is short",
+        ) from error  # fmt: skip
+
+
+def _ask_another(path: Path, descriptor: int) -> list[str]:
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", PROBE, str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -194,6 +219,12 @@ def _ask_another(path: Path, descriptor: int) -> str | None:
                 answers.append(other.stdout.readline().strip())
         finally:
             other.stdin.close()
+    if not any(answers):  # it was killed, as for lack of memory
+        raise BrokenPipeError(errno.EPIPE, "the process that tries them ended")
+    return answers
+
+
+def _judged(answers: list[str]) -> str | None:
     match answers:
         case ["refused", "granted"]:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import UnsafeState
+from gpurun.errors import StateUnavailable, UnsafeState
 from gpurun.leases.allocator import allocator_lock
 from gpurun.state import filesystem
 from gpurun.state.filesystem import check_locks, local_only, mount_of, mounts_below
@@ -158,3 +159,22 @@ def test_mount_points_with_odd_names_and_mounts_over_mounts():
 def test_a_mount_at_or_below_a_folder_is_seen(point, is_below):
     lines = f"22 1 8:1 / / rw - ext4 /dev/a rw\n23 22 8:1 /x {point} rw,relatime shared:1 - ext4 /dev/a rw\nno mount\n"
     assert mounts_below(Path("/s/jobs/j-1"), lines) == ((point.replace(r"\040", " "),) if is_below else ())
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_machine_that_can_start_no_process_says_nothing_about_its_file_system(tmp_path, own_copy, number):
+    """UnsafeState would end a supervisor whose head has just booted."""
+
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    own_copy(filesystem, "subprocess", Popen=fails)
+    with pytest.raises(StateUnavailable, match="cannot be tried now"):
+        filesystem.check_locks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_killed_as_it_tries_the_locks_says_nothing_about_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "PROBE", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(StateUnavailable, match="cannot be tried now"):
+        filesystem.check_locks(tmp_path)
