@@ -13,7 +13,7 @@ from placed_gangs import GANG, SPEC, plan, told
 from waiting import LIMIT_S, until
 
 from gpurun.errors import BadInput
-from gpurun.jobs.spec import HorovodKnobs
+from gpurun.jobs.spec import Grant, HorovodKnobs
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import TASKS, TORCHRUN, UNTOLD, environment, start_script
 
@@ -134,6 +134,18 @@ def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interfac
     assert (launch[launch.index("--map-by") + 1], launch[launch.index("--rank-by") + 1]) == ("slot", "slot")
     assert launch[launch.index("btl_tcp_if_include") + 1] == "eth0"
     assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
+
+
+@pytest.mark.parametrize(("hosts", "is_direct"), [(2, False), (64, False), (65, True)])
+def test_mpirun_itself_reaches_every_host_of_a_large_gang(hosts, is_direct):
+    """Open MPI would start the 66th daemon from another host, which has no key of the job."""
+    names = [f"n{at}" for at in range(hosts)]
+    gang = replace(
+        GANG, grants=tuple(Grant(name, (0,)) for name in names), interfaces=dict.fromkeys(names, "eth0"),
+        addresses=dict.fromkeys(names, "10.0.0.1"),
+    )  # fmt: skip
+    argv = launcher_of(replace(SPEC, launcher="mpirun")).argv(SPEC, gang)
+    assert ("-mca plm_rsh_no_tree_spawn 1" in " ".join(argv)) == is_direct
 
 
 @pytest.mark.parametrize(
