@@ -161,6 +161,7 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
     options.key_types = _key_types(options.key_types, entries)
     packetizer: Any = transport.packetizer
     packetizer.REKEY_BYTES = REKEY_BYTES
+    lines = _listen(packetizer)
     transport.banner_timeout = transport.handshake_timeout = attempt.left_s
     try:
         transport.start_client(timeout=attempt.left_s)
@@ -171,13 +172,28 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
         sock.close()
         if short := head_short(error, route.name):
             raise short from error
-        why = reason(error)
+        why = f"it says {lines[-1][:200]!r}" if lines and not lines[-1].startswith("SSH-") else reason(error)
         if isinstance(sock, ProxyProgram) and (said := sock.last_words()):
             why += f"; its ProxyCommand says {said!r}"
         raise HostUnreachable(
             f"{route.hostname} port {route.port} does not complete an SSH handshake: {why}", host=route.name
         ) from error
     return transport
+
+
+def _listen(packetizer: Any) -> list[str]:
+    """Return the list that gets the host's lines up to its banner, such as ``Exceeded MaxStartups``."""
+    lines: list[str] = []
+    readline = packetizer.readline
+
+    def heard(timeout: float) -> str:
+        line: str = readline(timeout)
+        if line.strip():
+            lines.append("".join(letter if letter.isprintable() else "?" for letter in line.strip()))
+        return line
+
+    packetizer.readline = heard
+    return lines
 
 
 def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.KnownHost]) -> tuple[str, ...]:

@@ -172,6 +172,23 @@ def test_something_else_listens(net):
     liar.close()
 
 
+@pytest.mark.parametrize("said", ["Exceeded MaxStartups", "Not allowed at this time", "x\x1b[2Jy"])
+def test_what_a_host_says_before_it_hangs_up_is_the_reason(net, said):
+    """OpenSSH's sshd says this if too many log in at once, or if logins from here have failed too often."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+
+        def speak():
+            connection, _ = busy.accept()
+            with connection:
+                connection.sendall(f"{said}\r\n".encode())
+
+        threading.Thread(target=speak, daemon=True).start()
+        config = str(net.ssh_config)
+        error = failure(Target("gpu1", "127.0.0.1", busy.getsockname()[1], ssh_config=config, ssh="paramiko"))
+    assert isinstance(error, HostUnreachable) and "\x1b" not in error.message
+    assert said.replace("\x1b", "?") in error.message
+
+
 def _packet(content):
     padding = 16 - (len(content) + 5) % 8
     return struct.pack(">IB", len(content) + padding + 1, padding) + content + bytes(padding)
