@@ -329,7 +329,7 @@ def install(world: World, starts: Any) -> None:
     links = cached_property(lambda job: PowerLinks(world, job.hosts, job.lease))
     links.__set_name__(SupervisedJob, "links")
     SupervisedJob.links = links  # type: ignore[assignment]
-    SupervisedJob.nccl = None  # type: ignore[assignment]
+    SupervisedJob.image_sets = frozenset()  # type: ignore[assignment]
     lost.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
     prepare.examine = start.examine = lambda *_: None
     prepare.ship_image = start.ship_image = lambda *_, **__: None
