@@ -38,6 +38,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "histories of ownership": (2, 20),
     "calls that fail once": (6, 1_000_000),  # of each kind of process
     "power cuts": (8, 200),
+    "power cuts of programs that save": (1, 50),
     # damage: what `tests/fuzz` does to files and arguments
     "damaged state files": (30, 1500),
     "foreign names": (15, 600),

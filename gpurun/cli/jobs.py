@@ -175,6 +175,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
+        "whole": _whole(folder),
     }
     for key, value in rows.items():
         if value:
@@ -188,6 +189,23 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _whole(folder: JobFolder) -> str:
+    """Return step, age and path of the whole copy of the outputs, which a restart gets; "" if there is none."""
+    from gpurun.supervisor import outputs_whole
+
+    home = folder.path.open_folder()
+    try:
+        found = outputs_whole.newest(home)
+    finally:
+        os.close(home)
+    if found is None:
+        return ""
+    number, about = found
+    step = "" if about.step is None else f"step {about.step}, "
+    top = folder.path.plain / outputs_whole.NAME.decode() / str(number) / outputs_whole.OUTPUTS.decode()
+    return f"{step}{duration(max(0.0, time.time() - about.at_s))} old, {top}"
 
 
 def _lost(store: JobStore, folder: JobFolder) -> list[str]:

@@ -209,15 +209,17 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a folder in the container that survives restarts (`$GPURUN_OUTPUTS`). Each host has its own, and every "
             "rank may write to it. gpurun copies all of them to the head; if several hosts have a file, the head keeps "
-            "the newest. The next attempt gets the folder back: on all hosts, with `horovod` on rank 0's. gpurun does "
-            "not copy pipes, sockets and devices, and names them",
+            "the newest. The next attempt gets the folder back: on all hosts, with `horovod` on rank 0's. Write a "
+            "checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each save: a "
+            "host may fail in the middle of a save. gpurun does not copy pipes, sockets and devices, and names them",
             "/checkpoints",
         ),
     ]
     outputs_every: Annotated[
         Duration,
         means(
-            "how often gpurun copies new outputs to the head. If a host fails, outputs since the last copy are lost",
+            "how often gpurun copies new outputs to the head. If a host fails, outputs since the last whole copy are "
+            "lost",
             "60s",
         ),
     ]

@@ -20,8 +20,8 @@ from gpurun.state.path import StatePath
 
 Kind = Literal["outputs", "logs", "other"]
 KINDS: tuple[Kind, ...] = ("outputs", "logs", "other")
-OUTPUTS = (b"outputs", b"outputs.arriving", b"outputs.replaced")
-"""The head's copy; what arrives for the next one; a copy that an older gpurun was replacing."""
+OUTPUTS = (b"outputs", b"outputs.whole", b"outputs.arriving", b"outputs.replaced")
+"""The head's copy; its last whole state; what arrives for the next one; a copy that an older gpurun was replacing."""
 LOGS = (b"log", b"events.jsonl", b"supervisor.log", b"launch.jsonl")
 DOOMED = ".doomed-"
 """How the name of something begins that `gpurun prune` removes: another prune removes what a crash left of it."""

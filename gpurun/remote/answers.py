@@ -282,6 +282,13 @@ class PlacedImage(TypedDict):
     freed: NotRequired[bool]
 
 
+class ListedOutputs(TypedDict):
+    """``outputs.list``."""
+
+    present: bool
+    declared: NotRequired[tuple[Annotated[int, Meta(ge=-_MOST, le=_MOST)], Count] | None]
+
+
 class HeldSet(TypedDict):
     """One data set of ``data.list``."""
 
@@ -390,7 +397,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     ),
     "images.listing": AnswerTypes(list[PlacedImage]),
     "images.prune": AnswerTypes(list[PlacedImage]),
-    "outputs.list": AnswerTypes(fields(present=bool)),
+    "outputs.list": AnswerTypes(ListedOutputs),
     "outputs.read": AnswerTypes(),
     "outputs.write": AnswerTypes(fields(files=Count)),
     "outputs.remove": AnswerTypes(),

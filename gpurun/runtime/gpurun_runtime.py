@@ -152,7 +152,11 @@ def report(step: int, **metrics: float) -> None:
 
 
 def checkpointed(step: int) -> None:
-    """Report that the work up to `step` is safe in `outputs()`: a restart loses only later work."""
+    """Report that the work up to `step` is safe in `outputs()`: a restart loses only later work.
+
+    Call it once all ranks have written their files, on each host that writes. gpurun then keeps what it copies until
+    the next change as one whole state, also if the program saves without a pause.
+    """
     _write("checkpoint", {"step": int(step)})
 
 

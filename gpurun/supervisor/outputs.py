@@ -30,8 +30,9 @@ from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.outputs_generations import is_complete
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought, list_outputs
-from gpurun.supervisor.outputs_plan import is_changing, lacking, left_of
+from gpurun.supervisor.outputs_plan import IN_THE_WAY, is_changing, is_same, lacking, left_of
 
 TRIES = 3
 AGAIN_S = 0.5
@@ -49,7 +50,10 @@ def send_outputs(job: SupervisedJob) -> None:
     readers = job.hosts if job.launcher.all_read_outputs else job.hosts[:1]
     try:
         with job.outputs.alone():
-            job.outputs.settle()
+            is_whole = job.outputs.restore()
+            if is_whole:
+                mine = job.outputs.entries()
+                job.links.each(lambda agent: _remove_others(job, agent, mine), job.hosts).raise_first()
             if mine := job.outputs.entries():
                 there = job.links.each(lambda agent: _send(job, agent, mine), readers).raise_first()
                 job.outputs.gave(mine, [there[host] for host in readers])
@@ -57,6 +61,15 @@ def send_outputs(job: SupervisedJob) -> None:
         raise failed(told(error, job.folder.path / "outputs", "read")) from error
     except GpurunError as error:
         raise failed(error) from error
+
+
+def _remove_others(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> None:
+    """Remove a host's outputs of earlier attempts if they hold anything that the head's copy does not."""
+    theirs = list_outputs(agent, job.lease.job, force=True)
+    if theirs is not None and any(
+        path not in mine or not is_same(mine[path], entry) for path, entry in theirs.entries.items()
+    ):
+        _remover(job.lease.job, job.lease.attempt)(agent)
 
 
 def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostOutputs:
@@ -94,9 +107,13 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     with job.outputs.alone():
         for _ in range(TRIES):
             unbrought = _bring(job.outputs, job.links, job.lease.job, job.hosts, onto=_comes_and_goes(job), force=True)
+            if job.outputs.keeper.make_room(unbrought):
+                continue
             if not is_changing(unbrought):
                 break
             time.sleep(AGAIN_S)
+        if is_complete(unbrought, frozenset()):
+            job.outputs.keeper.forget()
     left = left_of(unbrought)
     if left != job.record.outputs_left:
         job.amend(outputs_left=left)
@@ -224,27 +241,41 @@ def collect_autotune(job: SupervisedJob) -> None:
         durable.write_bytes(job.folder.path / AUTOTUNE_FILE, found.payload)
 
 
-def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False) -> Sequence[Unbrought]:
-    """Copy changed outputs while the gang runs.
+def copy_outputs(
+    job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False, at_rest: bool = False
+) -> Sequence[Unbrought]:
+    """Copy changed outputs while the gang runs, and keep the copy if it is whole.
+
+    Args:
+        at_rest: copy only if the outputs are at rest (`outputs_generations`).
 
     Returns:
-        What does not fit on the head.
+        What stays on its host: it does not fit on the head, or another host has a folder in its place.
 
     Raises:
         HostFailure: a host failed or sent an invalid answer, or the copy was cancelled. Files that arrived stay.
         StateError: the head could not write it.
     """
-    asked = job.links.each(_lister(job.outputs, job.lease.job), job.members)
+    look_s, copy = time.monotonic(), job.outputs
+    asked = job.links.each(_lister(copy, job.lease.job), job.members)
     found = [said for said in asked.ok.values() if said is not None and said.entries]
     unbrought: Sequence[Unbrought] = ()
-    if found and tuple(found) != job.outputs.seen:
+    if not asked.failed and copy.keeper.look(look_s, found):
+        with copy.alone():
+            copy.keeper.keep()
+    if found and tuple(found) != copy.seen and not (at_rest and not copy.keeper.looks.is_at_rest):
         agents = {each.host: job.links.agent(each.host) for each in found}
-        with job.outputs.alone():
+        with copy.alone():
             onto = _comes_and_goes(job) or bool(asked.failed)
-            unbrought = job.outputs.replace(agents, found, onto=onto, cancelled=cancelled)
+            unbrought = copy.replace(agents, found, onto=onto, cancelled=cancelled)
+            copy.keeper.make_room(unbrought)
+            if asked.failed:
+                copy.seen = ()  # the next copy, of all hosts, may be whole
+            else:
+                copy.keeper.copied(look_s, unbrought)
     for error in asked.failed.values():
         raise error
-    return [each for each in unbrought if each.no_room]
+    return [each for each in unbrought if each.no_room or each.why == IN_THE_WAY]
 
 
 def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent], HostOutputs | None]:

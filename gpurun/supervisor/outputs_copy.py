@@ -24,9 +24,10 @@ from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import may_pass, told
-from gpurun.supervisor import outputs_changes
+from gpurun.supervisor import outputs_changes, outputs_whole
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
 from gpurun.supervisor.outputs_changes import Change, changes_of
+from gpurun.supervisor.outputs_keeping import Keeper
 from gpurun.supervisor.outputs_listed import COPIED, SILENCE_S, HostOutputs, Unbrought
 from gpurun.supervisor.outputs_plan import (
     CopyPlan,
@@ -49,6 +50,7 @@ class HeadCopy:
     Attributes:
         seen: what the hosts had when the copy was made; empty if it does not hold all of that.
         listed: what each host listed last.
+        keeper: keeps whole states of the copy.
     """
 
     def __init__(self, folder: JobFolder, limit: int | None = None) -> None:
@@ -58,6 +60,7 @@ class HeadCopy:
         self._given: dict[str, Mapping[str, Listed]] = {}
         self.seen: tuple[HostOutputs, ...] = ()
         self.listed: dict[str, HostOutputs] = {}
+        self.keeper = Keeper(folder, limit)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -110,6 +113,7 @@ class HeadCopy:
         force: bool,
         cancelled: Callable[[], bool],
     ) -> tuple[Unbrought, ...]:
+        self.keeper.begin()
         with ExitStack() as stack:
             home = _opened(stack, self._folder.path.open_folder())
             self.settle(home)
@@ -169,6 +173,25 @@ class HeadCopy:
                 return
             if changes := outputs_changes.read(arriving):
                 self._go_on(home, arriving, changes)
+
+    def restore(self) -> bool:
+        """Make the copy its last generation, with the logs that it has. Returns False if there is no generation.
+
+        Raises:
+            OSError: the disk failed; the copy stays, or is restored by the next `settle`.
+        """
+        with ExitStack() as stack:
+            home = _opened(stack, self._folder.path.open_folder())
+            self.settle(home)
+            found = outputs_whole.newest(home)
+            if found is None:
+                return False
+            discard(home)
+            os.mkdir(NAME, 0o700, dir_fd=home)
+            changes = outputs_whole.back(home, *found, _opened(stack, below.open_folder(home, NAME)))
+            self._make(home, changes)
+            discard(home)
+        return True
 
     def gave(self, mine: Mapping[str, Listed], hosts: Sequence[HostOutputs]) -> None:
         """Remember what hosts have of the copy before their ranks start: it need not come back, see `plan_copy`.

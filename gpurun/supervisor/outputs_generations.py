@@ -111,20 +111,20 @@ class Looks:
         """Return for how long nothing but logs has changed, as far as the looks show."""
         return min((self.at_s - since_s for since_s in self.rest_s.values()), default=0.0)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Return whether every host has rested for long enough, or said that it has saved."""
+        return bool(self.hosts) and all(
+            self.at_s - since_s >= REST_S or self._is_declared(host) for host, since_s in self.rest_s.items()
+        )
+
     def is_whole(self, copied_s: float) -> bool:
         """Return whether a copy is whole.
 
         Args:
             copied_s: the look whose lists the copy was made from. It brought everything but logs.
         """
-        return (
-            bool(self.hosts)
-            and copied_s < self.at_s
-            and all(
-                since_s <= copied_s and (self.at_s - since_s >= REST_S or self._is_declared(host))
-                for host, since_s in self.rest_s.items()
-            )
-        )
+        return max(self.rest_s.values(), default=0.0) <= copied_s < self.at_s and self.is_at_rest
 
     def _is_declared(self, host: str) -> bool:
         """Return whether a host's ranks said that their work is saved, after its last change. By the host's clock."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -113,7 +113,7 @@ def list_outputs(
     Raises:
         HostFailure: it fails, hangs or lies.
     """
-    present, deadline = True, time.monotonic() + LIST_LIMIT_S
+    present, deadline, declared = True, time.monotonic() + LIST_LIMIT_S, None
     rows = {} if before is None else before.rows
     asked = (({"in": folder, "at": at, "sha": known.sha}, b"") for (folder, at), known in rows.items())
     stream = agent.stream(
@@ -121,11 +121,13 @@ def list_outputs(
     )
 
     def pieces() -> Iterator[bytes]:
-        nonlocal present
+        nonlocal present, declared
         size = 0
         for reply in stream:
             if not reply.payload:
                 present = isinstance(reply.value, dict) and bool(reply.value.get("present"))
+                said = reply.value.get("declared") if isinstance(reply.value, dict) else None
+                declared = Declared(*said) if said else None
             size += len(reply.payload)
             if size > MOST_LISTED_BYTES or time.monotonic() > deadline:
                 raise HostFailure("its list of outputs does not end", host=agent.host)
@@ -135,7 +137,7 @@ def list_outputs(
         found = outputs_of(agent.host, batches.unpacked(pieces()), rows)
     except OpError as error:
         raise HostFailure(f"its list of outputs is damaged: {error.message}", host=agent.host) from error
-    return found if present else None
+    return replace(found, declared=declared) if present else None
 
 
 def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, KnownRows]) -> HostOutputs:

@@ -14,6 +14,8 @@ from gpurun.supervisor.outputs_room import OutputsRoom
 FIRST = 5
 """So many of the files that could not be brought are named."""
 
+IN_THE_WAY = "stays on its host: one host has a folder of this name, another has none"
+
 Origin = tuple[str, list[int]]
 """Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
 Given = Mapping[str, Mapping[str, Listed]]
@@ -29,7 +31,7 @@ class CopyPlan:
         kept: files that stay as they are in the present copy.
         fetched: the files to fetch from each host.
         twins: files that are hard links of a fetched file, and of which one.
-        unfit: what does not fit on the head.
+        unfit: what does not fit on the head, and what is in a folder where another host has a newer file or link.
     """
 
     made: Sequence[Listed]
@@ -53,7 +55,8 @@ def plan_copy(
 
     Args:
         old: what the present copy holds.
-        hosts: in rank order. Of files with the same path the newest is taken; of equally new ones, the first host's.
+        hosts: in rank order. Of files with the same path the newest is taken; of equally new ones, the first host's. A
+            folder is taken before files and links, and these stay on their hosts: no folder's content is dropped.
         origins: the hosts of files in the present copy, as far as known.
         onto: keep what the present copy also has, unless it came from one of these hosts.
         late: the hosts were lost for a while: keep newer files that the present copy has since got from others.
@@ -63,6 +66,7 @@ def plan_copy(
     wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
     planner = _Planner(old, origins, room)
     planner.hold(wanted)
+    planner.leave_what_folders_replace(hosts, wanted)
     for path in sorted(wanted, key=lambda path: path.replace("/", "\0")):
         planner.add(path, *wanted[path])
     return planner.plan()
@@ -80,6 +84,7 @@ class _Planner:
         self._fetched: dict[str, list[Listed]] = {}
         self._twins: dict[str, str] = {}
         self._unfit: dict[str, Unbrought] = {}
+        self._stays: list[Unbrought] = []
         self._first_of: dict[tuple[str, tuple[int, ...]], str] = {}
         self._folders = {""}
 
@@ -91,13 +96,23 @@ class _Planner:
             if path in self._old and (entry.kind != "file" or self._is_kept(host, entry)):
                 self._room.hold(self._old[path])
 
+    def leave_what_folders_replace(
+        self, hosts: Sequence[HostOutputs], wanted: Mapping[str, tuple[str, Listed]]
+    ) -> None:
+        """Report files and links in the place of which the copy has another host's folder."""
+        for each in hosts if len(hosts) > 1 else ():
+            for path, entry in each.entries.items():
+                host, taken = wanted.get(path, ("", entry))
+                if host and host != each.host and taken.kind == "dir" != entry.kind:
+                    self._stays.append(Unbrought(each.host, path, IN_THE_WAY))
+
     def add(self, path: str, host: str, entry: Listed) -> None:
         """Plan for one entry of a host."""
         above = path.rpartition("/")[0]
         if above in self._unfit:
-            self._leave(path, host, self._unfit[above].why)
+            self._leave(path, host, self._unfit[above].why, no_room=self._unfit[above].no_room)
         elif above not in self._folders:
-            return  # a later host has something else in the place of its folder
+            self._leave(path, host, IN_THE_WAY, no_room=False)
         elif entry.kind == "file":
             self._add_file(path, host, entry)
         elif path not in self._old and (why := self._lacks_room(entry)):
@@ -111,7 +126,7 @@ class _Planner:
             self._kept.append(path)
         elif (first := self._first_of.setdefault((host, entry.mark), path)) != path:
             if first in self._unfit:
-                self._leave(path, host, self._unfit[first].why)
+                self._leave(path, host, self._unfit[first].why, no_room=self._unfit[first].no_room)
             else:
                 self._twins[path] = first
         elif why := self._lacks_room(entry):
@@ -125,9 +140,9 @@ class _Planner:
     def _lacks_room(self, entry: Listed) -> str:
         return self._room.take(entry) if self._room else ""
 
-    def _leave(self, path: str, host: str, why: str) -> None:
-        """Record that an entry does not fit: the copy keeps its present version, if any."""
-        self._unfit[path] = Unbrought(host, path, why, no_room=True)
+    def _leave(self, path: str, host: str, why: str, *, no_room: bool = True) -> None:
+        """Record that an entry stays on its host: the copy keeps its present version, if any."""
+        self._unfit[path] = Unbrought(host, path, why, no_room=no_room)
         older = self._old.get(path)
         if older is not None and older.kind == "file" and path.rpartition("/")[0] in self._folders:
             self._kept.append(path)
@@ -136,7 +151,7 @@ class _Planner:
 
     def plan(self) -> CopyPlan:
         """Return the plan."""
-        return CopyPlan(self._made, self._kept, self._fetched, self._twins, tuple(self._unfit.values()))
+        return CopyPlan(self._made, self._kept, self._fetched, self._twins, (*self._unfit.values(), *self._stays))
 
 
 def _wanted(
@@ -158,7 +173,7 @@ def _wanted(
     for host, entries in said.items():
         for path in reversed(list(entries)):  # what is in a folder, then the folder
             entry, other = entries[path], wanted.get(path)
-            if other is not None and (other[0] or late) and not _is_newer(entry, other[1]):
+            if other is not None and (other[0] or late) and not _replaces(entry, *other):
                 continue
             if path in touched and path not in needed and _is_as_given(given.get(host, {}).get(path), entry):
                 continue
@@ -174,9 +189,16 @@ def _is_as_given(given: Listed | None, now: Listed | None) -> bool:
     return now.kind == "dir" or (now.marks, now.target) == (given.marks, given.target)
 
 
-def _is_newer(entry: Listed, other: Listed) -> bool:
-    """Return whether an entry replaces another host's. A folder that several hosts have stays the first."""
-    return entry.mtime_ns > other.mtime_ns and not entry.kind == other.kind == "dir"
+def _replaces(entry: Listed, host: str, other: Listed) -> bool:
+    """Return whether an entry replaces another host's, or with an empty name the present copy's.
+
+    A folder replaces what is none. If several hosts have a folder, it stays the first one's.
+    """
+    if entry.kind == other.kind == "dir":
+        return False
+    if host and "dir" in (entry.kind, other.kind):
+        return entry.kind == "dir"
+    return entry.mtime_ns > other.mtime_ns
 
 
 def is_kept(old: Mapping[str, Listed], origins: Mapping[str, Origin], host: str, entry: Listed) -> bool:
@@ -199,6 +221,8 @@ def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Li
         other = theirs.get(path)
         if path.rpartition("/")[0] in passed:
             passed.add(path)
+        elif other is not None and other.kind == "dir" != entry.kind:
+            continue  # the head does not have what is in the host's folder
         elif other is None or (not is_same(entry, other) and other.mtime_ns <= entry.mtime_ns):
             sent.append(entry)
         elif other.kind != entry.kind:

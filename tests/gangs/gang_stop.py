@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gang_events import EventfulWorld
@@ -69,6 +70,7 @@ class HeadOutputs:
     def __init__(self, job: Head) -> None:
         self._job = job
         self.listed: dict[str, HostOutputs] = {}
+        self.keeper = SimpleNamespace(make_room=lambda _left: False, forget=lambda: None)  # it keeps no whole copies
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -149,8 +149,44 @@ def test_late_hosts_replace_nothing_that_is_newer():
     assert planned(there, old=[entry("model", 9)], late=False) == {"model": "h1", "alone": "h1"}
 
 
-def test_a_folder_on_one_host_and_a_file_on_another():
-    """The newer takes the place; nothing lies below a file."""
-    one = ("h1", [entry("it", 5, "dir"), entry("it/below")])
-    assert planned(one, ("h2", [entry("it", 9)])) == {"it": "h2"}
-    assert planned(one, ("h2", [entry("it", 1)])) == {"it/below": "h1"}
+@pytest.mark.parametrize("age", [1, 9])
+def test_a_folder_on_one_host_is_taken_before_a_file_on_another(age):
+    one, two = ("h1", [entry("it", 5, "dir"), entry("it/below")]), ("h2", [entry("it", age)])
+    assert planned(one, two) == planned(two, one) == {"it/below": "h1"}
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+@pytest.mark.parametrize("newer", ["h1", "h2"])
+def test_a_folder_where_another_host_has_a_link_or_file_comes_and_the_other_stays_and_is_said(job, kind, newer):
+    """Once the folder's content was dropped, and removed from its host, without a word."""
+    write(job, "h1", "best/model.pt", "five gigabytes")
+    write(job, "h2", "step-900/shard", "x")
+    if kind == "link":
+        (job.host("h2") / "best").symlink_to("step-900")
+    else:
+        write(job, "h2", "best", "a file")
+    os.utime(job.host(newer) / "best", (2_000_000, 2_000_000), follow_symlinks=False)
+    (left,) = copy_outputs(job)
+    assert left.words == "'best' stays on its host: one host has a folder of this name, another has none"
+    assert collect_outputs(job) == {"h2"}
+    assert files(job.head) == {"best/model.pt": "five gigabytes", "step-900/shard": "x"}
+    assert not job.host("h1").exists() and os.path.lexists(job.host("h2") / "best")
+    assert job.record.outputs_left.hosts == ("h2",)
+    send_outputs(job)
+    assert files(job.host("h1")) == files(job.head)
+
+
+def test_what_a_lost_host_has_in_the_place_of_a_newer_file_stays_there_and_is_said(job):
+    there = HostOutputs("h1", {each.path: each for each in [entry("it", 5, "dir"), entry("it/below")]})
+    plan = plan_copy({"it": entry("it", 9)}, [there], {}, onto=True, late=True)
+    assert [(each.host, each.path, each.no_room) for each in plan.unfit] == [("h1", "it/below", False)]
+    assert plan.kept == ["it"]
+
+
+def test_a_restart_sends_nothing_in_the_place_of_a_hosts_folder(job):
+    job.head.mkdir()
+    (job.head / "best").symlink_to("step-900")
+    write(job, "h2", "best/model.pt", "only here")
+    send_outputs(job)
+    assert (job.host("h1") / "best").is_symlink()
+    assert files(job.host("h2")) == {"best/model.pt": "only here"}

@@ -9,7 +9,7 @@ from gpurun.node.folder import batches, below, contents, listings
 from gpurun.node.folder.batches import Item
 from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.node.folder.making import Maker, Receiver
-from gpurun.node.job import job_lock, job_parts
+from gpurun.node.job import job_lock, job_parts, rank_progress
 
 
 def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
@@ -21,19 +21,21 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
         force: the gang has ended: also look into folders whose modes keep their owner out.
 
     Returns:
-        ``{"present"}``: False if the job has no outputs here.
+        ``{"present", "declared"}``: False if the job has no outputs here; see `rank_progress.declared`. It is read
+            before the list is made, so the list shows each change before it.
     """
+    said = rank_progress.declared(job)
     try:
         top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     except FileNotFoundError:
-        return {"present": False}
+        return {"present": False, "declared": said}
     try:
         known = listings.known_rows(batches.unpacked(call.chunks()))
         for piece in batches.packed(listings.told(top, force, known)):
             yield OpReply(None, piece)
     finally:
         os.close(top)
-    return {"present": True}
+    return {"present": True, "declared": said}
 
 
 def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from gpurun.node.agent.call import Call
 from gpurun.node.job import job_parts
@@ -58,7 +58,7 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         if kind not in ("progress", "checkpoint") or not (rank.isascii() and rank.isdigit()):
             continue
         try:
-            content, changed_s = _read_plain(path)
+            content, changed_s, _ = _read_plain(path)
             left -= len(content)
             if left < 0:
                 break
@@ -81,6 +81,28 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
         "ranks": ranks,
     }
+
+
+def declared(job: str) -> Optional[List[int]]:
+    """Return the last step that a rank here said it has saved (`gpurun.runtime`), and when by this host's clock.
+
+    Returns:
+        ``[step, time in ns]``; None if no rank has.
+    """
+    folder = os.path.join(job_parts.folder(job), "run")
+    found: List[List[int]] = []
+    for name in sorted(_names_in(folder)):
+        kind, _, rank = name.partition(".")
+        if kind != "checkpoint" or not (rank.isascii() and rank.isdigit()):
+            continue
+        try:
+            content, _, changed_ns = _read_plain(os.path.join(folder, name))
+            step = json.loads(content)["step"]
+        except (OSError, ValueError, RecursionError, TypeError, KeyError):
+            continue  # being replaced, or not the runtime's own
+        if type(step) is int and abs(step) < 1 << 62 and 0 <= changed_ns < 1 << 62:
+            found.append([changed_ns, step])
+    return max(found)[::-1] if found else None
 
 
 def _names_in(folder: str) -> List[str]:
@@ -107,13 +129,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or (isinstance(value, (int, float)) and abs(value) < 1 << 62)
 
 
-def _read_plain(path: str) -> Tuple[bytes, float]:
+def _read_plain(path: str) -> Tuple[bytes, float, int]:
     """Return the beginning of a regular file, and when it was written. A rank may have made anything of that name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        return os.read(descriptor, 1 << 16), found.st_mtime
+        return os.read(descriptor, 1 << 16), found.st_mtime, found.st_mtime_ns
     finally:
         os.close(descriptor)
