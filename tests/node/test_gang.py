@@ -178,6 +178,22 @@ def test_a_command_that_takes_too_long_is_a_timeout(monkeypatch):
     assert caught.value.kind == "timeout"
 
 
+@pytest.mark.parametrize("setting", [None, "DOCKER_CONFIG"])
+def test_docker_s_client_adds_nothing_of_the_user_s_configuration(tmp_path, monkeypatch, setting):
+    """With `proxies` in config.json, it would set HTTP_PROXY in every container, and gRPC would call the proxy."""
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker/config.json").write_text('{"proxies": {"default": {"httpProxy": "http://proxy:3128"}}}')
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\ncat "${DOCKER_CONFIG:-$HOME/.docker}/config.json"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    if setting:
+        monkeypatch.setenv(setting, str(tmp_path / ".docker"))
+    done = gang._run([str(docker), "create", "x"])
+    assert done.returncode and "proxy" not in done.stdout
+
+
 def test_docker_s_advice_is_not_its_message():
     said = "docker: Error response from daemon: no\n\nRun 'docker create --help' for more information\n"
     assert gang._last_line(said) == "docker: Error response from daemon: no"

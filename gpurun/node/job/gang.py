@@ -29,6 +29,8 @@ from gpurun.node.probe import folder_facts
 
 _SIOCGIFADDR = 0x8915
 _RUN_LIMIT_S = 120.0
+_NO_CONFIG = "no-docker-config"
+"""A folder that does not exist: with ``proxies`` in the user's own, Docker's client sets proxies in each container."""
 
 
 def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -341,7 +343,7 @@ def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]"
             errors="surrogateescape",
             timeout=_RUN_LIMIT_S,
             pass_fds=(keeps,) if keeps >= 0 else (),
-            env={**os.environ, "DOCKER_HOST": _docker_host()},
+            env={**os.environ, "DOCKER_HOST": _docker_host(), "DOCKER_CONFIG": os.path.join(place.root(), _NO_CONFIG)},
         )
     except FileNotFoundError:
         raise OpError("no-tool", "%s is not installed" % argv[0]) from None
