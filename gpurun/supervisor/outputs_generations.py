@@ -41,7 +41,7 @@ class Restless:
 
 
 @dataclass(frozen=True)
-class Looks:
+class OutputsSeen:
     """What all looks until now say. A value: `looked` returns the next one.
 
     Attributes:
@@ -58,7 +58,7 @@ class Looks:
     restless: Mapping[Where, Restless] = field(default_factory=dict)
     rewritten: Mapping[Where, float] = field(default_factory=dict)
 
-    def looked(self, at_s: float, hosts: Sequence[HostOutputs]) -> Looks:
+    def looked(self, at_s: float, hosts: Sequence[HostOutputs]) -> OutputsSeen:
         """Return these looks and a new one.
 
         Args:
@@ -78,10 +78,10 @@ class Looks:
                 restless[where] = Restless(seen.since_s, seen.looks + 1)
                 if _is_rewritten(before, now, path):
                     rewritten[where] = at_s
-        looks = Looks(at_s, there, {}, restless, rewritten)
+        looks = OutputsSeen(at_s, there, {}, restless, rewritten)
         return replace(looks, rest_s={host: self._rest_s(host, paths, looks) for host, paths in changed.items()})
 
-    def _rest_s(self, host: str, changed: Set[str], now: Looks) -> float:
+    def _rest_s(self, host: str, changed: Set[str], now: OutputsSeen) -> float:
         """Return since when a host rests, after the next look `now`."""
         before_s = self.rest_s.get(host)
         if before_s is None or now.hosts.keys() != self.hosts.keys() or not changed <= now.logs_of(host):
@@ -146,7 +146,7 @@ def is_complete(unbrought: Sequence[Unbrought], logs: frozenset[Where]) -> bool:
     return all((each.host, each.path) in logs or not (each.may_come or each.no_room) for each in unbrought)
 
 
-def same_state(one: Looks, other: Looks) -> bool:
+def same_state(one: OutputsSeen, other: OutputsSeen) -> bool:
     """Return whether two looks show the same state but for logs of the later one."""
     if set(one.hosts) != set(other.hosts):
         return False

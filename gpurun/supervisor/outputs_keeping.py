@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.usage import measure
 from gpurun.supervisor import outputs_whole
-from gpurun.supervisor.outputs_generations import REST_S, Looks, is_complete, same_state
+from gpurun.supervisor.outputs_generations import REST_S, OutputsSeen, is_complete, same_state
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
 from gpurun.supervisor.outputs_whole import About
 
@@ -34,18 +34,18 @@ class Keeper:
         self._limit = limit
         self._copied_s = -math.inf
         self._left: Sequence[Unbrought] = ()
-        self._kept: Looks | None = None
+        self._kept: OutputsSeen | None = None
         self._rested_s: float | None = None
         self._told: set[str] = set()
         self._notes: list[str] = []
-        self.looks = Looks()
+        self.looks = OutputsSeen()
         self.is_kept = False
 
     def look(self, at_s: float, hosts: Sequence[HostOutputs]) -> bool:
         """Take a look at all hosts of the gang into account; return whether the head's copy is whole and not kept yet.
 
         Args:
-            at_s: as for `Looks.looked`.
+            at_s: as for `OutputsSeen.looked`.
         """
         looks = self.looks = self.looks.looked(at_s, hosts)
         self.is_kept = self._kept is not None and same_state(self._kept, looks) and self._kept.logs == looks.logs

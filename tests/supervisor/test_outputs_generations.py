@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.node.folder.contents import CHANGING, Listed
-from gpurun.supervisor.outputs_generations import LOG_LOOKS, LOG_S, REST_S, REWRITTEN_S, Looks, is_complete, same_state
+from gpurun.supervisor.outputs_generations import (
+    LOG_LOOKS,
+    LOG_S,
+    REST_S,
+    REWRITTEN_S,
+    OutputsSeen,
+    is_complete,
+    same_state,
+)
 from gpurun.supervisor.outputs_listed import Declared, HostOutputs, Unbrought
 
 MIB = 1 << 20
@@ -24,7 +32,7 @@ def host(*entries, name="h1", declared=None):
 
 def looked(*looks, step_s=REST_S, begin=None):
     """The looks at some lists of hosts, one every so many seconds."""
-    known = begin or Looks()
+    known = begin or OutputsSeen()
     for hosts in looks:
         known = known.looked(known.at_s + step_s, hosts if isinstance(hosts, tuple) else (hosts,))
     return known
@@ -165,7 +173,7 @@ steps = st.lists(st.tuples(st.sampled_from((0.5, 2.0, 5.0, 60.0)), changes), min
 def test_whatever_the_program_does_a_whole_copy_is_a_state_that_lasted(steps):
     """The rule's promise: from a whole copy's look on, no file but logs changed, nor for five seconds."""
     versions = {(name, path): 1 for name in ("h1", "h2") for path in PATHS}
-    known, history = Looks(), []
+    known, history = OutputsSeen(), []
     for step_s, changed in steps:
         for where in changed:
             versions[where] += 1
