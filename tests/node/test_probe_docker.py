@@ -54,12 +54,30 @@ def test_docker_facts(docker):
     assert 0 < found["free_bytes"] <= found["total_bytes"]
 
 
-def test_docker_cdi(docker, tmp_path):
-    answers = docker
+@pytest.mark.parametrize(
+    ("version", "has_dirs", "tools", "runtimes", "support"),
+    [
+        ("29.0.0", True, ["nvidia-cdi-hook"], {}, "cdi"),
+        ("29.0.0", True, ["nvidia-cdi-hook", "nvidia-container-runtime-hook"], {"nvidia": {}}, "cdi"),  # it comes first
+        ("29.0.0", True, [], {}, ""),  # only `--device nvidia.com/gpu=0` works there
+        ("29.0.0", True, [], {"nvidia": {}}, "runtime"),
+        ("29.0.0", False, ["nvidia-cdi-hook"], {}, ""),  # CDI is switched off
+        ("26.1.5", True, ["nvidia-cdi-hook"], {}, ""),
+        ("26.1.5", True, ["nvidia-cdi-hook", "nvidia-container-runtime-hook"], {}, "hook"),
+        ("24.0.7", False, ["nvidia-cdi-hook"], {}, ""),
+        ("a'", True, ["nvidia-cdi-hook"], {}, ""),
+    ],
+)
+def test_cdi_counts_where_the_engine_serves_gpus_by_it(
+    tmp_path, monkeypatch, version, has_dirs, tools, runtimes, support
+):
     (tmp_path / "cdi").mkdir()
-    answers["/info"] = info(Runtimes={}, CDISpecDirs=[str(tmp_path / "cdi"), "/nowhere"])
-    (tmp_path / "cdi/nvidia.yaml").write_text("")
-    assert docker_facts.facts()["gpu_support"] == "cdi"
+    (tmp_path / "cdi/nvidia.yaml").touch()
+    monkeypatch.setattr(docker_facts.shutil, "which", lambda name, path: name if name in tools else None)
+    found = {"ServerVersion": version, "Runtimes": runtimes, "CDISpecDirs": [str(tmp_path / "cdi")] if has_dirs else []}
+    assert docker_facts.gpu_support({**found, "CDISpecDirs": ["/nowhere", *found["CDISpecDirs"]]}) == support
+    assert docker_facts.gpu_support(found) == support
+    assert has_dirs or docker_facts.gpu_support({"ServerVersion": version, "Runtimes": runtimes}) == support
 
 
 @pytest.mark.parametrize("answer", [(500, b"{}"), (200, b"not json"), (200, b"[]"), (200, b"{}")])

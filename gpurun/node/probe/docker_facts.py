@@ -13,12 +13,12 @@ from gpurun.node import docker
 from gpurun.node.agent.call import OpError
 from gpurun.node.docker import engine
 
-CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 ANSWER_TIMEOUT_S, VERSION_TIMEOUT_S = 10.0, 4.0
 """An engine that has answered the first question answers the second at once. Both end before the probe does."""
 
 CAP_SYS_RESOURCE = 24  # linux/capability.h
-HOOK = "nvidia-container-runtime-hook"
+HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
+CDI_SINCE = 28
 
 
 def get(path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
@@ -143,16 +143,27 @@ def _read(*parts: str) -> str:
 def gpu_support(info: Dict[str, Any]) -> str:
     """Return how ``docker run --gpus`` would work.
 
-    In Docker's own order: a registered ``nvidia`` runtime, CDI specifications (since 25), or the container toolkit's
-    hook on the engine's PATH, which the engine looks up when it starts (moby `daemon/nvidia_linux.go`).
+    In Docker's own order: CDI, a registered ``nvidia`` runtime, or the container toolkit's hook on the engine's PATH,
+    which the engine looks up when it starts (moby `daemon/nvidia_linux.go`).
+
+    ``--gpus`` uses CDI only since moby's pull request 50228 (opened in June 2025; some releases of 28 lack it), with
+    CDI switched on, and with the toolkit's `nvidia-cdi-hook` on the engine's PATH. Engines since 25 that have a CDI
+    file alone take only ``--device nvidia.com/gpu=0``.
     """
+    folders = info.get("CDISpecDirs") or ()
+    version = re.match(r"(\d{1,4})\.", str(info.get("ServerVersion")))
+    is_new = version is not None and int(version.group(1)) >= CDI_SINCE
+    if is_new and _is_there(CDI_HOOK) and any(_has_nvidia_spec(folder) for folder in folders):
+        return "cdi"
     if "nvidia" in (info.get("Runtimes") or {}):
         return "runtime"
-    for folder in info.get("CDISpecDirs") or CDI_FOLDERS:
-        if _has_nvidia_spec(folder):
-            return "cdi"
+    return "hook" if _is_there(HOOK) else ""
+
+
+def _is_there(program: str) -> bool:
+    """Return whether the engine finds a program of the toolkit."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"])
-    return "hook" if shutil.which(HOOK, path=path) else ""
+    return shutil.which(program, path=path) is not None
 
 
 def _has_nvidia_spec(folder: str) -> bool:
