@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpurun.errors import BadInput
@@ -12,6 +12,8 @@ from gpurun.scheduler.model import Decisions, Gang, Reason, Snapshot
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.pools import tree_of
 from gpurun.scheduler.schedule import schedule
+
+HOSTS_BACK = ("uncordon", "repair")
 
 MAX_UNCORDON = 16
 """So many hosts are tried one by one before all of them at once."""
@@ -23,7 +25,7 @@ class Change:
 
     Attributes:
         what: ``gpus``, ``generation``, ``locality``, ``gpus_per_host``, ``hosts``, ``time_limit``, ``preemptible``,
-            ``priority``, ``pool`` or ``uncordon``.
+            ``priority``, ``pool``, ``uncordon``, or ``repair`` of a host that is out.
         value: the new value, as a person would write it.
         text: the change in words.
     """
@@ -37,7 +39,7 @@ def changes_that_start(snapshot: Snapshot, gang: Gang, decisions: Decisions, pol
     """Return every kind of change that would start a waiting gang in a pass now, the smallest first."""
     found: list[Change] = []
     for change, changed in _candidates(snapshot, gang, decisions):
-        if change.what == "uncordon" and "," in change.value and any(c.what == "uncordon" for c in found):
+        if "," in change.value and change.what in HOSTS_BACK and any(c.what in HOSTS_BACK for c in found):
             continue  # one host is enough
         if _possible(changed) and _starts(changed, gang.id, policy):
             found.append(change)
@@ -93,7 +95,7 @@ def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterato
     if top > gang.priority:
         yield Change("priority", str(top), f"priority {top}"), _with(snapshot, gang.but(priority=top))
     yield from _other_pools(snapshot, gang, decisions)
-    yield from _uncordoned(snapshot)
+    yield from _hosts_back(snapshot)
 
 
 def _other_constraints(inventory: Inventory, wants: Constraints) -> Iterator[tuple[Change, Constraints]]:
@@ -149,10 +151,16 @@ def _pool_change(snapshot: Snapshot, old: Pool, new: Pool, key: str) -> tuple[Ch
     return change, replace(snapshot, inventory=replace(snapshot.inventory, pools=pools))
 
 
-def _uncordoned(snapshot: Snapshot) -> Iterator[tuple[Change, Snapshot]]:
+def _hosts_back(snapshot: Snapshot) -> Iterator[tuple[Change, Snapshot]]:
     names = sorted(snapshot.unusable)
     for name in names[:MAX_UNCORDON]:
         rest = {host: why for host, why in snapshot.unusable.items() if host != name}
-        yield Change("uncordon", name, f"{name} back in use"), replace(snapshot, unusable=rest)
+        yield Change(_way_back(snapshot, [name]), name, f"{name} back in use"), replace(snapshot, unusable=rest)
     if len(names) > 1:
-        yield Change("uncordon", ",".join(names), f"all {len(names)} hosts back in use"), replace(snapshot, unusable={})
+        what = _way_back(snapshot, names)
+        yield Change(what, ",".join(names), f"all {len(names)} hosts back in use"), replace(snapshot, unusable={})
+
+
+def _way_back(snapshot: Snapshot, names: Iterable[str]) -> str:
+    """What brings hosts back: `gpurun inventory uncordon` does not help a host that is out."""
+    return "repair" if any(snapshot.unusable[name].startswith("out: ") for name in names) else "uncordon"

@@ -1,7 +1,7 @@
 """A cluster in virtual time with all that happens to one: jobs come, run, are preempted, fail, move and grow; hosts are
 cordoned, drained and used by others; waiters die, specs are damaged, and the head's clock is set.
 
-Each event is followed by a pass, as in production, and `never.Watch` looks at each pass.
+Each event is followed by a pass, as in production, and `watch.Watch` looks at each pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from never import Broken, Watch
+from never import Broken
+from watch import Watch
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.live import LiveJob
@@ -54,7 +55,7 @@ class Event:
     """Something that happens to the cluster at a true time.
 
     Attributes:
-        what: ``cordon``, ``drain`` or ``take`` a host until a time; ``fault`` of a gang; ``clock`` set.
+        what: ``cordon``, ``drain``, ``out`` or ``take`` a host until a time; ``fault`` of a gang; ``clock`` set.
     """
 
     at_s: float
@@ -145,8 +146,8 @@ class History:
 
     def _happens(self, event: Event) -> None:
         match event.what:
-            case "cordon" | "drain":
-                self.unusable[event.host] = event.what
+            case "cordon" | "drain" | "out":
+                self.unusable[event.host] = f"{event.what}: fan"
                 if event.what == "drain":
                     self.draining[event.host] = None
                 self._plan(event.until_s, "back", event.host)

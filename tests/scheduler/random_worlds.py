@@ -147,7 +147,7 @@ def run_random_passes(seed: int) -> int:
     inventory, policy = random_inventory(rng), random_policy(rng)
     now_s = rng.choice([1000.0, 10000.0, 100000.0])
     names = [host.name for host in inventory.hosts]
-    unusable = {name: "cordoned" for name in names if rng.random() < 0.08}
+    unusable = {name: f"{'out' if name.endswith('0') else 'cordoned'}: fan" for name in names if rng.random() < 0.08}
     first = [random_gang(rng, f"r{n}", 0.0, inventory).but(servers=0) for n in range(rng.randint(0, 6))]
     filled = schedule(
         Snapshot(replace(inventory, pools=()), queue=tuple(gang.but(pool=None) for gang in first)), policy

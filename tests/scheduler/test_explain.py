@@ -99,6 +99,13 @@ def test_a_cordoned_host_that_would_start_it():
     assert ("uncordon", "r0h1") in [(change.what, change.value) for change in found.changes]
 
 
+def test_a_host_that_is_out_is_not_uncordoned():
+    snapshot = replace(busy(Gang("g", 2, 1.0)), unusable={"r0h1": "out: no route to host"})
+    assert ("repair", "r0h1") in [(change.what, change.value) for change in why(snapshot, "g").changes]
+    snapshot = replace(busy(Gang("g", 6, 1.0)), unusable={"r0h0": "cordoned: fan", "r0h1": "out: no route to host"})
+    assert not [change for change in why(snapshot, "g").changes if change.what == "uncordon" and "r0h1" in change.value]
+
+
 def test_a_pool_that_would_start_it():
     inventory = cluster([0], 2, 4, (Pool("a", 2, 4), Pool("b", 4)))
     running = (runs(Gang("r", 2, pool="a"), ("r0h0", range(2))),)
