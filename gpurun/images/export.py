@@ -14,7 +14,7 @@ from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export_overlay import OverlayLayer, config_of, find_layers, tar_of
 from gpurun.images.export_save import import_save
 from gpurun.images.store import LayerStore, Stored
-from gpurun.node.image.api import is_containerd
+from gpurun.node.docker.engine import is_containerd
 from gpurun.state import lock
 
 

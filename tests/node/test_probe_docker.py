@@ -7,6 +7,7 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 
 import pytest
 
+from gpurun.node.docker import engine
 from gpurun.node.probe import docker_facts
 
 CONTAINER = "0123456789abcdef" * 4
@@ -141,3 +142,32 @@ def test_an_engine_that_cannot_be_seen(tmp_path):
     assert set(docker_facts.engine_limits(77, str(tmp_path)).values()) == {None}
     assert docker_facts.hard_limit("", "Max open files") is None
     assert docker_facts.has_capability("", "CapEff") is None
+
+
+SNAPSHOTS = [["driver-type", "io.containerd.snapshotter.v1"]]
+
+
+@pytest.mark.parametrize(
+    ("status", "address", "config", "root"),
+    [
+        ([], "/run/containerd/containerd.sock", "", "/data"),  # overlay2
+        (SNAPSHOTS, "/run/containerd/containerd.sock", "", "/var/lib/containerd"),
+        (SNAPSHOTS, "/run/containerd/containerd.sock", "version = 3\nroot = '/nvme/c d'\n", "/nvme/c d"),
+        (SNAPSHOTS, "/run/containerd/containerd.sock", "[plugins.x]\n  root = '/other'\n", "/var/lib/containerd"),
+        (SNAPSHOTS, "/run/containerd/containerd.sock", "root = 'relative'\n", "/var/lib/containerd"),
+        (SNAPSHOTS, "/var/run/docker/containerd/containerd.sock", "root = '/nvme'", "/data"),  # dockerd's own
+        (SNAPSHOTS, 7, "\0root = 3", "/data"),
+    ],
+)
+def test_with_the_containerd_store_the_disk_of_images_is_containerd_s(tmp_path, status, address, config, root):
+    (tmp_path / "config.toml").write_text(config)
+    said = {"DockerRootDir": "/data", "DriverStatus": status, "Containerd": {"Address": address}}
+    assert engine.image_root(said, str(tmp_path / "config.toml")) == root
+    assert engine.image_root({**said, "Containerd": None}, str(tmp_path)) == "/data"  # an old engine does not say
+
+
+def test_the_probe_asks_the_disk_of_the_images(docker, monkeypatch, tmp_path):
+    monkeypatch.setattr(engine, "CONTAINERD_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text(f'root = "{tmp_path}"\n')
+    docker["/info"] = info(DriverStatus=SNAPSHOTS, Containerd={"Address": "/run/containerd/containerd.sock"})
+    assert docker_facts.facts()["root"] == str(tmp_path)

@@ -6,6 +6,7 @@ container's state does not say who did. But another process behind the socket is
 
 import http.client
 import os
+import re
 import socket
 import struct
 import time
@@ -15,6 +16,7 @@ from gpurun.node import docker
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
 
+CONTAINERD_ROOT, CONTAINERD_CONFIG = "/var/lib/containerd", "/etc/containerd/config.toml"
 FILE = "engine.json"
 """In a job's folder: the engine that its container was created by."""
 ANSWER_S = 20.0
@@ -40,6 +42,32 @@ def is_rootless(info: Any) -> bool:
     """
     options = info.get("SecurityOptions") if isinstance(info, dict) else None
     return any(str(option).startswith("name=rootless") for option in options or ())
+
+
+def is_containerd(info: Any) -> bool:
+    """Return whether an engine (by its ``docker info``) keeps images in the containerd image store."""
+    kinds = dict(item for item in info.get("DriverStatus") or [] if len(item) == 2)
+    return str(kinds.get("driver-type", "")).startswith("io.containerd.snapshotter")
+
+
+def image_root(info: Dict[str, Any], config: str = "") -> str:
+    """Return the folder on whose disk images and containers lie; "" if the engine does not say.
+
+    With the containerd image store, that is containerd's own folder, which ``DockerRootDir`` does not move
+    (docs.docker.com, "containerd image store"). Only a containerd that dockerd itself has started lies below it.
+    """
+    root = str(info.get("DockerRootDir") or "")
+    said = info.get("Containerd")
+    address = str(said.get("Address") if isinstance(said, dict) else "")
+    if not is_containerd(info) or not address.startswith("/") or "/docker/" in address:
+        return root
+    try:
+        with open(config or CONTAINERD_CONFIG, encoding="utf-8", errors="replace") as stream:
+            before_tables = re.split(r"^\s*\[", stream.read(1 << 16), maxsplit=1, flags=re.MULTILINE)[0]
+    except OSError:
+        before_tables = ""
+    moved = re.search(r"^\s*root\s*=\s*[\"'](/[^\"'\n]*)[\"']", before_tables, re.MULTILINE)
+    return moved.group(1) if moved else CONTAINERD_ROOT
 
 
 def container_user(call: Call) -> "tuple[int, int]":

@@ -88,9 +88,3 @@ def facts_of(inspected: Dict[str, Any]) -> Dict[str, Any]:
     facts = {key: config[key] for key in _CONFIG_KEYS if config.get(key)}
     facts.update({key: inspected[key] for key in ("Architecture", "Os", "Created") if inspected.get(key)})
     return facts
-
-
-def is_containerd(info: Dict[str, Any]) -> bool:
-    """Return whether an engine (by its ``docker info``) keeps images in the containerd image store."""
-    kinds = dict(item for item in info.get("DriverStatus") or [] if len(item) == 2)
-    return str(kinds.get("driver-type", "")).startswith("io.containerd.snapshotter")

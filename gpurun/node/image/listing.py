@@ -11,8 +11,9 @@ from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
 from gpurun.node.agent.call import Call, OpError, OpReply
+from gpurun.node.docker.engine import image_root, is_containerd
 from gpurun.node.image import shipped
-from gpurun.node.image.api import Image, ImageApi, find_image, is_containerd
+from gpurun.node.image.api import Image, ImageApi, find_image
 from gpurun.node.image.load import Loading
 from gpurun.node.transfer import blobs, spool
 
@@ -38,7 +39,7 @@ def ask(call: Call, image: Image) -> Dict[str, Any]:
     engine = ImageApi(call)
     info = engine.get("/info")
     _check_architecture(image, info)
-    root = info.get("DockerRootDir") or "/var/lib/docker"
+    root = image_root(info) or "/var/lib/docker"
     store = "containerd" if is_containerd(info) else "graph"
     local = find_image(engine, image, store)
     have = image["layers"] if local is not None else _layers_there(engine, image["layers"], store)

@@ -45,7 +45,7 @@ def facts() -> Dict[str, Any]:
     rootless, limits = engine.is_rootless(info), engine_limits(_pid_of_engine(path))
     if rootless:  # its capabilities count in its own user namespace alone (user_namespaces(7))
         limits["may_raise_limits"] = False
-    root = str(info.get("DockerRootDir") or "")
+    root = engine.image_root(info)
     return {
         "socket": path,
         "version": str(info.get("ServerVersion") or ""),
