@@ -19,6 +19,7 @@ from gpurun.node.agent import proc
 from gpurun.node.agent.call import Call, Cancelled, OpError
 from gpurun.node.gpu.claim_rules import Seen
 from gpurun.node.job import claims, gang, hooks, job_parts
+from gpurun.node.job import fence as fencing
 from gpurun.node.job.fence import fence
 
 JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
@@ -366,11 +367,17 @@ def test_an_epilog_waits_for_the_containers(host, program, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_removed_repeats_no_epilog(host, program, monkeypatch):
-    tries = []
-    monkeypatch.setattr("gpurun.node.job.fence._remove_files", lambda *_, **__: tries.append(1))
+    remove, tries = fencing._remove_files, []
+
+    def remove_the_third_time(*args, **kwargs):
+        tries.append(1)
+        if len(tries) > 2:
+            remove(*args, **kwargs)
+
+    monkeypatch.setattr(fencing, "_remove_files", remove_the_third_time)
     epilog = {"argv": program(noting(host)), "limit_s": LIMIT_S, **WHOSE}
-    rest = fence(call(), JOB, 1, timeout_s=0.5, epilog=epilog)
-    assert rest["folder"] and len(tries) > 1
+    rest = fence(call(), JOB, 1, timeout_s=LIMIT_S, epilog=epilog)
+    assert not rest["folder"] and len(tries) == 3
     assert runs(host) == ["ran"]
 
 
