@@ -273,6 +273,8 @@ def copy_outputs(
                 copy.seen = ()  # the next copy, of all hosts, may be whole
             else:
                 copy.keeper.copied(look_s, unbrought)
+                if copy.keeper.has_one_file:
+                    copy.keeper.keep()
     for error in asked.failed.values():
         raise error
     return [each for each in unbrought if each.no_room or each.why == IN_THE_WAY]

@@ -20,7 +20,7 @@ LOG_LOOKS, LOG_S = 5, 120.0
 """A log has changed in each of so many looks, for so long."""
 SMALL_BYTES, REWRITTEN_S = 1 << 20, 600.0
 """A smaller file may be a log even if it is written anew each time, such as a summary. A larger one may be a log only
-if it has not been written anew for so long.
+if it has not shrunk for so long. One that is always replaced by a rename is whole whenever it is copied.
 """
 
 Where = tuple[str, str]
@@ -49,7 +49,8 @@ class OutputsSeen:
         hosts: what each host listed then.
         rest_s: for each host, the look since which nothing but logs has changed.
         restless: files that changed in the last look.
-        rewritten: when large files last shrank or were replaced: these are no logs.
+        rewritten: when large files last shrank: these are no logs.
+        replaced: files that were replaced by others of the same name between the last two looks.
     """
 
     at_s: float = 0.0
@@ -57,6 +58,7 @@ class OutputsSeen:
     rest_s: Mapping[str, float] = field(default_factory=dict)
     restless: Mapping[Where, Restless] = field(default_factory=dict)
     rewritten: Mapping[Where, float] = field(default_factory=dict)
+    replaced: Set[Where] = frozenset()
 
     def looked(self, at_s: float, hosts: Sequence[HostOutputs]) -> OutputsSeen:
         """Return these looks and a new one.
@@ -69,6 +71,7 @@ class OutputsSeen:
         restless: dict[Where, Restless] = {}
         rewritten = {where: s for where, s in self.rewritten.items() if _is_in(there, where)}
         changed: dict[str, set[str]] = {}
+        replaced = set()
         for now in hosts:
             before = self.hosts.get(now.host)
             changed[now.host] = set(_changed(before, now))
@@ -76,9 +79,14 @@ class OutputsSeen:
                 where = now.host, path
                 seen = self.restless.get(where, Restless(at_s, 0))
                 restless[where] = Restless(seen.since_s, seen.looks + 1)
-                if _is_rewritten(before, now, path):
+                old, new = before.entries.get(path) if before else None, now.entries.get(path)
+                if old is None or new is None or not old.kind == new.kind == "file":
+                    continue
+                if old.mark[1:] != new.mark[1:]:
+                    replaced.add(where)
+                elif new.size < old.size and old.size > SMALL_BYTES:
                     rewritten[where] = at_s
-        looks = OutputsSeen(at_s, there, {}, restless, rewritten)
+        looks = OutputsSeen(at_s, there, {}, restless, rewritten, replaced)
         return replace(looks, rest_s={host: self._rest_s(host, paths, looks) for host, paths in changed.items()})
 
     def _rest_s(self, host: str, changed: Set[str], now: OutputsSeen) -> float:
@@ -125,6 +133,26 @@ class OutputsSeen:
             copied_s: the look whose lists the copy was made from. It brought everything but logs.
         """
         return max(self.rest_s.values(), default=0.0) <= copied_s < self.at_s and self.is_at_rest
+
+    @property
+    def is_one_file(self) -> bool:
+        """Return whether the outputs, but for logs, are one file that the program has replaced as a whole.
+
+        Such a file is whole whenever it is copied: another inode took its name after its last write, as its times or
+        `gpurun_runtime.checkpointed` say.
+        """
+        logs = self.logs
+        files = [
+            (host, entry)
+            for host, listed in self.hosts.items()
+            for path, entry in listed.entries.items()
+            if entry.kind != "dir" and (host, path) not in logs
+        ]
+        if len(files) != 1 or files[0][1].kind != "file":
+            return False
+        host, entry = files[0]
+        is_new = (host, entry.path) in self.replaced
+        return is_new and (entry.mtime_ns < _changed_ns(entry) or self._is_declared(host))
 
     def _is_declared(self, host: str) -> bool:
         """Return whether a host's ranks said that their work is saved, after its last change. By the host's clock."""
@@ -176,15 +204,6 @@ def _is_untouched(one: Listed, other: Listed) -> bool:
 
 def _is_in(hosts: Mapping[str, HostOutputs], where: Where) -> bool:
     return where[0] in hosts and where[1] in hosts[where[0]].entries
-
-
-def _is_rewritten(before: HostOutputs | None, now: HostOutputs, path: str) -> bool:
-    """Return whether a large file has shrunk, or another has taken its place."""
-    old = before.entries.get(path) if before is not None else None
-    new = now.entries.get(path)
-    if old is None or new is None or not old.kind == new.kind == "file" or max(old.size, new.size) <= SMALL_BYTES:
-        return False
-    return new.size < old.size or new.mark[1:] != old.mark[1:]
 
 
 def _changed_ns(entry: Listed) -> int:

@@ -69,6 +69,12 @@ class Keeper:
             return None
         return 0.0 if self._copied_s >= self.looks.at_s and self.looks.is_at_rest else REST_S
 
+    @property
+    def has_one_file(self) -> bool:
+        """Return whether the copy that was just made is one file that is always whole (`OutputsSeen.is_one_file`)."""
+        looks = self.looks
+        return self._copied_s == looks.at_s and looks.is_one_file and is_complete(self._left, looks.logs)
+
     def keep(self) -> None:
         """Make the head's copy, which is whole, the newest generation. If the disk refuses, say so."""
         logs = tuple(sorted({path for _, path in self.looks.logs}))

@@ -127,12 +127,26 @@ def test_a_log_that_rests_is_a_part_again_and_has_rested_since_the_look_before()
     "options",
     [
         {"size": lambda number: (number % 2 + 1) * MIB},
-        {"size": lambda _: 20 * MIB, "inode": lambda number: number},
+        {"size": lambda number: (number % 3) * 20 * MIB},
     ],
 )
 def test_a_large_file_that_is_written_anew_is_no_log(options):
     looks = logging(9, **options)
     assert looks.logs == set() and not looks.is_whole(looks.at_s - 60)
+
+
+def test_one_file_that_a_rename_replaces_is_whole_whenever_it_is_copied():
+    """Such a program may never rest, and needs none: its newest copy, not an old one, goes back."""
+    before = looked(host(file("m", 1, at_ns=10)))
+    renamed = Listed("m", "file", 0o644, 20, 5, (21, 2))
+    assert looked(host(renamed), begin=before).is_one_file
+    assert not looked(host(renamed), begin=looked(host(renamed), begin=before)).is_one_file, "it may be written since"
+    assert not looked(host(renamed, file("b", 1)), begin=before).is_one_file
+    assert not looked((host(renamed), host(file("m", 1), name="h2")), begin=before).is_one_file
+    assert not looked(host(renamed._replace(mark=(20, 2))), begin=before).is_one_file, "it may be written now"
+    assert not looked(host(renamed._replace(mark=(21, 1))), begin=before).is_one_file
+    said = host(renamed._replace(mark=(20, 2)), declared=Declared(7, 20))
+    assert looked(said, begin=before).is_one_file
 
 
 def test_a_small_file_that_is_written_anew_is_a_log():

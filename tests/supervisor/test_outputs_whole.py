@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from local_agents import Hosts
-from outputs_programs import Declared, InPlace, VirtualTime
+from outputs_programs import Declared, InPlace, Renamed, VirtualTime
 from outputs_world import JOB, outputs_job, shape
 
 from gpurun.cli.jobs import _whole
@@ -303,6 +303,14 @@ def test_a_program_that_never_rests_is_told_once_and_its_last_whole_copy_stays(t
         " gpurun_runtime.checkpointed(step) after each save, or save less often"
     ]
     assert job.outputs.restore() and program.read([job.head]) < 100
+
+
+def test_of_a_program_that_renames_its_one_file_and_never_rests_the_newest_goes_back(tmp_path, world, own_copy):
+    job, program = outputs_job(tmp_path, world, "h1", launcher=TORCHRUN), Renamed()
+    virtual = VirtualTime(program.run([job.host()], 4.5), 600)
+    run_program(job, program, virtual, own_copy, top=job.host())
+    assert job.outputs.restore()
+    assert program.read([job.head]) >= 600 / 8.5 - 120 / 8.5
 
 
 def _until(program, seconds):
