@@ -13,14 +13,16 @@ from urllib.parse import parse_qs, urlsplit
 from waiting import LIMIT_S
 
 COMMAND = """#!{python}
-import http.client, json, socket, sys
+import http.client, json, os, socket, sys
 words = sys.argv[1:]
 assert words[0] == "create"
 labels = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--label")
 connection = http.client.HTTPConnection("docker")
 connection.sock = socket.socket(socket.AF_UNIX)
 connection.sock.connect({socket!r})
-body = json.dumps({{"Image": words[-1], "Labels": labels}})
+given = [words[i + 1] for i, word in enumerate(words) if word == "--env"]
+given = [word if "=" in word else word + "=" + os.environ[word] for word in given]
+body = json.dumps({{"Image": words[-1], "Labels": labels, "Env": given, "argv": sys.argv}})
 connection.request("POST", "/containers/create?name=" + words[words.index("--name") + 1], body=body)
 answer = connection.getresponse()
 said = json.loads(answer.read())
@@ -36,6 +38,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
     Attributes:
         containers: what is listed, by id.
         refusals: so many of the next changes are refused.
+        asked: the bodies of all requests to create a container; the command adds its argv.
         may_finish: cleared, no container gets ready that begins with `slow`.
     """
 
@@ -48,6 +51,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.names: set[str] = set()
         self.images = ["sha256:1"]
         self.changes: list[tuple[str, str]] = []
+        self.asked: list[dict[str, object]] = []
         self.slow = ""
         self.is_full = False
         self.refusals = 0
@@ -141,6 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.change(asked.path.split("/")[2], asked.path.rpartition("/")[2], body)
             self._answer(200, {"Warnings": []})
             return
+        self.server.asked.append(body)
         name, labels = parse_qs(asked.query)["name"][0], body.get("Labels") or {}
         ident = None if self.server.is_full else self.server.make(name, labels)
         if self.server.is_full:

@@ -178,6 +178,27 @@ def test_an_agent_that_was_cut_off_creates_nothing_after_the_fence(host):
     assert host.engine.containers == {} and files_left(host) == []
 
 
+def test_no_value_of_a_variable_is_in_the_process_list_while_docker_creates_a_container(host):
+    """Everybody on a host reads a process's arguments; its environment only its own account does."""
+    prepare(1)
+    values = {
+        "WANDB_API_KEY": "s3cr3t",
+        "GOOGLE_API_KEY": "s3cr3t",
+        "WORDS": "it's\n two=lines \u00e9",
+        "EMPTY": "",
+        "GPURUN_JOB": JOB,
+    }
+    own = {"PATH": "/opt/conda/bin", "DOCKER_HOST": "tcp://elsewhere", "LD_LIBRARY_PATH": "/x", "HOME": "/tmp"}
+    given = [word for name, value in {**values, **own}.items() for word in ("--env", f"{name}={value}")]
+    run = [*argv()[:-1], *given, "--entrypoint", "/bin/sh", "image", "train.sh", "--env", "STAGE=s3cr3t-of-nobody"]
+    gang.create(call(), JOB, 1, {}, run, None)
+    (asked,) = host.engine.asked
+    assert asked["Env"][:-1] == [f"{name}={value}" for name, value in {**values, **own}.items()]
+    words = asked["argv"]
+    assert words[words.index("--entrypoint") :] == run[run.index("--entrypoint") :], "the job's own words"
+    assert not any("s3cr3t" in word or "two=lines" in word for word in words[: words.index("--entrypoint")])
+
+
 # -- the job's next attempt ---------------------------------------------------------------------------
 
 

@@ -14,12 +14,13 @@ import socket
 import struct
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import Call, OpError, OpReply
-from gpurun.node.docker import engine, kinds
+from gpurun.node.docker import engine, kinds, run_argv
 from gpurun.node.folder import below, files
 from gpurun.node.job import claims, creating, job_lock, job_parts
 from gpurun.node.job.fence import fence
@@ -110,8 +111,9 @@ def create(
             _start_sshd(sshd, folder)
         for port in ports:
             _check_port(port)
-        creating.begin(job, attempt, run[run.index("--name") + 1])
-        done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)
+        creating.begin(job, attempt, run_argv.container_name(run))
+        argv, values = run_argv.create_argv(run)
+        done = _run(argv, keeps=held.descriptor, environment=values)
         if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
             message = _last_line(done.stderr)
             raise OpError(kinds.of_create(message), message)
@@ -326,12 +328,16 @@ def _write(path: str, text: str, mode: int) -> None:
         stream.write(text)
 
 
-def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]":
+def _run(
+    argv: List[str], keeps: int = -1, environment: Mapping[str, str] = MappingProxyType({})
+) -> "subprocess.CompletedProcess[str]":
     """Run a short command.
 
     Args:
         keeps: a descriptor that the command inherits, so that a lock lasts as long as the command.
+        environment: added to the agent's own.
     """
+    of_docker = {"DOCKER_HOST": _docker_host(), "DOCKER_CONFIG": os.path.join(place.root(), _NO_CONFIG)}
     try:
         return subprocess.run(
             argv,
@@ -343,7 +349,7 @@ def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]"
             errors="surrogateescape",
             timeout=_RUN_LIMIT_S,
             pass_fds=(keeps,) if keeps >= 0 else (),
-            env={**os.environ, "DOCKER_HOST": _docker_host(), "DOCKER_CONFIG": os.path.join(place.root(), _NO_CONFIG)},
+            env={**os.environ, **environment, **of_docker},
         )
     except FileNotFoundError:
         raise OpError("no-tool", "%s is not installed" % argv[0]) from None
