@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpurun.doctor import names, paths
 from gpurun.doctor.findings import Finding, Severity, merged
-from gpurun.doctor.gang_checks import check_gang
+from gpurun.doctor.gang_checks import check_gang, check_shared_folders
 from gpurun.doctor.gpu_checks import check_gpus
 from gpurun.doctor.host_checks import check_health, check_host
 from gpurun.doctor.survey import Survey
@@ -28,6 +28,7 @@ def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
         yield from check_host(host, inventory.fabric_of(host), found)
         yield from check_health(host, survey.health.get(name))
     yield from check_gang(inventory, survey.hardware)
+    yield from check_shared_folders(survey.hardware, survey.signs)
     for fabric, attempts in survey.attempts.items():
         interface = inventory.fabrics[fabric].interface
         yield from paths.judge(attempts, interface, survey.addresses)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import median
+from types import MappingProxyType
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.host_checks import plain_addresses
@@ -13,6 +14,7 @@ from gpurun.inventory.hostset import fold
 from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
 from gpurun.launch.fabric_roce import candidates
+from gpurun.state.filesystem import is_shared
 
 CLOCK_WARNING_S = 1.0
 CLOCK_ERROR_S = 30.0
@@ -35,6 +37,40 @@ def check_gang(inventory: Inventory, found: Found) -> Iterator[Finding]:
     for hosts in _groups(inventory, found, lambda name: inventory.by_name[name].generation).values():
         yield from _drivers(hosts)
     yield from check_clocks(found)
+
+
+def check_shared_folders(
+    found: Found, others: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Check that no two hosts have one folder: each made a sign in its folder, and none may see another's.
+
+    A file system that is known to be shared is a finding at each host (`gpurun.doctor.host_checks.check_folder`).
+
+    Args:
+        others: host that was probed earlier → the signs that it sees now.
+    """
+    own = {name: host for name, host in found.items() if host.folder_sign and not is_shared(host.folder_kind)}
+    seen = {**others, **{name: host.folder_signs for name, host in own.items()}}
+    for together in _joined({name, *(by for by in own if own[by].folder_sign in seen[name])} for name in seen):
+        hosts = tuple(sorted(together & own.keys()))
+        kinds = ", ".join(sorted({own[name].folder_kind or "a file system without a name" for name in hosts}))
+        evidence = (
+            f"{fold(sorted(together))} have one folder, {own[hosts[0]].folder} on {kinds}: each saw what another wrote,"
+            " and would remove its files"
+        )
+        remedy = (
+            "gpurun inventory set {hosts} folder=DIR, a folder on a disk of each host's own that the user may write to"
+        )
+        yield Finding("shared-folder", Severity.ERROR, hosts, evidence, remedy)
+
+
+def _joined(groups: Iterable[set[str]]) -> list[set[str]]:
+    """Return groups of more than one, those that overlap as one."""
+    joined: list[set[str]] = []
+    for group in groups:
+        near = [each for each in joined if each & group]
+        joined = [each for each in joined if not each & group] + [group.union(*near)]
+    return [group for group in joined if len(group) > 1]
 
 
 def _groups(inventory: Inventory, found: Found, key: Callable[[str], str]) -> dict[str, Found]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gpurun.doctor import mesh
 from gpurun.doctor.diagnosis import diagnose
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.gpu_checks import strangers
-from gpurun.doctor.survey import Survey, probe
+from gpurun.doctor.survey import Survey, probe, signs_at
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.launch.fabric import for_gang
@@ -58,7 +58,7 @@ class Preflight:
 
 def preflight(
     fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, is_alone: bool | None = None,
-    ports: mesh.Ports = mesh.SYSTEM_PORTS,
+    ports: mesh.Ports = mesh.SYSTEM_PORTS, members: Collection[str] = (),
 ) -> Preflight:  # fmt: skip
     """Probe a gang's hosts and let them connect to each other. A failing host is a finding, never an exception.
 
@@ -67,8 +67,11 @@ def preflight(
         grants: host → granted GPU indices.
         is_alone: the gang is on one host and will not grow; None = it has the hosts of `grants`.
         ports: ranges of ports that the job will use between hosts.
+        members: hosts that the gang has had for longer: they have no folder in common with the new ones.
     """
     found = probe(fleet, inventory, list(grants))
+    if members:
+        found = replace(found, signs=signs_at(fleet, members))
     attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
     return judge(inventory, replace(found, attempts=attempts, addresses=addresses), grants, is_alone=is_alone)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpurun.doctor import mesh, names, paths
@@ -32,6 +32,7 @@ class Survey:
         attempts: fabric → attempts to connect on it.
         addresses: host → its address on its fabric.
         lookups: host → name → addresses.
+        signs: host of the same gang that was probed earlier → the signs in its folder after this probe.
     """
 
     hardware: Mapping[str, Hardware]
@@ -41,6 +42,7 @@ class Survey:
     lookups: names.Lookups = field(default_factory=dict)
     health: Mapping[str, str] = field(default_factory=dict)
     begun_s: Mapping[str, float] = field(default_factory=dict)
+    signs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None) -> Survey:
@@ -97,6 +99,12 @@ def survey(
     attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
     lookups = _look_up(fleet, inventory, list(found.hardware)) if look_up else {}
     return replace(found, attempts=attempts, addresses=addresses, lookups=lookups)
+
+
+def signs_at(fleet: Fleet, hosts: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return the signs in the folders of hosts that were probed earlier; nothing of a host that does not answer."""
+    answers = fleet.map(lambda agent: agent.call("probe.signs", timeout_s=PROBE_TIMEOUT_S).value, hosts).ok
+    return {host: [sign for sign in found if isinstance(sign, str)] for host, found in answers.items()}
 
 
 def clock_offset(agent: Agent, tries: int = CLOCK_TRIES) -> tuple[float, float]:

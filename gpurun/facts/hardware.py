@@ -216,6 +216,8 @@ class Hardware:
         folder_fault: why a job can keep no files there: ``denied``, ``read-only``, ``full``, ``hangs`` or ``broken``.
         folder_problem: the same for people, with the path; empty = a small file could be written there.
         folder_free_bytes, folder_free_inodes: of its file system, for this user; None = not known, or without limit.
+        folder_sign: the file that this probe made there.
+        folder_signs: all such files there: a host that sees another's has the same folder.
         problems: section → what could not be read and why.
         elapsed_s: how long the probe took on the host.
     """
@@ -246,6 +248,8 @@ class Hardware:
     folder_problem: str = ""
     folder_free_bytes: int | None = None
     folder_free_inodes: int | None = None
+    folder_sign: str = ""
+    folder_signs: tuple[str, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     elapsed_s: float | None = None
 

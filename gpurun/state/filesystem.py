@@ -52,7 +52,15 @@ LOCAL_OPTIONS = {
 """MountEntry options with which locks never leave this machine, by the family of file system."""
 LOCAL_TYPES = ("fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.goofys", "fuse.mountpoint-s3")
 """User-space network file systems that hand no lock on to their server."""
-SHARED_FAMILIES = ("nfs", "cifs", "lustre", "ceph", "9p", "fuse", "glusterfs", "gfs2", "ocfs2", "afs", "virtiofs")
+SHARED_FAMILIES = frozenset(
+    {"9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "cvfs", "cxfs", "daos", "fhgfs", "fuse", "gfs", "gfs2",
+     "glusterfs", "gpfs", "ibrix", "juicefs", "lustre", "nfs", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2",
+     "quobyte", "snfs", "vboxsf", "virtiofs", "vmhgfs", "vxfs", "wekafs"}
+)  # fmt: skip
+"""File systems that several machines may have mounted at once, as mount(8) names them."""
+
+
+_FAMILIES = {"nfs4": "nfs", "smb3": "cifs", "smbfs": "cifs", "beegfs_nodev": "beegfs"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class MountEntry:
     def family(self) -> str:
         """``nfs4`` → ``nfs``, ``smb3`` → ``cifs``, ``fuse.sshfs`` → ``fuse``."""
         kind = self.kind.partition(".")[0]
-        return {"nfs4": "nfs", "smb3": "cifs", "smbfs": "cifs"}.get(kind, kind)
+        return _FAMILIES.get(kind, kind)
 
 
 def is_shared(kind: str) -> bool:

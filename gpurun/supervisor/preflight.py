@@ -37,7 +37,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
         return
     begun_s = time.time()
     alone = len(job.lease.grants) == 1 and not job.spec.is_live_elastic
-    found = preflight(job.links.fleet, job.inventory, new, is_alone=alone)
+    members = [grant.host for grant in job.lease.grants if grant.host in job.hardware]
+    found = preflight(job.links.fleet, job.inventory, new, is_alone=alone, members=members)
     job.hardware = {**job.hardware, **found.hardware}
     # Who waits for GPUs need not ask these hosts again, and knows which machines they are.
     note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey, begun_s)

@@ -214,7 +214,13 @@ def test_preflight_blocks_an_engine_with_its_own_network_only_in_gangs_of_severa
     assert judge(inventory(), alone, {NAMES[0]: (0,)}).blocking == ()
 
 
-@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.sshfs", "9p"])
+SHARED = (
+    "nfs nfs4 cifs smb3 lustre ceph fuse.sshfs 9p gpfs beegfs beegfs_nodev wekafs panfs pvfs2 orangefs quobyte "
+    "fuse.quobyte juicefs fuse.juicefs fuse.daos cvfs cxfs fhgfs glusterfs vboxsf"
+)
+
+
+@pytest.mark.parametrize("kind", SHARED.split())
 def test_preflight_blocks_a_folder_that_hosts_may_share(kind):
     shared = dataclasses.replace(healthy(1), folder="/home/train/.gpurun", folder_kind=kind)
     (finding,) = judge(inventory(), Survey({NAMES[0]: shared}, {}), {NAMES[0]: (0,)}).blocking

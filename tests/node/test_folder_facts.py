@@ -26,7 +26,7 @@ def facts(folder, mountinfo=()):
     return folder_facts.facts(str(folder), list(mountinfo))
 
 
-def test_a_folder_is_made_as_a_job_would_and_left_empty(tmp_path):
+def test_a_folder_is_made_as_a_job_would_and_left_empty_but_for_a_sign(tmp_path):
     home = tmp_path / "home's é"
     home.mkdir()
     found = facts(home / ".gpurun")
@@ -36,6 +36,8 @@ def test_a_folder_is_made_as_a_job_would_and_left_empty(tmp_path):
         ".gpurun",
         ".gpurun/jobs",
         ".gpurun/outputs",
+        ".gpurun/signs",
+        f".gpurun/signs/{found['folder_sign']}",
     ]
     assert hardware_from_document("h", found).folder_problem == ""
     assert facts(home / ".gpurun")["folder_fault"] == ""

@@ -6,6 +6,7 @@ import threading
 from typing import Any, Dict, List, Tuple
 
 from gpurun.node.agent import place
+from gpurun.node.probe import folder_signs
 
 TRY_TIMEOUT_S = 25.0
 """A healthy disk answers in milliseconds. One to which a job writes a large checkpoint may need many seconds."""
@@ -32,6 +33,12 @@ def facts(folder: str, mountinfo: List[str]) -> Dict[str, Any]:
 
 def _look(found: Dict[str, Any], folder: str, mountinfo: List[str]) -> None:
     fault, problem = try_to_write(folder, mountinfo)
+    sign, signs = "", []  # type: Tuple[str, List[str]]
+    if not fault:
+        try:
+            sign, signs = folder_signs.show(folder)
+        except OSError as error:
+            fault, problem = place.fault_of(error, folder, mountinfo)
     free_bytes, free_inodes = place.free(folder)
     found.update(
         {
@@ -40,6 +47,8 @@ def _look(found: Dict[str, Any], folder: str, mountinfo: List[str]) -> None:
             "folder_problem": problem,
             "folder_free_bytes": free_bytes,
             "folder_free_inodes": free_inodes,
+            "folder_sign": sign,
+            "folder_signs": signs,
         }
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
 
 from gpurun.node.agent import place
 from gpurun.node.gpu import nvml_facts
-from gpurun.node.probe import apart, docker_facts, folder_facts, machine, network, sysfs_facts
+from gpurun.node.probe import apart, docker_facts, folder_facts, folder_signs, machine, network, sysfs_facts
 
 NVML_TIMEOUT_S = 10.0
 FIRST_TRY_S = 4.0
@@ -256,7 +256,20 @@ def resolve(_call: Any, names: List[str]) -> Dict[str, Optional[List[str]]]:
     return look_up(names)
 
 
-OPS = {"facts": facts, "clock": clock, "sample": sample, "listen": listen, "connect": connect, "resolve": resolve}
+def signs(_call: Any) -> List[str]:
+    """``probe.signs``: the signs of hosts in gpurun's folder, as in ``folder_signs`` of the document."""
+    return folder_signs.seen(place.root())
+
+
+OPS = {
+    "facts": facts,
+    "clock": clock,
+    "sample": sample,
+    "signs": signs,
+    "listen": listen,
+    "connect": connect,
+    "resolve": resolve,
+}
 
 
 def main() -> None:
