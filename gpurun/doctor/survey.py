@@ -103,8 +103,7 @@ def survey(
 
 def signs_at(fleet: Fleet, hosts: Iterable[str]) -> Mapping[str, Sequence[str]]:
     """Return the signs in the folders of hosts that were probed earlier; nothing of a host that does not answer."""
-    answers = fleet.map(lambda agent: agent.call("probe.signs", timeout_s=PROBE_TIMEOUT_S).value, hosts).ok
-    return {host: [sign for sign in found if isinstance(sign, str)] for host, found in answers.items()}
+    return fleet.map(lambda agent: agent.call("probe.signs", timeout_s=PROBE_TIMEOUT_S).value, hosts).ok
 
 
 def clock_offset(agent: Agent, tries: int = CLOCK_TRIES) -> tuple[float, float]:

@@ -404,6 +404,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "probe.facts": AnswerTypes(CONVERTED_BY_FACTS),
     "probe.clock": AnswerTypes(fields(clock_s=Seconds)),
     "probe.sample": AnswerTypes(None, HostSample),
+    "probe.signs": AnswerTypes(list[Text]),
     "probe.listen": AnswerTypes(fields(accepted=Count), fields(ports=list[Port])),
     "probe.connect": AnswerTypes(list[Connected]),
     "probe.resolve": AnswerTypes(dict[Text, list[Text] | None]),
