@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from gpurun.errors import HostNotReady
 from gpurun.images.store import Hashed, LayerStore
+from gpurun.state import durable
 
 # Configurations and manifests are small; what is larger is a layer.
 MAX_JSON_BYTES = 8 << 20
@@ -87,7 +88,7 @@ def _take(file: IO[bytes], size: int, store: LayerStore, folder: Path, small: di
         with os.fdopen(handle, "wb", buffering=0) as out:
             for piece in _unpacked(start, file):
                 seen.update(piece)
-                out.write(piece)
+                durable.write_all(out.fileno(), piece)
         with store.making(seen.digest):
             if store.pin(seen.digest) is None:
                 store.keep(Path(name), seen)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpurun.errors import HostNotReady
 from gpurun.node.transfer.spool import CHUNK, Blob, checked
-from gpurun.state import lock
+from gpurun.state import durable, lock
 
 # Never more than this share of the file system, and never so much that less than the reserve stays free.
 SHARE = 0.25
@@ -169,7 +169,7 @@ class LayerStore:
                 with os.fdopen(handle, "wb", buffering=0) as file:
                     for piece in pieces:
                         seen.update(piece)
-                        file.write(piece)
+                        durable.write_all(file.fileno(), piece)
                 if digest not in (None, seen.digest):
                     raise HostNotReady(f"the head's Docker gave other bytes for {digest} than that digest's")
                 return self.keep(temporary, seen)

@@ -14,7 +14,7 @@ from gpurun.node.agent import frames
 from gpurun.node.agent.call import Call, OpError
 from gpurun.node.folder import below
 from gpurun.node.folder.below import forget
-from gpurun.node.folder.contents import Listed
+from gpurun.node.folder.contents import Listed, write_all
 from gpurun.node.folder.making import Maker
 from gpurun.node.folder.walk import walk
 from gpurun.node.transfer import blobs
@@ -90,12 +90,14 @@ class _Making:
         self._place = _place(digest)
         os.makedirs(os.path.dirname(self._place), mode=0o700, exist_ok=True)
         self._hash = hashlib.sha256()
+        self._size = 0
         handle, self._temporary = tempfile.mkstemp(dir=_folder(), prefix="making-")
         self._file = os.fdopen(handle, "wb", buffering=0)
 
     def write(self, piece: frames.Bytes) -> None:
         self._hash.update(piece)
-        self._file.write(piece)
+        write_all(self._file.fileno(), piece, self._size)
+        self._size += len(piece)
 
     def keep(self) -> None:
         self._file.close()
