@@ -21,6 +21,7 @@ class HostAccount:
         address: IPv4 address of the fabric's interface.
         sshd: absolute path of OpenSSH's server.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
+        groups: number and name of each supplementary group that the container's processes have.
     """
 
     uid: str
@@ -31,6 +32,7 @@ class HostAccount:
     address: str
     sshd: str = "/usr/sbin/sshd"
     docker_host: str = "unix:///var/run/docker.sock"
+    groups: tuple[tuple[str, str], ...] = ()
 
     def job_folder(self, job: str) -> str:
         """Return the folder of a job's files on this host; mode 0700."""
@@ -49,7 +51,7 @@ class HostAccount:
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
     """Return placeholders for a plan that is only shown: shell words that a shell on the host would expand
-    correctly.
+    correctly. No shell word stands for each of the user's groups, so it has none.
     """
     return HostAccount(
         uid="$(id -u)",

@@ -137,6 +137,8 @@ def run_argv(
         argv += ["--label", f"{name}={value}"]
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
+    for gid, _ in account.groups:
+        argv += ["--group-add", gid]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
     argv += ["--pids-limit", str(PIDS_PER_GPU * max(1, len(cards)))]
     argv += [*share.flags, *device_flags]

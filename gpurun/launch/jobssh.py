@@ -140,7 +140,7 @@ def passwd(*, user: str, uid: str, gid: str) -> str:
     return root + mine + nobody
 
 
-def group(*, user: str, gid: str) -> str:
-    """Return ``/etc/group`` for the containers."""
-    mine = "" if gid == "0" else f"{user}:x:{gid}:\n"
-    return "root:x:0:\n" + mine + "nogroup:x:65534:\n"
+def group(*, user: str, gid: str, others: Sequence[tuple[str, str]] = ()) -> str:
+    """Return ``/etc/group`` for the containers. `others`: number and name of each supplementary group."""
+    known = {"0": "root", "65534": "nogroup", gid: "root" if gid == "0" else user}
+    return "".join(f"{name}:x:{number}:\n" for number, name in {**dict(others), **known}.items())

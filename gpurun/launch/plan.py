@@ -233,7 +233,7 @@ def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
     """Return the texts in the job's folder that every host gets, and that do not depend on keys."""
     files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts().items()}
     files["passwd"] = (jobssh.passwd(user=mine.user, uid=mine.uid, gid=mine.gid), 0o644)
-    files["group"] = (jobssh.group(user=mine.user, gid=mine.gid), 0o644)
+    files["group"] = (jobssh.group(user=mine.user, gid=mine.gid, others=mine.groups), 0o644)
     return files
 
 

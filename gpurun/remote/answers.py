@@ -20,6 +20,7 @@ from gpurun.msgspec_types import ready
 
 _MOST = 1 << 62
 _MOST_WORDS = 4000
+_MOST_GROUPS = 1 << 16
 MOST_SETS = 10_000
 """No host has more data sets."""
 
@@ -37,6 +38,7 @@ Digest = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f\x7f]{0,4095}\Z")]
 Address = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9_.-]{1,15})?\Z")]
 UserName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.][A-Za-z0-9_.@+\\-]{0,255}\$?\Z")]
+GroupName = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f:,]{1,256}\Z")]
 HostName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")]
 PublicKey = Annotated[str, Meta(pattern=r"\Assh-ed25519 [A-Za-z0-9+/]{60,100}={0,2}\Z")]
 
@@ -46,6 +48,7 @@ class Account(TypedDict):
 
     uid: Digits
     gid: Digits
+    groups: Annotated[list[tuple[Digits, GroupName]], Meta(max_length=_MOST_GROUPS)]
     user: UserName
     folder: Path
     hostname: HostName

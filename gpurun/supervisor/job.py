@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpurun.errors import OUTLIVED, GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.facts.hardware import Hardware
@@ -231,7 +231,7 @@ class SupervisedJob:
         """
         first = self.hosts[0]
 
-        def ask(host: str) -> Mapping[str, str]:
+        def ask(host: str) -> Mapping[str, Any]:
             interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
             reply = self.links.agent(host).call(
                 "gang.prepare", job=self.lease.job, attempt=self.lease.attempt, first=host == first,
@@ -256,7 +256,7 @@ class SupervisedJob:
             for host, why in found.items()
         }
 
-    def _account(self, host: str, said: Mapping[str, str]) -> HostAccount:
+    def _account(self, host: str, said: Mapping[str, Any]) -> HostAccount:
         described = self.inventory.by_name[host]
         address = described.fabric_address or said["address"]
         if not address and self.spans_hosts:
@@ -271,6 +271,7 @@ class SupervisedJob:
         return HostAccount(
             uid=said["uid"], gid=said["gid"], user=said["user"], folder=said["folder"], hostname=said["hostname"],
             address=address or "127.0.0.1", sshd=said["sshd"], docker_host=said["docker_host"],
+            groups=tuple((gid, name) for gid, name in said["groups"]),
         )  # fmt: skip
 
     def request(self) -> CancelRequest | None:

@@ -164,6 +164,17 @@ def test_one_host_needs_no_interface_and_no_peers():
     assert "sshd/config" not in alone.first.files
 
 
+def test_a_container_has_all_groups_of_the_user_who_may_read_data_through_one_of_them():
+    mine = replace(account("h2"), groups=(("2001", "ml"), ("1200000513", "domain users"), ("0", "wheel")))
+    host = plan(grants=(Grant("h2", (3,)),), accounts={"h2": mine}).first
+    given = [host.run[i + 1] for i, word in enumerate(host.run) if word == "--group-add"]
+    assert given == ["2001", "1200000513", "0"] and host.run.index("--group-add") < host.run.index("--entrypoint")
+    lines = host.files["group"][0].splitlines()
+    assert sorted(lines) == sorted(
+        ["root:x:0:", "train:x:1501:", "ml:x:2001:", "domain users:x:1200000513:", "nogroup:x:65534:"]
+    )
+
+
 def test_a_fork_bomb_has_an_end():
     limits = [options(host.run, "--pids-limit") for host in plan().hosts]
     assert limits == [["32768"], ["65536"]], "for two GPUs and for four"

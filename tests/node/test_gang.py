@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.docker import kinds
+from gpurun.node.docker import engine, kinds
 from gpurun.node.job import gang
 
 
@@ -192,6 +194,23 @@ def test_docker_s_client_adds_nothing_of_the_user_s_configuration(tmp_path, monk
         monkeypatch.setenv(setting, str(tmp_path / ".docker"))
     done = gang._run([str(docker), "create", "x"])
     assert done.returncode and "proxy" not in done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["name=seccomp"], None, ["name=rootless"]])
+def test_a_container_gets_the_groups_of_the_user_unless_the_engine_numbers_them_otherwise(monkeypatch, options):
+    info = {"value": {"json": None if options is None else {"SecurityOptions": options}}}
+    monkeypatch.setattr(engine.docker, "request", lambda *_: SimpleNamespace(**info))
+    monkeypatch.setattr(os, "getgroups", lambda: [2001, os.getgid(), 4, 1 << 31])
+    expected = (0, 0, []) if options == ["name=rootless"] else (os.getuid(), os.getgid(), [4, 2001])
+    assert engine.container_user(None) == expected
+
+
+@pytest.mark.parametrize("name", ["a:b", "a,b", "a\nb", "", "x" * 257])
+def test_a_group_with_a_strange_name_or_none_still_has_a_line(monkeypatch, name):
+    monkeypatch.setattr(gang.grp, "getgrgid", lambda _: SimpleNamespace(gr_name=name))
+    assert gang._group_name(2001) == "group-2001"
+    monkeypatch.undo()
+    assert (gang._group_name(0), gang._group_name(1_999_999_999)) == ("root", "group-1999999999")
 
 
 def test_docker_s_advice_is_not_its_message():

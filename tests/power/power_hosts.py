@@ -101,11 +101,11 @@ class PowerAgent:
     def stream(self, op: str, *, silence_s: float | None = None, **arguments: Any) -> Iterator[Reply]:
         yield from getattr(self, op.replace(".", "_"))(**arguments)
 
-    def gang_prepare(self, job: str, **_: object) -> Mapping[str, str]:
+    def gang_prepare(self, job: str, **_: object) -> Mapping[str, Any]:
         (self.place / f"files-{job}").mkdir(exist_ok=True)
         return {
-            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "user": "train", "folder": "/h/.gpurun",
-            "hostname": self.host, "address": self._address(), "sshd": "/usr/sbin/sshd",
+            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "groups": [], "user": "train",
+            "folder": "/h/.gpurun", "hostname": self.host, "address": self._address(), "sshd": "/usr/sbin/sshd",
             "docker_host": "unix:///var/run/docker.sock",
         }  # fmt: skip
 

@@ -19,7 +19,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "b" * 43
 ACCOUNT = {
     "uid": "1000", "gid": "1000", "user": "train", "folder": "/home/train/.gpurun", "hostname": "gpu-r1-01",
     "address": "10.0.0.1", "sshd": "/usr/sbin/sshd",
-    "docker_host": "unix:///var/run/docker.sock", "public_key": KEY,
+    "docker_host": "unix:///var/run/docker.sock", "public_key": KEY, "groups": [("2001", "domain users")],
 }  # fmt: skip
 NOT_JSON = object()
 
@@ -78,6 +78,11 @@ def test_a_true_account_is_taken_as_it_is():
         {"uid": "0:0 --privileged"},
         {"uid": 0},
         {"gid": "-1"},
+        {"groups": [["-1", "ml"]]},
+        {"groups": [["2001", "ml:x:0:"]]},
+        {"groups": [["2001", "ml\nroot"]]},
+        {"groups": [["2001"]]},
+        {"groups": None},
         {"uid": "9" * 4000},
     ],
     ids=repr,

@@ -10,7 +10,7 @@ import re
 import socket
 import struct
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from gpurun.node import docker
 from gpurun.node.agent import processes
@@ -23,6 +23,8 @@ ANSWER_S = 20.0
 """How long an engine may take to answer: while it restarts, systemd holds the socket and requests wait."""
 LIVES_S = 2.0
 """The same while the engine process of the job's start lives. A stopping engine refuses requests; this one is slow."""
+_LARGEST_GROUP = (1 << 31) - 1
+"""Docker refuses larger numbers in ``--group-add``."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
 
 
@@ -70,13 +72,19 @@ def image_root(info: Dict[str, Any], config: str = "") -> str:
     return moved.group(1) if moved else CONTAINERD_ROOT
 
 
-def container_user(call: Call) -> "tuple[int, int]":
-    """Return the uid and gid of this user's processes in a container. Assumes an ordinary engine if it is silent."""
+def container_user(call: Call) -> "tuple[int, int, List[int]]":
+    """Return uid, gid and supplementary groups of this user's processes in a container.
+
+    Assumes an ordinary engine if it is silent. In a container of a rootless engine, other numbers mean other groups.
+    """
     try:
         answer = docker.request(call, "GET", "/info").value["json"]
     except (OSError, OpError):
         answer = None
-    return (0, 0) if is_rootless(answer) else (os.getuid(), os.getgid())
+    if is_rootless(answer):
+        return 0, 0, []
+    others = set(os.getgroups()) - {os.getgid()}
+    return os.getuid(), os.getgid(), sorted(gid for gid in others if gid <= _LARGEST_GROUP)
 
 
 def note(call: Call, folder: str) -> None:

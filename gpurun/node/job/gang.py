@@ -7,8 +7,10 @@ job's label or path, so that `fence` finds it without a record of who started it
 import calendar
 import fcntl
 import getpass
+import grp
 import http.client
 import os
+import re
 import shutil
 import socket
 import struct
@@ -30,6 +32,7 @@ from gpurun.node.probe import folder_facts
 
 _SIOCGIFADDR = 0x8915
 _RUN_LIMIT_S = 120.0
+_GROUP_NAME = re.compile(r"[^\x00-\x1f\x7f:,]{1,256}\Z")
 _NO_CONFIG = "no-docker-config"
 """A folder that does not exist: with ``proxies`` in the user's own, Docker's client sets proxies in each container."""
 
@@ -44,8 +47,8 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
         outputs: also create the folder for the job's outputs.
 
     Returns:
-        ``{"uid", "gid", "user", "folder", "hostname", "address", "sshd", "docker_host", "public_key"}``; ``address`` is
-        None if the interface has none.
+        ``{"uid", "gid", "groups": [[gid, name]…], "user", "folder", "hostname", "address", "sshd", "docker_host",
+        "public_key"}``; ``address`` is None if the interface has none.
 
     Raises:
         OpError: ``no-tool`` if OpenSSH is not installed; errors of the file system.
@@ -59,10 +62,11 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
             os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
         job_lock.own(job, attempt)
         public_key = _make_key(key, "gpurun " + job)
-    uid, gid = engine.container_user(call)
+    uid, gid, groups = engine.container_user(call)
     return {
         "uid": str(uid),
         "gid": str(gid),
+        "groups": [[str(group), _group_name(group)] for group in groups],
         "user": getpass.getuser(),
         "folder": place.root(),
         "hostname": socket.gethostname(),
@@ -298,6 +302,15 @@ def _make_key(path: str, comment: str) -> str:
             raise OpError("no-tool", "ssh-keygen failed: %s" % _last_line(done.stderr))
     with open(path + ".pub") as public:
         return " ".join(public.read().split()[:2])
+
+
+def _group_name(gid: int) -> str:
+    """Return a group's name for ``/etc/group``, or a made-up one if it has none or one with strange characters."""
+    try:
+        name = grp.getgrgid(gid).gr_name
+    except KeyError:
+        name = ""
+    return name if _GROUP_NAME.match(name) else "group-%d" % gid
 
 
 def _address(interface: str) -> Optional[str]:
