@@ -44,10 +44,18 @@ class Stored:
     path: Path
 
     def open(self) -> Blob:
-        """Open the blob for sending. It cannot be removed until it is closed."""
+        """Open the blob for sending. It cannot be removed until it is closed.
+
+        Raises:
+            FileNotFoundError: it was removed.
+        """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        lock.take(descriptor, shared=True)
-        os.utime(self.path)
+        try:
+            lock.take(descriptor, shared=True)
+            os.utime(self.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return Blob(self.digest, self.size, self.hashes, descriptor, complete=True)
 
 
@@ -133,8 +141,8 @@ class LayerStore:
             blob.close()
 
     def add(self, digest: str, content: Content) -> Stored:
-        """Return a blob; call `content` to make it if the store lacks it. Waits for another process that makes the same
-        blob.
+        """Return a blob that stays until this store is closed; call `content` to make it if the store lacks it. Waits
+        for another process that makes the same blob.
 
         Args:
             content: called at most once; the bytes it yields must have the digest.
@@ -143,7 +151,7 @@ class LayerStore:
             HostNotReady: the content has another digest, or the disk is full.
         """
         with self.making(digest):
-            found = self.find(digest)
+            found = self.pin(digest)
             return found if found is not None else self._write(content(), digest)
 
     @contextmanager
@@ -153,7 +161,7 @@ class LayerStore:
             yield
 
     def put(self, pieces: Iterable[bytes]) -> Stored:
-        """Store a blob of any content.
+        """Store a blob of any content, which stays until this store is closed.
 
         Raises:
             HostNotReady: the disk is full.
@@ -183,12 +191,33 @@ class LayerStore:
             ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:
-        """Move a file into the store. `seen` has already hashed its content."""
+        """Move a file into the store, and keep it until this store is closed. `seen` has already hashed its content."""
         self.make_room(seen.size, sparing=seen.digest)
         path = self._path(seen.digest)
-        _write_whole(path.with_suffix(".chunks"), seen.chunks)
-        file.replace(path)
+        held = Stored(seen.digest, seen.size, seen.chunks, file).open()  # before it has a name by which it is removed
+        try:
+            with self._naming():
+                _write_whole(path.with_suffix(".chunks"), seen.chunks)
+                file.replace(path)
+        except BaseException:
+            held.close()
+            raise
+        self._hold(held)
         return Stored(seen.digest, seen.size, seen.chunks, path)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Hold the lock without which no process gives a blob its name or removes one."""
+        with lock.alone(self._folder / "names.lock"):
+            yield
+
+    def _hold(self, blob: Blob) -> None:
+        if self._pinned is None:
+            blob.close()
+            return
+        if (earlier := self._pinned.pop(blob.digest, None)) is not None:
+            earlier.close()
+        self._pinned[blob.digest] = blob
 
     def remove(self, digest: str) -> None:
         """Remove a blob. A process that sends it keeps it open. Idempotent."""
@@ -200,14 +229,14 @@ class LayerStore:
 
     def make_room(self, size: int, *, sparing: str = "") -> None:
         """Remove least recently used blobs until `size` more bytes fit the limit and the disk."""
-        blobs = sorted(self._blobs(), key=lambda path: path.stat().st_mtime)
-        used = sum(path.stat().st_size for path in blobs)
-        for path in blobs:
+        blobs = sorted(self._blobs())
+        used = sum(held for _, held, _ in blobs)
+        for _, held, path in blobs:
             free = shutil.disk_usage(self._folder).free
             if used + size <= self._limit_bytes and free >= RESERVE_BYTES:
                 return
-            if path != self._path(sparing or "sha256:" + "0" * 64) and (freed := _evict(path)):
-                used -= freed
+            if path != self._path(sparing or "sha256:" + "0" * 64) and self._evict(path):
+                used -= held
         self._sweep()
 
     def _sweep(self) -> None:
@@ -216,28 +245,32 @@ class LayerStore:
                 if time.time() - path.stat().st_mtime > STALE_S:
                     path.unlink()
 
-    def _blobs(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if len(path.name) == 64 and not path.suffix]
+    def _blobs(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield (last used, size, path) of the blobs that are there."""
+        for path in self._folder.iterdir():
+            if len(path.name) == 64 and not path.suffix:
+                with suppress(FileNotFoundError):  # another process has just removed it
+                    status = path.stat()
+                    yield status.st_mtime, status.st_size, path
+
+    def _evict(self, path: Path) -> bool:
+        """Remove a blob unless a process holds it; return whether it is gone."""
+        with self._naming():
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return True
+            try:
+                if not lock.try_take(descriptor):
+                    return False
+                path.unlink()
+                path.with_suffix(".chunks").unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+        return True
 
     def _path(self, digest: str) -> Path:
         return self._folder / checked(digest)[len("sha256:") :]
-
-
-def _evict(path: Path) -> int:
-    """Remove a blob unless a process is sending it; return the freed bytes."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        if not lock.try_take(descriptor):
-            return 0
-        size = os.fstat(descriptor).st_size
-        path.unlink(missing_ok=True)
-        path.with_suffix(".chunks").unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-    return size
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,19 @@ def _send_through_chains(
     inventory: Inventory | None,
 ) -> dict[str, GpurunError]:
     """Send all contents that any host lacks as one blob through these hosts; return the hosts that failed."""
-    pack = LayerStore(default_folder()).put(piece for digest in union for piece in tree.content(digest))
+    with closing(LayerStore(default_folder())) as store:
+        pack = store.put(piece for digest in union for piece in tree.content(digest))
+        return _send_pack(fleet, tree, lacking, union, inventory, pack)
+
+
+def _send_pack(
+    fleet: Fleet,
+    tree: FileTree,
+    lacking: Mapping[str, Sequence[str]],
+    union: Sequence[str],
+    inventory: Inventory | None,
+    pack: Stored,
+) -> dict[str, GpurunError]:
     ends = accumulate(tree.files[digest].size for digest in union)
     index = [
         [digest, end - tree.files[digest].size, tree.files[digest].size]
