@@ -63,17 +63,20 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host:
 
     StrictModes is off: gpurun itself creates the folder with mode 0700, but a group-writable home directory above it
     would make sshd refuse the key without an error message.
+
+    An sshd of root would admit others, and without PAM it refuses root if root's password is locked, the usual case.
+    An sshd of another account admits nobody else. AllowUsers cannot name an account with ``@``, as sssd calls its own.
     """
+    who = ["AllowUsers root", "UsePAM yes"] if user == "root" else ["UsePAM no"]
     docker = shlex.join(("docker", "--host", docker_host, "exec", "-i", "-e", "GPURUN_STDIN=launcher", container))
     lines = [
         f"ListenAddress {address}:{port}",
         f"HostKey {folder}/sshd/host_key",
         f"AuthorizedKeysFile {folder}/sshd/authorized_keys",
         f"PidFile {folder}/sshd/pid",
-        f"AllowUsers {user}",
+        *who,
         "PermitRootLogin prohibit-password",
         "StrictModes no",
-        "UsePAM no",
         "AuthenticationMethods publickey",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
@@ -86,7 +89,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host:
         "LoginGraceTime 60",
         "ClientAliveInterval 15",
         "ClientAliveCountMax 8",
-        "LogLevel ERROR",
+        "LogLevel INFO",
         f'ForceCommand exec {docker} sh -c "$SSH_ORIGINAL_COMMAND"',
     ]
     return "\n".join(lines) + "\n"
