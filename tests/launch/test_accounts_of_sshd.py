@@ -1,4 +1,4 @@
-"""The job's own sshd admits the account that gpurun uses, whatever its name and password are. Needs root for accounts."""
+"""The job's own sshd admits the account that gpurun uses, whatever its name and password are. Needs root."""
 
 from __future__ import annotations
 
