@@ -129,9 +129,20 @@ def test_others_gpus_are_nobodys_business_here(gpus, process):
     assert not any(fenced(gpus=[0, 1]).values())
 
 
-def test_a_process_that_only_draws_holds_a_gpu_too(gpus, process):
-    state.change(gpus, 0, {"graphics": f"{process().pid}:64"})
-    assert [one["gpu"] for one in fenced(gpus=[0])["users"]] == [0]
+def test_an_x_server_keeps_no_gpu_from_its_proof_because_preflight_lets_jobs_start_beside_it(gpus, process):
+    xorg, browser = process(), process()
+    state.change(gpus, 0, {"graphics": f"{xorg.pid}:64,{browser.pid}:512"})
+    assert not any(fenced(gpus=[0]).values())
+    assert xorg.poll() is None and browser.poll() is None
+    state.change(gpus, 0, {"processes": f"{browser.pid}:512"})  # one that computes, too
+    assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [browser.pid]
+
+
+def test_a_process_of_a_job_that_only_draws_holds_its_gpu(gpus, process):
+    ours, others = process(JOB), process("j-00000000")
+    state.change(gpus, 0, {"graphics": f"{ours.pid}:64,{others.pid}:64"})
+    assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [others.pid]
+    ours.wait(LIMIT_S)
 
 
 def test_an_orphan_of_the_job_is_ended(gpus, process, monkeypatch):

@@ -3,6 +3,9 @@
 NVML lists them. Without NVML, gpurun looks for processes with ``/dev/nvidiaN`` open, as far as this user may see them.
 A host without such a device has no GPU that could be held.
 
+A process that only draws, such as an X server or a browser, holds no GPU, just as it keeps no job from starting
+(`gpurun.node.gpu.nvml_facts`). If it is a gpurun job's, it does.
+
 A process that uses CUDA can fork, as a DataLoader of PyTorch does. If the parent ends and the child stays, the driver
 keeps the memory, and NVML still lists the parent (seen with driver 580 on an H200). Then the child is the holder.
 """
@@ -40,9 +43,17 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
         silent = [index for index, _ in cards]
     else:
         silent = [gpu["index"] for gpu in said["gpus"] if gpu["pids"] is None and not gpu["lost"]]
-    by_gpu = {gpu["index"]: gpu["pids"] for gpu in said.get("gpus", []) if gpu["pids"]}
+    by_gpu: Dict[int, List[int]] = {}
+    desktop: Dict[int, List[int]] = {}
+    for gpu in said.get("gpus", []):
+        drawing = {pid: _is_a_jobs(pid, proc) for pid in gpu.get("draws", ())}
+        desktop[gpu["index"]] = [pid for pid, is_a_jobs in drawing.items() if not is_a_jobs]
+        pids = [*(gpu["pids"] or ()), *(pid for pid, is_a_jobs in drawing.items() if is_a_jobs)]
+        if pids:
+            by_gpu[gpu["index"]] = pids
     ended = [gpu for gpu, pids in by_gpu.items() if not all(_lives(pid, proc) for pid in pids)]
     opened = _by_device([*silent, *ended], proc)
+    opened = {gpu: [pid for pid in pids if pid not in desktop.get(gpu, ())] for gpu, pids in opened.items()}
     for gpu in ended:
         by_gpu[gpu] = _with_heirs(by_gpu[gpu], opened.pop(gpu, []), proc)
     by_gpu.update(opened)
@@ -54,6 +65,10 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
         for one in gpu["processes"]
     ]
     return Users(holders, "; ".join(problems))
+
+
+def _is_a_jobs(pid: int, proc: str) -> bool:
+    return "GPURUN_JOB" in (environment_of(pid, proc) or {})
 
 
 def _lives(pid: int, proc: str) -> bool:

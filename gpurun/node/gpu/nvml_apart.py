@@ -6,8 +6,8 @@ closes the pipe. If it waits in a broken driver it cannot be killed, and is left
 
 A question is one line of JSON, ``{"gpus": [[index, uuid]…], "wait_ms"}``; so is the answer::
 
-    {"gpus": [{"index", "pids": [pid…] | null, "lost": text, "ecc": count | null, "xids": [number…],
-               "use": percent | null, "memory_mib": used | null}…]}
+    {"gpus": [{"index", "pids": [pid…] | null, "draws": [pid…], "lost": text, "ecc": count | null,
+               "xids": [number…], "use": percent | null, "memory_mib": used | null}…]}
     {"missing": text}    there is no driver, or no NVML
 """
 
@@ -164,10 +164,11 @@ def _handle(nvml: Any, card: Card) -> Any:
 
 def _card(nvml: Any, card: Card) -> Dict[str, Any]:
     """Return one GPU's present state; `lost` says why nothing is known about it."""
-    found: Dict[str, Any] = {"index": card[0], "pids": None, "lost": "", "ecc": None, "use": None, "memory_mib": None}
+    found: Dict[str, Any] = {"index": card[0], "pids": None, "draws": [], "lost": "", "ecc": None}
+    found.update(use=None, memory_mib=None)
     try:
         handle = _handle(nvml, card)
-        found["pids"] = _pids(nvml, handle)
+        found["pids"], found["draws"] = _pids(nvml, handle)
         found["ecc"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)))
         found["use"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         found["memory_mib"] = _memory_mib(nvml, handle)
@@ -185,15 +186,15 @@ def _memory_mib(nvml: Any, handle: Any) -> Optional[int]:
     return None
 
 
-def _pids(nvml: Any, handle: Any) -> Optional[List[int]]:
-    """Return the processes that compute or draw on the GPU; None if the driver does not say."""
+def _pids(nvml: Any, handle: Any) -> Tuple[Optional[List[int]], List[int]]:
+    """Return the processes that compute on the GPU, None if the driver does not say, and those that only draw."""
     lists = []
     for function in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         lists.append(_supported(nvml, lambda function=function: getattr(nvml, function)(handle)))
     compute, graphics = lists
-    if compute is None:
-        return None
-    return sorted({int(process.pid) for process in [*compute, *(graphics or [])]})
+    computing = {int(process.pid) for process in compute or ()}
+    drawing = {int(process.pid) for process in graphics or ()} - computing
+    return None if compute is None else sorted(computing), sorted(drawing)
 
 
 def _supported(nvml: Any, ask: Any) -> Any:
