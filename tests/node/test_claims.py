@@ -377,14 +377,20 @@ def test_a_sign_that_was_taken_back_is_gone(me):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another account's socket needs root")
-def test_another_accounts_socket_stands_for_nobody(me):
-    """A local user without Docker knows the name from a process's command line."""
+@pytest.mark.parametrize("line", ["open", "full"])
+def test_another_accounts_socket_stands_for_nobody(me, line):
+    """A local user without Docker knows the name from a process's command line, and can call itself."""
     name = claim_store._SIGN % me.key
     code = (
         "import os, socket, sys, time; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
-        "s.bind(chr(0) + sys.argv[1]); s.listen(); print('up', flush=True); time.sleep(60)"
+        "s.bind(chr(0) + sys.argv[1]); s.listen(0); mine = [socket.socket(socket.AF_UNIX) for _ in range(9)]\n"
+        "for each in mine if sys.argv[2] == 'full' else ():\n"
+        "    each.setblocking(False)\n"
+        "    try: each.connect(chr(0) + sys.argv[1])\n"
+        "    except BlockingIOError: break\n"
+        "print('up', flush=True); time.sleep(60)"
     )
-    squatter = subprocess.Popen([sys.executable, "-c", code, name + "1"], stdout=subprocess.PIPE)
+    squatter = subprocess.Popen([sys.executable, "-c", code, name + "1", line], stdout=subprocess.PIPE)
     try:
         assert squatter.stdout.readline() == b"up\n"
         assert not is_alive(me, account=1500)
@@ -394,6 +400,16 @@ def test_another_accounts_socket_stands_for_nobody(me):
         claim_store.hide_life(me)
         squatter.kill()
         squatter.wait()
+
+
+def test_looks_without_end_leave_an_agent_alive_and_reveal_each_time_whose_it_is(me):
+    claim_store.show_life(me)
+    (name,) = [name for name in claim_store._seen_signs() if name.startswith(claim_store._SIGN % me.key)]
+    for _ in range(100):
+        assert is_alive(me)
+    until(lambda: claim_store._listener(name) == os.getuid())
+    claim_store.hide_life(me)
+    until(lambda: name not in claim_store._seen_signs())
 
 
 def test_callers_that_fill_the_line_do_not_make_an_agent_look_dead(me, agent):

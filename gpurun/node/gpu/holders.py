@@ -57,7 +57,9 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
     for gpu in ended:
         by_gpu[gpu] = _with_heirs(by_gpu[gpu], opened.pop(gpu, []), proc)
     by_gpu.update(opened)
-    gpus = [{"index": index, "processes": [{"pid": pid} for pid in pids]} for index, pids in sorted(by_gpu.items())]
+    gpus: List[Dict[str, Any]] = [
+        {"index": index, "processes": [{"pid": pid} for pid in pids]} for index, pids in sorted(by_gpu.items())
+    ]
     nvml_facts.name_processes(gpus, proc, {})
     holders = [
         {"gpu": gpu["index"], **{key: one[key] for key in ("pid", "user", "command", "container")}}

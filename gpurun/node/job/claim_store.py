@@ -12,6 +12,7 @@ import http.client
 import os
 import socket
 import struct
+import threading
 import time
 import urllib.parse
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -38,6 +39,9 @@ from gpurun.node.gpu.nvml_apart import Nvml
 from gpurun.node.job import job_parts
 
 TIMEOUT_S = 30.0
+_BUSY = -1
+_BUSY_TRIES, _BUSY_TRY_S = 20, 0.01
+"""An agent takes each call at once. Whoever keeps its line full for longer is not believed: it may be anybody."""
 _SIGN = "gpurun-claim-%s-%s-%d-"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
 _signs: Dict[str, socket.socket] = {}
@@ -151,12 +155,25 @@ def show_life(me: Claimant) -> None:
         sign.close()
         return
     _signs[name] = sign
+    threading.Thread(target=_take_calls, args=(sign,), name="sign of life", daemon=True).start()
+
+
+def _take_calls(sign: socket.socket) -> None:
+    """Take and end every call until the sign is hidden: a full line would not say who listens."""
+    while True:
+        try:
+            sign.accept()[0].close()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED):
+                return
+            time.sleep(_BUSY_TRY_S)
 
 
 def hide_life(me: Claimant) -> None:
     """Remove the sign that the agent is connected. Idempotent."""
     sign = _signs.pop(_SIGN % me.key, None)
     if sign is not None:
+        sign.shutdown(socket.SHUT_RDWR)  # ends the wait for the next call
         sign.close()
 
 
@@ -188,18 +205,26 @@ def _is_alive(volume: Volume, signs: List[str]) -> bool:
     """Return whether an agent of the attempt is connected: it listens as the account that made the claim, or as
     root.
     """
-    begin = _SIGN % volume.claimant.key
-    return any(_listener(name) in (volume.account, 0) for name in signs if name.startswith(begin))
+    asked = [name for name in signs if name.startswith(_SIGN % volume.claimant.key)]
+    for _ in range(_BUSY_TRIES):
+        listeners = {name: _listener(name) for name in asked}
+        if not {volume.account, 0}.isdisjoint(listeners.values()):
+            return True
+        asked = [name for name, listener in listeners.items() if listener == _BUSY]
+        if not asked:
+            return False
+        time.sleep(_BUSY_TRY_S)
+    return False
 
 
 def _listener(name: str) -> Optional[int]:
-    """Return the account that listens on an abstract socket; None if no process listens."""
+    """Return the account that listens on an abstract socket; None if no process listens; `_BUSY`: nobody knows."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect("\0" + name)
         except OSError as error:
-            # Its backlog is full: a process listens, but the kernel does not say which account.
-            return 0 if error.errno == errno.EAGAIN else None
+            # EAGAIN: its backlog is full. A process listens, but the kernel does not say which account.
+            return _BUSY if error.errno == errno.EAGAIN else None
         size = _CREDENTIALS.size
         return int(_CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
