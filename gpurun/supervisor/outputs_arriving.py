@@ -19,8 +19,9 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
-from gpurun.node.folder import below, contents
-from gpurun.node.folder.contents import Begun, Listed
+from gpurun.node.folder import below
+from gpurun.node.folder.beginnings import Begun, counted_beginning
+from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Sink
 from gpurun.state.syncing import EarlySync
 
@@ -259,7 +260,7 @@ def _lines(folder: int) -> Iterator[Mapping[str, Any]]:
 
 def _digest(descriptor: int, size: int, check: Callable[[], object]) -> str:
     digest = hashlib.sha256()
-    for number, piece in enumerate(contents.first_bytes(descriptor, size)):
+    for number, piece in enumerate(counted_beginning(descriptor, size)):
         digest.update(piece)
         if number % 64 == 0:
             check()

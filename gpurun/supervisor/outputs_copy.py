@@ -18,7 +18,8 @@ from gpurun.node.agent import frames
 from gpurun.node.agent.call import OpError
 from gpurun.node.folder import batches, below, contents
 from gpurun.node.folder.batches import Item
-from gpurun.node.folder.contents import Begun, Listed
+from gpurun.node.folder.beginnings import Begun
+from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing

@@ -27,12 +27,11 @@ from gpurun.node.agent import frames
 from gpurun.node.agent.call import OpError
 from gpurun.node.folder import below, mapped
 from gpurun.node.folder.batches import SMALL, Item
+from gpurun.node.folder.beginnings import Begun, counted_beginning, seek
 from gpurun.node.folder.walk import look
 
 WHOLE = frames.PIECE // 2
 """A file up to this size is one frame."""
-AT_ONCE = 1 << 20
-"""So much of a beginning is read at once."""
 CHANGING = "changed while it was read"
 SETTLE_S = 0.03
 """No file system that the hosts have gives two changes that are this far apart the same time (a tick is 10 ms)."""
@@ -87,32 +86,6 @@ class Listed(NamedTuple):
         if self.why:
             shown["why"] = self.why
         return shown
-
-
-class Begun(NamedTuple):
-    """The beginning of a file that its reader already has from an interrupted copy.
-
-    Attributes:
-        marks: the file's marks at that time.
-        size: how many bytes of it are there.
-        sha: SHA-256 of them, with holes as zeros.
-    """
-
-    marks: List[int]
-    size: int
-    sha: str
-
-    def counted(self) -> bytes:
-        """Return the contribution of these bytes to the digest of the whole."""
-        return b"from:%d:%s;" % (self.size, self.sha.encode("ascii", "replace"))
-
-
-def begun(header: Dict[str, Any]) -> Optional[Begun]:
-    """Return the beginning that a file's reader says it has; None if it has none, or the header is not valid."""
-    marks, size, sha = header.get("marks"), header.get("at"), header.get("sha")
-    if not isinstance(marks, list) or type(size) is not int or size <= 0 or not isinstance(sha, str):
-        return None
-    return Begun(marks, size, sha)
 
 
 def listed(header: Dict[str, Any]) -> Listed:
@@ -264,7 +237,7 @@ def _large(
     position = 0
     if known is not None and known.marks == marks and known.size <= size:
         beginning = hashlib.sha256()
-        for piece in first_bytes(descriptor, known.size):
+        for piece in counted_beginning(descriptor, known.size):
             beginning.update(piece)
             yield {"n": number}, b""  # a sign of life
         if beginning.hexdigest() == known.sha:
@@ -298,40 +271,22 @@ def _settled(descriptor: int, status: os.stat_result) -> os.stat_result:
     return status
 
 
-def first_bytes(descriptor: int, size: int) -> Iterator[bytes]:
-    """Yield the first bytes of a file, or as many as it has, with holes as zeros."""
-    position = 0
-    while position < size:
-        piece = os.pread(descriptor, min(AT_ONCE, size - position), position)
-        if not piece:
-            return
-        position += len(piece)
-        yield piece
-
-
 def _parts(descriptor: int, position: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
     """Yield (length of a hole, b"") or (0, bytes), from `position` up to `size`."""
     while position < size:
         end = size
         if sparse:
-            data = _seek(descriptor, position, os.SEEK_DATA, size)
+            data = seek(descriptor, position, os.SEEK_DATA, size)
             if data > position:
                 yield data - position, b""
                 position = data
-            end = _seek(descriptor, position, os.SEEK_HOLE, size)
+            end = seek(descriptor, position, os.SEEK_HOLE, size)
         while position < end:
             piece = os.pread(descriptor, min(frames.PIECE, end - position), position)
             if not piece:
                 return  # it was cut: its marks tell
             position += len(piece)
             yield 0, piece
-
-
-def _seek(descriptor: int, position: int, what: int, size: int) -> int:
-    try:
-        return min(os.lseek(descriptor, position, what), size)
-    except OSError:
-        return size  # no data comes after this
 
 
 def write_all(descriptor: int, payload: frames.Bytes, position: int) -> None:

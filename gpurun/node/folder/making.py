@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from gpurun.node.agent import frames
 from gpurun.node.agent.call import OpError
 from gpurun.node.folder import below
-from gpurun.node.folder.contents import CHANGING, MOST, Begun, Incoming, Listed, write_all
+from gpurun.node.folder.beginnings import Begun
+from gpurun.node.folder.contents import CHANGING, MOST, Incoming, Listed, write_all
 
 
 class Sink:

@@ -5,7 +5,7 @@ import os
 from typing import Any, Dict, Generator, Iterator, Optional
 
 from gpurun.node.agent.call import Call, OpError, OpReply
-from gpurun.node.folder import batches, below, contents, listings
+from gpurun.node.folder import batches, beginnings, below, contents, listings
 from gpurun.node.folder.batches import Item
 from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.node.folder.making import Maker, Receiver
@@ -42,7 +42,7 @@ def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
     """Return the content of files, as a stream of frames (`gpurun.node.folder.contents`), in the requested order.
 
     The payload is a sequence of frames ``{"p": path}``. The first file has the number 0. ``marks``, ``at`` and ``sha``
-    describe the beginning of the file that the reader has (`gpurun.node.folder.contents.Begun`).
+    describe the beginning of the file that the reader has (`gpurun.node.folder.beginnings.Begun`).
     """
     top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     try:
@@ -63,7 +63,7 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
                 continue
             try:
-                yield from contents.content(number, descriptor, status, contents.begun(frame.header), not force)
+                yield from contents.content(number, descriptor, status, beginnings.begun(frame.header), not force)
             except OSError as error:
                 yield {"n": number, "gone": str(error.strerror)}, b""
             finally:
