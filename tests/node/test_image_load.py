@@ -100,6 +100,31 @@ def test_a_note_that_is_none_keeps_nothing(removed, monkeypatch, by):
     assert temporary() == []
 
 
+class EngineToPrune(Engine):
+    """Docker with every recorded image."""
+
+    def get(self, _path):
+        return []
+
+    def image(self, name):
+        return None if name in self.removed else {"Id": name, "Size": 1, "RepoTags": [], "RepoDigests": []}
+
+    def expect(self, _method, path, _statuses, _what):
+        self.removed.append(path.removeprefix("/images/"))
+
+
+def test_prune_keeps_what_a_running_ship_has_loaded(removed, monkeypatch):
+    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    ship = loading(monkeypatch)
+    assert listing.prune(Call(1, lambda *_: None, False, b""), []) == [] and removed == []
+    assert len(temporary()) == 1
+    with shipped.change() as record:
+        (entry,) = record.values()
+        entry["by"] = [os.getpid(), entry["by"][1] + 1]
+    (gone,) = listing.prune(Call(1, lambda *_: None, False, b""), [])
+    assert removed == [gone["id"]] == ship._temporary and temporary() == []
+
+
 def test_images_that_were_shipped_stay(removed, monkeypatch):
     with shipped.change() as record:
         record["sha256:" + "b" * 64] = {"local": "x", "names": [], "layers": LAYERS, "shipped_s": 1.0}

@@ -14,7 +14,7 @@ from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.docker.engine import image_root, is_containerd
 from gpurun.node.image import shipped
 from gpurun.node.image.api import Image, ImageApi, find_image
-from gpurun.node.image.load import Loading
+from gpurun.node.image.load import Loading, is_abandoned
 from gpurun.node.transfer import blobs, spool
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "loongarch64": "loong64"}
@@ -176,7 +176,7 @@ def listing(call: Call) -> List[Dict[str, Any]]:
 def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     """Remove what gpurun has put here and no container uses: its tags, and the image if it has no other tag.
 
-    Also removes what interrupted transfers have left.
+    Also removes what interrupted transfers have left, and nothing of those that go on.
 
     Args:
         keep: the head's IDs of images that jobs need.
@@ -188,7 +188,7 @@ def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     removed = []
     spool.sweep(blobs.spool_folder(), 0)
     for known, entry in _recorded(api):
-        if known["id"] in keep or known["used_by"]:
+        if known["id"] in keep or known["used_by"] or (known["temporary"] and not is_abandoned(entry)):
             continue
         known["freed"] = not known["present"] or _remove(api, known)
         with shipped.change() as record:

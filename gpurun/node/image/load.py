@@ -149,7 +149,7 @@ class Loading:
 
     def remove_temporary(self) -> None:
         """Remove the images that only held layers until the whole image was there, also those of killed ships."""
-        found = [ident for ident, entry in shipped.read().items() if _is_abandoned(entry)]
+        found = [ident for ident, entry in shipped.read().items() if is_abandoned(entry)]
         going = list(dict.fromkeys([*self._temporary, *found]))
         if not going:
             return
@@ -167,7 +167,7 @@ def _myself() -> List[int]:
     return [0, 0] if process is None else [process.pid, process.started]
 
 
-def _is_abandoned(entry: Dict[str, Any]) -> bool:
+def is_abandoned(entry: Dict[str, Any]) -> bool:
     """Return whether an entry is of a temporary image whose ship has died."""
     if not entry.get("temporary"):
         return False
