@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from gpurun.environments.inside import ENVIRONMENT, PLACE
 from gpurun.environments.pip_settings import PipSettings
@@ -96,19 +96,28 @@ def layer_request(plan: EnvironmentPlan, packages: tuple[str, ...]) -> dict[str,
 def _localised(settings: PipSettings) -> tuple[PipSettings, dict[str, str]]:
     """Return the settings with paths inside the container, and a map from paths on the head to paths in the container.
 
-    A local index can refer to files next to its folder, so gpurun mounts the parent folder.
+    gpurun mounts an index alone: the build runs code of packages, and the folder above may be somebody's home. Only
+    ``packages`` beside it comes too, where mirrors such as bandersnatch's keep the files of their index.
     """
     mounts: dict[str, str] = {}
+    folders: dict[Path, str] = {}
+
+    def mount(path: Path, target: str) -> str:
+        return mounts.setdefault(str(path.resolve()), target)
 
     def seen(word: str, key: str) -> str:
         is_url = word.startswith("file://")
         path = Path(unquote(urlsplit(word).path) if is_url else word)
         if not path.is_absolute() or not path.exists():
             return word
-        source = path.parent if key.endswith("index-url") and path.parent != Path("/") else path
-        target = mounts.setdefault(str(source.resolve()), f"{PLACE}/local/{len(mounts)}")
-        there = f"{target}/{path.name}" if source != path else target
-        return f"file://{there}" if is_url else there
+        if key.endswith("index-url"):
+            folder = folders.setdefault(path.parent.resolve(), f"{PLACE}/local/index{len(folders)}")
+            there = mount(path, f"{folder}/{path.name}")
+            if (files := path.parent / "packages").is_dir():
+                mount(files, f"{folder}/{files.name}")
+        else:
+            there = mount(path, f"{PLACE}/local/{len(mounts)}")
+        return f"file://{quote(there)}" if is_url else there
 
     values = {
         key: tuple(seen(word, key) for word in words) if key in _LOCAL else words
