@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from gpurun.node.agent import frames
@@ -22,6 +23,8 @@ from gpurun.node.transfer.spool import CHUNK, checked
 
 # The store never takes more than this share of its disk, least recently used contents going first.
 SHARE = 0.05
+NEEDED_S = 3600.0
+"""What a job was told is there, or what came for it, stays so long beyond that share: until its folder is made."""
 
 Entry = Tuple[str, str, int, int, int, str, str]
 
@@ -36,8 +39,17 @@ def _place(digest: str) -> str:
 
 
 def lacking(call: Call, digests: List[str]) -> List[str]:
-    """Return those contents that the store does not have."""
-    return [digest for digest in digests if not os.path.exists(_place(digest))]
+    """Return those contents that the store does not have; the others stay until `make` is called."""
+    return [digest for digest in digests if not _is_here(digest)]
+
+
+def _is_here(digest: str) -> bool:
+    """Return whether the store has a content, and mark it as used now."""
+    try:
+        os.utime(_place(digest))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def add(call: Call) -> Dict[str, Any]:
@@ -70,7 +82,7 @@ def unpack(call: Call, transfer: str, pack: str, index: Sequence[Tuple[str, int,
     while not blob.wait_complete(0.5):
         call.check()
     for digest, offset, size in index:
-        if os.path.exists(_place(digest)):
+        if _is_here(digest):
             continue
         making = _Making(digest)
         try:
@@ -242,8 +254,17 @@ def _evict() -> None:
     for _, size, place in contents:
         if used <= limit:
             return
-        forget(place)
-        used -= size
+        if not _is_needed(place):
+            forget(place)
+            used -= size
+
+
+def _is_needed(place: str) -> bool:
+    """Return whether a job may be about to use a content of the store."""
+    try:
+        return 0 <= time.time() - os.stat(place).st_mtime < NEEDED_S
+    except FileNotFoundError:
+        return False
 
 
 OPS = {"lacking": lacking, "add": add, "unpack": unpack, "make": make}
