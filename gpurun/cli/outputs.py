@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +68,7 @@ def _with_what_was_left(folder: JobFolder) -> JobRecord:
 
 
 def _copy(folder: JobFolder, to: Path) -> None:
-    """Copy the outputs that the head has. Keeps symbolic links, modes and times.
+    """Copy the outputs that the head has. Keeps symbolic links, modes, times and holes.
 
     Raises:
         BadInput: the target exists or cannot be written, or the head has no outputs.
@@ -79,7 +80,7 @@ def _copy(folder: JobFolder, to: Path) -> None:
     except FileNotFoundError:
         raise BadInput("it has no outputs on the head", job=folder.id) from None
     try:  # the open folder: newer outputs may replace its path during the copy
-        shutil.copytree(f"/proc/self/fd/{source}", to, symlinks=True)
+        shutil.copytree(f"/proc/self/fd/{source}", to, symlinks=True, copy_function=_copy_file)
     except FileExistsError:
         raise BadInput("there is something of that name", where=str(to), hint="name a folder that is new") from None
     except shutil.Error as error:
@@ -93,6 +94,23 @@ def _copy(folder: JobFolder, to: Path) -> None:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(error.filename or to)) from None
     finally:
         os.close(source)
+
+
+def _copy_file(source: str, to: str) -> None:
+    """Copy a file as `shutil.copy2` does, and keep its holes."""
+    from gpurun.node.folder.contents import extents, stored_of, write_all
+
+    status = Path(source).stat()
+    if not stat.S_ISREG(status.st_mode) or stored_of(status) < 0:
+        shutil.copy2(source, to)
+        return
+    with Path(source).open("rb") as old, Path(to).open("wb") as new:
+        position = 0
+        for hole, piece in extents(old.fileno(), 0, status.st_size, sparse=True):
+            write_all(new.fileno(), piece, position)
+            position += hole + len(piece)
+        os.ftruncate(new.fileno(), position)
+    shutil.copystat(source, to)
 
 
 def _measured(top: Path) -> tuple[int, int]:

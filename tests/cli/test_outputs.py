@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,28 @@ def test_while_it_runs_hosts_are_left_in_peace(job, gpurun, hosts, tmp_path, mon
 def test_links_are_copied_as_links(job, gpurun, tmp_path):
     assert gpurun("outputs", job.id, "--to", str(tmp_path / "deep" / "mine"))[0] == 0
     assert str((tmp_path / "deep/mine/latest").readlink()) == "/etc/passwd"
+
+
+def test_holes_stay_holes_and_the_rest_is_as_it_was(job, gpurun, tmp_path):
+    sparse, far = job.outputs / "data.mdb", 3 << 30
+    with sparse.open("wb") as file:
+        for position in (4096, far):
+            file.seek(position)
+            file.write(b"pages")
+        file.truncate(far + (1 << 20))
+    sparse.chmod(0o640)
+    os.utime(sparse, ns=(10**18, 10**18))
+    (job.outputs / "empty").touch()
+    assert gpurun("outputs", job.id, "--to", str(tmp_path / "mine"))[0] == 0
+    copy = tmp_path / "mine" / "data.mdb"
+    found, was = copy.stat(), sparse.stat()
+    assert (found.st_size, found.st_mode, found.st_mtime_ns) == (was.st_size, was.st_mode, was.st_mtime_ns)
+    assert found.st_blocks * 512 < 1 << 20, "3 GiB would be written"
+    with copy.open("rb") as file:
+        for position in (4096, far):
+            file.seek(position)
+            assert file.read(6) == b"pages\0"
+    assert (tmp_path / "mine/model").read_text() == "older" and (tmp_path / "mine/empty").read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["there", "a link", "a file"])

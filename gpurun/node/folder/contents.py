@@ -245,7 +245,7 @@ def _large(
             whole.update(known.counted())
             yield {"n": number, "from": position}, b""
     sparse = before.st_blocks * 512 < size
-    for skip, piece in _parts(descriptor, position, size, sparse):
+    for skip, piece in extents(descriptor, position, size, sparse):
         if skip:
             whole.update(b"hole:%d;" % skip)
             yield {"n": number, "skip": skip}, b""
@@ -271,7 +271,7 @@ def _settled(descriptor: int, status: os.stat_result) -> os.stat_result:
     return status
 
 
-def _parts(descriptor: int, position: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
+def extents(descriptor: int, position: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
     """Yield (length of a hole, b"") or (0, bytes), from `position` up to `size`."""
     while position < size:
         end = size
