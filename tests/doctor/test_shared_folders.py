@@ -8,11 +8,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from faulty_hosts import NAMES, healthy, inventory
+from faulty_hosts import NAMES, TCP, healthy, inventory
+from local_agents import Hosts
 
 from gpurun.doctor.diagnosis import diagnose
 from gpurun.doctor.gang_checks import check_shared_folders
-from gpurun.doctor.preflight import judge
+from gpurun.doctor.preflight import judge, preflight
 from gpurun.doctor.survey import Survey, signs_at
 from gpurun.facts.hardware import Hardware, hardware_from_document
 from gpurun.inventory.hostset import fold
@@ -56,6 +57,26 @@ def test_hosts_with_one_folder_are_refused_with_the_setting_that_cures_it(tmp_pa
     assert "folder=DIR" in finding.remedy and fold([A, B]) in finding.remedy and "{" not in finding.remedy
     assert (keeps / "ckpt.pt").read_text() == "epoch 7"
     assert blocked({A: hosts[A], C: hosts[C]}) == []
+
+
+def test_agents_of_hosts_with_one_home_are_found_out_before_anything_is_made_or_removed(tmp_path):
+    hosts = Hosts(tmp_path)
+    (hosts.home("one") / ".gpurun/outputs/j-0123abcd").mkdir(parents=True)
+    kept = hosts.home("one") / ".gpurun/outputs/j-0123abcd/ckpt.pt"
+    kept.write_text("epoch 7")
+    for name in (A, B):
+        hosts.home(name).symlink_to(hosts.home("one"))
+    try:
+        fleet = hosts.fleet(A, B, C)
+        found = preflight(fleet, inventory(TCP, NAMES[:3]), dict.fromkeys(NAMES[:3], ()))
+        (shared,) = [one for one in found.blocking if one.check == "shared-folder"]
+        assert shared.hosts == (A, B) and {A, B} <= found.bad_hosts.keys()
+        joins = preflight(fleet, inventory(TCP, NAMES[:3]), {B: ()}, is_alone=False, members=[A, C])
+        (shared,) = [one for one in joins.blocking if one.check == "shared-folder"]
+        assert shared.hosts == (B,) and fold([A, B]) in shared.evidence
+    finally:
+        hosts.close()
+    assert kept.read_text() == "epoch 7"
 
 
 def test_at_the_same_moment_too(tmp_path):
