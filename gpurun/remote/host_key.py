@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpurun.errors import HostKeyMismatch
-from gpurun.remote.known_hosts import KnownHost, find, load
+from gpurun.remote.known_hosts import KnownHost, find, is_certified, load
 
 if TYPE_CHECKING:
     from gpurun.remote.ssh_config import Route
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 def known(route: Route) -> tuple[KnownHost, ...]:
     """Return the entries of a host in known_hosts."""
     return find(load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
+
+
+def needs_certificate(route: Route) -> bool:
+    """Return True if known_hosts has no key of a host, but an authority that may have signed its certificate."""
+    return is_certified(load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
 
 
 def check(route: Route, kind: str, fingerprint: str, entries: Sequence[KnownHost]) -> None:

@@ -1,7 +1,7 @@
 """Read OpenSSH's known_hosts files, with line numbers, patterns and hashed names.
 
-Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". gpurun skips ``@cert-authority`` lines: Paramiko cannot verify host
-certificates, and the key of an authority is not a host key. gpurun never accepts ``@revoked`` keys.
+Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". The key of an authority (``@cert-authority``) is not a host key, and
+Paramiko cannot verify host certificates: the machine's ``ssh`` does. gpurun never accepts ``@revoked`` keys.
 """
 
 from __future__ import annotations
@@ -121,9 +121,21 @@ def lookup_name(host: str, port: int) -> str:
 
 def find(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> tuple[KnownHost, ...]:
     """Return the entries of a host: by its alias, else by host and port, else (as OpenSSH does) by host alone."""
-    names = [alias.lower()] if alias else list(dict.fromkeys((lookup_name(host, port), host.lower())))
+    names = _lookup_names(host, port, alias)
     for name in names:
         found = tuple(entry for entry in entries if entry.marker != "@cert-authority" and entry.matches(name))
         if any(entry.marker == "" for entry in found):
             return found
     return tuple(entry for entry in entries if entry.marker == "@revoked" and entry.matches(names[0]))
+
+
+def is_certified(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> bool:
+    """Return True if only certificate authorities vouch for a host: no line has its own key."""
+    if any(entry.marker == "" for entry in find(entries, host, port, alias)):
+        return False
+    names = _lookup_names(host, port, alias)
+    return any(entry.marker == "@cert-authority" and any(map(entry.matches, names)) for entry in entries)
+
+
+def _lookup_names(host: str, port: int, alias: str | None) -> list[str]:
+    return [alias.lower()] if alias else list(dict.fromkeys((lookup_name(host, port), host.lower())))

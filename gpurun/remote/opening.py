@@ -13,7 +13,7 @@ from threading import Thread
 
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.node.agent import frames
-from gpurun.remote import bootstrap, paramiko_channel, session, system_ssh
+from gpurun.remote import bootstrap, host_key, paramiko_channel, session, system_ssh
 from gpurun.remote.agent import SEND_BYTES, Agent
 from gpurun.remote.answers import words
 from gpurun.remote.jumps import Jumps
@@ -168,7 +168,8 @@ def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
     """
     masters = live(route)
     plain = all(has_plain(hop) for hop in route.hops if hop not in masters)
-    choice = choose(route, Proofs(masters, plain, any(has_hardware(hop) for hop in route.hops)))
+    certified = any(host_key.needs_certificate(hop) for hop in route.hops)
+    choice = choose(route, Proofs(masters, plain, any(has_hardware(hop) for hop in route.hops), certified))
     if choice.first == "system" or ONLY_SSH.get(route.name) == route:
         return system_ssh.run(route, attempt, masters, command)
     try:

@@ -105,7 +105,8 @@ def connect(route: Route, attempt: Attempt, jumps: Jumps) -> Transport:
     transport = _negotiate(route, attempt, _open_socket(route, attempt, jumps), entries)
     try:
         key = transport.get_remote_server_key()
-        host_key.check(route, key.get_name(), known_hosts.fingerprint(key.asbytes()), entries)
+        # Read again: a ProxyCommand may fetch the host's keys as it connects, such as sss_ssh_knownhostsproxy.
+        host_key.check(route, key.get_name(), known_hosts.fingerprint(key.asbytes()), host_key.known(route))
         _authenticate(route, transport, attempt)
     except BaseException:
         transport.close()

@@ -24,11 +24,13 @@ class Proofs:
         masters: hops with an open shared connection, and its socket.
         plain: Paramiko has a key to offer to each hop without a shared connection.
         hardware: a key file stands for a FIDO key.
+        certified: known_hosts has a certificate authority for some hop, and no key.
     """
 
     masters: Mapping[Route, str]
     plain: bool
     hardware: bool
+    certified: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class Choice:
 
 
 def choose(route: Route, proofs: Proofs) -> Choice:
-    """Choose the inventory's transport, else ``ssh`` for a shared connection, else Paramiko if it has a key."""
+    """Choose the inventory's transport, else ``ssh`` for a shared connection or a host's certificate, else Paramiko if
+    it has a key.
+    """
     if route.target.ssh is not None:
         return Choice(route.target.ssh)
-    if proofs.masters:
+    if proofs.masters or proofs.certified:
         return Choice("system")
     keywords = {keyword for hop in route.hops for keyword in hop.beyond_keys}
     others = {_METHODS.get(keyword, "publickey") for keyword in keywords}

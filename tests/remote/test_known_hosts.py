@@ -47,6 +47,23 @@ def test_names(names, host, port, found):
     assert bool(find(f"# comment\n\n{names} ssh-ed25519 {KEY} me@here\n", host, port)) is found
 
 
+@pytest.mark.parametrize(
+    ("text", "certified"),
+    [
+        (f"@cert-authority *.example.com,gpu* ssh-ed25519 {OTHER}\n", True),
+        (f"@cert-authority * ssh-ed25519 {OTHER}\n@revoked * ssh-ed25519 {OTHER}\n", True),
+        (f"@cert-authority * ssh-ed25519 {OTHER}\ngpu1 ssh-ed25519 {KEY}\n", False),
+        (f"@cert-authority *.example.com ssh-ed25519 {OTHER}\n", False),
+        (f"@cert-authority *,!gpu1 ssh-ed25519 {OTHER}\n", False),
+        (f"@revoked * ssh-ed25519 {OTHER}\n", False),
+        ("@cert-authority\n@cert-authority gpu1 ssh-ed25519 x\n", False),
+        ("", False),
+    ],
+)
+def test_a_host_for_which_only_an_authority_vouches(text, certified):
+    assert known_hosts.is_certified(known_hosts.parse(text, "kh"), "gpu1", 22) is certified
+
+
 def test_line_numbers_and_what_cannot_be_read():
     unreadable = "\x00garbage\ngpu1 ssh-ed25519\ngpu1 ssh-ed25519 not*base64\n"
     text = f"{unreadable}@cert-authority gpu1 ssh-ed25519 {OTHER}\ngpu1 ssh-ed25519 {KEY}\n"

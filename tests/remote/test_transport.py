@@ -35,6 +35,8 @@ def wish(name):
         (wish("system"), Proofs({}, plain=True, hardware=False), Choice("system")),
         (wish("paramiko"), Proofs({HOST: "/s"}, plain=False, hardware=True), Choice("paramiko")),
         (HOST, Proofs({}, plain=False, hardware=True), Choice("system")),
+        (HOST, Proofs({}, plain=True, hardware=False, certified=True), Choice("system")),
+        (wish("paramiko"), Proofs({}, plain=True, hardware=False, certified=True), Choice("paramiko")),
         (HOST, Proofs({}, plain=True, hardware=True), Choice("paramiko", frozenset({"publickey"}))),
         (
             replace(HOST, beyond_keys=("gssapiauthentication",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from how_many import count
 from waiting import LIMIT_S, until
 
-from gpurun.errors import HostUnreachable
+from gpurun.errors import HostKeyMismatch, HostUnreachable
 from gpurun.remote import Fleet, Target, opening, session
 from gpurun.remote.ssh_config import resolve
 
@@ -212,6 +213,35 @@ def test_a_proxy_command_is_run_by_the_user_s_shell_as_openssh_runs_it(net, pipe
     log.unlink()
     subprocess.run(["ssh", "-F", str(net.ssh_config), "-o", "BatchMode=yes", "gpu1", "true"], check=True)
     assert log.read_text() == ours, "ssh itself runs it the same way"
+
+
+def test_a_proxy_command_may_fetch_the_key_that_known_hosts_gets(net, pipe):
+    """As sss_ssh_knownhostsproxy does: sssd drops the keys after a while, and fetches them at each connection."""
+    server = net.sshd()
+    keys = net.known_hosts.read_text()
+    net.known_hosts.write_text("")
+    fetch = f"echo {shlex.quote(keys.strip())} > {shlex.quote(str(net.known_hosts))}; exec {program(pipe)}"
+    with Fleet.open([net.host("gpu1", server, f"ProxyCommand sh -c {shlex.quote(fetch)}")]) as fleet:
+        assert not fleet.failures
+    other = net.new_key("other")
+    net.known_hosts.write_text("")
+    fetch = fetch.replace(keys.split()[2], net.public(other).split()[1])
+    with Fleet.open([net.host("gpu2", server, f"ProxyCommand sh -c {shlex.quote(fetch)}")]) as fleet:
+        assert isinstance(fleet.failures["gpu2"], HostKeyMismatch)
+
+
+def test_a_host_is_known_by_the_authority_that_signed_its_certificate(net):
+    authority, stranger = net.new_key("authority"), net.new_key("stranger")
+    net.known_hosts.write_text("")
+    signed, forged = net.sshd(start=False), net.sshd(start=False)
+    for server, signer in ((signed, authority), (forged, stranger)):
+        key = server.host_keys[0]
+        subprocess.run(["ssh-keygen", "-q", "-h", "-s", signer, "-I", "x", "-n", "127.0.0.1", f"{key}.pub"], check=True)
+        server.start(f"HostCertificate {key}-cert.pub")
+    net.known_hosts.write_text(f"@cert-authority [127.0.0.1]:* {net.public(authority)}\n")
+    with Fleet.open([net.host("gpu1", signed), net.host("gpu2", forged)]) as fleet:
+        assert list(fleet.failures) == ["gpu2"] and isinstance(fleet.failures["gpu2"], HostKeyMismatch)
+        assert fleet.agents["gpu1"].call("files.stat", path="/").value["kind"] == "dir"
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
