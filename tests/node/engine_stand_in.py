@@ -37,6 +37,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
 
     Attributes:
         containers: what is listed, by id.
+        image_labels: the labels of images, by id.
         refusals: so many of the next changes are refused.
         asked: the bodies of all requests to create a container; the command adds its argv.
         may_finish: cleared, no container gets ready that begins with `slow`.
@@ -49,6 +50,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(self.path), _Handler)
         self.containers: dict[str, dict[str, object]] = {}
         self.names: set[str] = set()
+        self.image_labels: dict[str, dict[str, str]] = {}
         self.images = ["sha256:1"]
         self.changes: list[tuple[str, str]] = []
         self.asked: list[dict[str, object]] = []
@@ -122,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         if asked.path == "/images/json":
             self._answer(200, [{"Id": image} for image in self.server.images])
+        elif asked.path.startswith("/images/"):
+            found = self.server.image_labels.get(asked.path.split("/")[2])
+            self._answer(404 if found is None else 200, {"Config": {"Labels": found}})
         elif asked.path == "/volumes":
             self._answer(200, {"Volumes": []})
         elif asked.path != "/containers/json":

@@ -18,7 +18,7 @@ from waiting import LIMIT_S, until
 
 from gpurun.node.agent import frames
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import creating, gang, job_lock, job_parts, outputs
+from gpurun.node.job import claim_store, creating, gang, job_lock, job_parts, outputs
 from gpurun.node.job.fence import fence
 
 JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
@@ -234,6 +234,21 @@ def test_the_fence_of_an_attempt_leaves_a_later_one_alone(host, process):
     assert not any(fenced(2, outputs=True).values())
     assert host.engine.containers == {} and files_left(host) == [] and not checkpoint.exists()
     until(lambda: sshd.poll() is not None)
+
+
+def test_a_container_of_an_image_that_was_made_of_a_jobs_container_belongs_to_nobody(host):
+    """`docker commit` copies a container's labels into the image, and from there into whatever somebody starts."""
+    prepare(1)
+    labels = {"gpurun.job": JOB, "gpurun.attempt": "1", "gpurun.gpus": "0,1"}
+    host.engine.image_labels = {"sha256:2": labels, "sha256:3": {"gpurun.job": "j-00000000"}, "sha256:4": None}
+    (mine, *jobs) = [host.engine.run(labels) for _ in range(4)]
+    for ident, image in zip((mine, *jobs), host.engine.image_labels, strict=False):
+        host.engine.containers[ident]["ImageID"] = image
+    gang.create(call(), JOB, 1, {}, argv(), None)
+    assert len(claim_store.DockerStore(call()).look().containers) == 4
+    assert not any(fenced().values())
+    assert list(host.engine.containers) == [mine]
+    assert claim_store.DockerStore(call()).look().containers == ()
 
 
 def test_the_fence_of_an_attempt_ends_those_before_it_too(host):

@@ -113,6 +113,11 @@ def test_job_containers(docker):
     answers = docker
     answers["/containers/json"] = 200, json.dumps([{"Id": CONTAINER, "Labels": {"gpurun.job": "j'1"}}]).encode()
     assert docker_facts.job_containers() == {CONTAINER: "j'1"}
+    copied = {"Config": {"Labels": {"gpurun.job": "j'1"}}}
+    docker["/images/None/json"] = (200, json.dumps(copied).encode())
+    assert docker_facts.job_containers() == {}, "somebody's container of an image that a job's container became"
+    docker["/images/None/json"] = (200, b'{"Config": []}')
+    assert docker_facts.job_containers() == {CONTAINER: "j'1"}
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units

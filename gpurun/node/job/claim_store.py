@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import job_containers
 from gpurun.node.gpu import holders
 from gpurun.node.gpu.claim_rules import (
     JOB_LABEL,
@@ -62,7 +63,8 @@ class DockerStore:
         volumes = self._ask("GET", "/volumes?filters=" + _filter("name", PREFIX), "listing claims").get("Volumes")
         found = [read_volume(str(each.get("Name")), each.get("Labels")) for each in volumes or []]
         signs = _seen_signs()
-        containers = self._ask("GET", "/containers/json?all=1&filters=" + _filter("label", JOB_LABEL), "listing jobs")
+        listed = self._ask("GET", "/containers/json?all=1&filters=" + _filter("label", JOB_LABEL), "listing jobs")
+        containers = job_containers.of_jobs(listed, lambda path: self._exchange("GET", path))
         return Seen(
             tuple(one._replace(alive=_is_alive(one, signs)) for one in found if one is not None),
             tuple(each for each in map(self._container, containers) if each is not None),

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from gpurun.node import docker
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import job_containers
 from gpurun.node.folder.walk import walk
 from gpurun.node.job import job_lock, job_parts
 from gpurun.node.job.cgroup import COPIES, Counted, counted, counted_in
@@ -192,14 +193,16 @@ def _layers(call: Call) -> List[_Written]:
         connection = docker.connect(call, timeout_s=60.0)
         try:
             status, answer = docker.exchange(connection, "GET", "/containers/json?size=1&filters=" + filters)
+            found = docker.parse(answer) if status == 200 else None
+            listed = found if isinstance(found, list) else []
+            jobs = job_containers.of_jobs(listed, lambda path: docker.exchange(connection, "GET", path))
         finally:
             connection.close()
     except (OpError, OSError):
         return []
-    found = docker.parse(answer) if status == 200 else None
     return [
         _Written(str(each["Id"]), str(each["Labels"].get(job_parts.LABEL)), int(each.get("SizeRw") or 0))
-        for each in (found if isinstance(found, list) else [])
+        for each in jobs
     ]
 
 

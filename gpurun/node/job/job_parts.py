@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 from gpurun.node import docker
 from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import OpError
+from gpurun.node.docker import job_containers
 from gpurun.node.gpu.claim_rules import Card, read_claimant
 
 LABEL = "gpurun.job"
@@ -69,7 +70,8 @@ def containers_of(connection: docker.Connection, job: str, attempt: Optional[int
     found = docker.parse(answer)
     if status != 200 or not isinstance(found, list):
         raise docker.failure(status, answer, "listing the job's containers")
-    return [each for each in found if attempt is None or read_claimant(each.get("Labels")).attempt <= attempt]
+    found = [each for each in found if attempt is None or read_claimant(each.get("Labels")).attempt <= attempt]
+    return job_containers.of_jobs(found, lambda path: docker.exchange(connection, "GET", path))
 
 
 def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:

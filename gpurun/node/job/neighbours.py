@@ -12,6 +12,7 @@ from typing import Any, Dict, FrozenSet, List, Optional
 
 from gpurun.node import docker
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import job_containers
 from gpurun.node.gpu.claim_rules import CPUS_LABEL, EVENLY
 
 PERIOD_US = 100_000
@@ -92,7 +93,7 @@ def _running(connection: docker.Connection) -> List[Dict[str, Any]]:
     found = docker.parse(answer)
     if status != 200 or not isinstance(found, list):
         raise docker.failure(status, answer, "listing the containers of jobs")
-    return found
+    return job_containers.of_jobs(found, lambda path: docker.exchange(connection, "GET", path))
 
 
 def _quota_us(labels: Any, running: int) -> Optional[int]:

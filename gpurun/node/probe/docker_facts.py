@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import socket
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 from urllib.parse import quote
 
 from gpurun.node import docker
 from gpurun.node.agent.call import OpError
 from gpurun.node.docker import engine
+from gpurun.node.docker.job_containers import of_jobs
 
 ANSWER_TIMEOUT_S, VERSION_TIMEOUT_S = 10.0, 4.0
 """An engine that has answered the first question answers the second at once. Both end before the probe does."""
@@ -23,16 +24,20 @@ CDI_SINCE = 28
 
 def get(path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
     """Return the JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
+    status, answer = _exchange(path, timeout_s)
+    if status != 200:
+        raise OSError("Docker answered %d to GET %s" % (status, path))
+    return json.loads(answer.decode("utf-8", "replace"))
+
+
+def _exchange(path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Tuple[int, bytes]:
     connection = docker.Connection(docker.socket_path(), timeout_s)
     try:
-        status, answer = docker.exchange(connection, "GET", path)
+        return docker.exchange(connection, "GET", path)
     except http.client.HTTPException as error:
         raise OSError("Docker's answer to GET %s is not HTTP: %s" % (path, error)) from None
     finally:
         connection.close()
-    if status != 200:
-        raise OSError("Docker answered %d to GET %s" % (status, path))
-    return json.loads(answer.decode("utf-8", "replace"))
 
 
 def facts() -> Dict[str, Any]:
@@ -195,7 +200,7 @@ def job_containers() -> Dict[str, str]:
     """Return container id → gpurun job id for running containers of gpurun jobs; empty if Docker does not say."""
     filters = quote(json.dumps({"label": ["gpurun.job"]}))
     try:
-        found = get("/containers/json?filters=" + filters)
+        found = of_jobs(get("/containers/json?filters=" + filters), _exchange)
         return {str(one["Id"]): str(one["Labels"]["gpurun.job"]) for one in found}
-    except (OpError, OSError, ValueError, KeyError, TypeError):
+    except (OpError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
