@@ -8,8 +8,8 @@ import urllib.parse
 from typing import Any, Callable, Dict, List, Tuple
 
 from gpurun.node import docker
-from gpurun.node.gpu.claim_rules import ATTEMPT_LABEL, JOB_LABEL
 
+_JOB, _ATTEMPT = "gpurun.job", "gpurun.attempt"  # as `gpurun.node.gpu.claim_rules` writes them
 Get = Callable[[str], Tuple[int, bytes]]
 """Asks the engine for a path; returns status and answer."""
 
@@ -25,11 +25,11 @@ def _is_inherited(listed: Dict[str, Any], get: Get) -> bool:
     One with a job's name has not. Without an answer about the image, a container counts as the job's.
     """
     labels = listed.get("Labels") or {}
-    prefix = "/gpurun-%s-" % labels.get(JOB_LABEL)
+    prefix = "/gpurun-%s-" % labels.get(_JOB)
     if any(str(name).startswith(prefix) for name in listed.get("Names") or ()):
         return False
     status, answer = get("/images/%s/json" % urllib.parse.quote(str(listed.get("ImageID")), safe=":"))
     image = docker.parse(answer) if status == 200 else None
     config = image.get("Config") if isinstance(image, dict) else None
     given = config.get("Labels") if isinstance(config, dict) else None
-    return isinstance(given, dict) and all(given.get(name) == labels.get(name) for name in (JOB_LABEL, ATTEMPT_LABEL))
+    return isinstance(given, dict) and all(given.get(name) == labels.get(name) for name in (_JOB, _ATTEMPT))

@@ -15,7 +15,6 @@ Card = Tuple[int, str]
 PREFIX = "gpurun-gpu-"
 CLAIM_LABEL = "gpurun.claim"
 JOB_LABEL = "gpurun.job"
-ATTEMPT_LABEL = "gpurun.attempt"
 CPUS_LABEL = "gpurun.cpus"
 EVENLY = "/n"
 """Behind the number in `CPUS_LABEL`: the containers that run divide these cores."""
@@ -58,7 +57,7 @@ class Claimant(NamedTuple):
         """Return the labels that volumes and containers share."""
         return {
             JOB_LABEL: self.job,
-            ATTEMPT_LABEL: str(self.attempt),
+            "gpurun.attempt": str(self.attempt),
             "gpurun.state": self.state,
             "gpurun.user": self.user,
             "gpurun.uid": str(self.uid),
@@ -258,7 +257,7 @@ def read_claimant(labels: Any) -> Claimant:
     job, state = said.get(JOB_LABEL, ""), said.get("gpurun.state", "")
     return Claimant(
         job if _JOB.match(job) else "",
-        _number(said.get(ATTEMPT_LABEL), 0),
+        _number(said.get("gpurun.attempt"), 0),
         state if _STATE.match(state) else "",
         _shown(said.get("gpurun.user", "")),
         _number(said.get("gpurun.uid"), -1),
