@@ -127,14 +127,14 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         if isinstance(error, click.UsageError) and command is None and args and args[0] in TAKES_COMMAND:
             typer.echo(f"  → a program and its arguments follow --: gpurun {args[0]} … -- python3 train.py", err=True)
         code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):  # an Abort is a RuntimeError
+        code = INTERRUPTED
     except (OSError, MemoryError, RuntimeError) as error:
         problem = disk_problem(error) or shortage(error)
         if problem is None:
             raise
         printing.say_problem(problem)
         code = problem.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

@@ -95,7 +95,7 @@ def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, f
     """
     has_memory = docker is not None and docker.memory_bytes is not None and docker.limits_memory is not False
     usable_mib = _usable_mib(host, docker.memory_bytes >> 20) if has_memory and docker and docker.memory_bytes else None
-    of = max(host.gpus, found_gpus) if host.gpus else 0
+    of = max(host.gpus, found_gpus) if host.gpus and gpus else 0  # servers have no GPUs
     part = 1.0 if gpus >= of else gpus / of
     fair_mib = (
         None if usable_mib is None else max(LEAST_MEMORY_MIB, int(usable_mib * (part if of else 1 / SERVER_GANGS)))

@@ -63,8 +63,8 @@ def take_waiter_lock(home: Path) -> tuple[int, StatePath] | None:
             os.close(descriptor)
             raise told(error, path, "locked") from error
         if is_taken:
-            if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
-                with suppress(OSError):
+            with suppress(OSError):  # it stays long
+                if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
                     os.ftruncate(descriptor, 0)
             return descriptor, path
         os.close(descriptor)

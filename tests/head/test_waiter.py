@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_p
     waiter.hold(tmp_path, lock, {})
     assert passes == []
     os.close(others[0])
+
+
+def test_a_log_whose_size_cannot_be_asked_for_takes_no_lock_along(tmp_path, monkeypatch):
+    real = locks.try_take
+
+    def try_take(descriptor):
+        is_taken = real(descriptor)
+        monkeypatch.setattr(os, "fstat", failing)
+        return is_taken
+
+    def failing(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(locks, "try_take", try_take)
+    descriptor, _ = take_waiter_lock(tmp_path)
+    monkeypatch.undo()
+    os.close(descriptor)
+    assert not waiter_lives(tmp_path, UID)
 
 
 @pytest.fixture
