@@ -106,8 +106,7 @@ def _keep_for(state: PassState, gang: Gang) -> None:
         state.keeping.drop(gang.id)
         state.keep(gang, Kept(reserved.placement, "patience"))
     else:
-        state.keeping.drop(reserved.gang.id)
-        state.has_freed = True
+        state.drop_reservation(reserved)
         if not try_start(state, gang):
             keep_soonest(state, gang)
         _reserve_elsewhere(state, reserved.gang, gang)

@@ -138,6 +138,12 @@ class PassState:
             self.book.withdraw(gang.sized(hold.placement.gpus))
         return hold
 
+    def drop_reservation(self, hold: Hold) -> None:
+        """Let others use what was reserved, also gangs that the pass has looked at before."""
+        self._alike.clear()  # another reservation for the same gang has another place and time
+        self.keeping.drop(hold.gang.id)
+        self.has_freed = True
+
     def waits_like_another(self, gang: Gang) -> bool:
         """True, and the same wait, if a gang just like it found no room: most of a long queue.
 
@@ -256,8 +262,14 @@ class PassState:
         return ends_s <= self.now_s
 
     def is_choosy(self, gang: Gang) -> bool:
-        """Returns True if the gang still waits for one rack or host rather than start on more."""
-        return gang.near_until_s > self.now_s
+        """Returns True if the gang still waits for one rack or host rather than start on more.
+
+        If more are kept for it, its wait was over before: the clock was set back, and it starts on what is kept.
+        """
+        if gang.near_until_s <= self.now_s:
+            return False
+        kept = None if gang.kept is None else gang.kept.placement
+        return kept is None or len(kept.racks if gang.constraints.prefer == "rack" else kept.hosts) == 1
 
     def place(self, index: Index, gang: Gang) -> Placement | None:
         """Where the gang would start on an index now: it declines more racks or hosts while it waits for one."""

@@ -19,7 +19,9 @@ from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.state import PassState
 
-SEEDS = count("full clusters")
+SEEDS = {*range(count("full clusters")), 183, 435}
+"""In the last two a gang waited like one that had met an earlier reservation for the same other gang."""
+
 HOUR = 3600.0
 POOLS = (
     Pool(name="research", reservation=24, limit=48),
@@ -85,7 +87,7 @@ def random_snapshot(seed: int) -> tuple[Snapshot, Policy]:
     return Snapshot(inventory, left, tuple(queue), unusable, {}, now_s), policy
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", sorted(SEEDS))
 def test_looking_at_every_gang_decides_the_same(seed):
     snapshot, policy = random_snapshot(seed)
     found = schedule(snapshot, policy)

@@ -261,6 +261,18 @@ def test_a_gang_that_prefers_one_host_has_gangs_stopped_for_one_host_and_decline
         assert later.kept == found.kept
 
 
+@pytest.mark.parametrize("why", ["patience", "preemption"])
+@pytest.mark.parametrize("near", ["rack", "host"])
+def test_a_gang_starts_on_what_is_kept_for_it_though_the_clock_is_set_back_to_when_it_declined_that(why, near):
+    racks = ("r0", "r1") if near == "rack" else ("r0",)
+    hosts = tuple(Grant(host, tuple(range(8))) for host in (("r0h0", "r1h0") if near == "rack" else ("r0h0", "r0h1")))
+    kept = Kept(Placement("pascal", racks, hosts), why)
+    gang = Gang("g", 16, 0.0, constraints=Constraints(prefer=near, locality_wait_s=9 * HOUR), kept=kept)
+    snapshot = Snapshot(cluster(2, 2, 8) if near == "host" else cluster(2, 1, 8), queue=(gang,), now_s=HOUR)
+    assert schedule(snapshot).starts == ((gang, kept.placement),)
+    assert not schedule(replace(snapshot, queue=(gang.but(kept=None),))).starts
+
+
 def test_a_gang_whose_patience_is_over_has_borrowers_stopped_though_a_more_important_one_of_its_pool_waits():
     """The pool's rest is left for it, so the more important one stops nobody."""
     soft = {"pool": "vision", "preemptible": True}
