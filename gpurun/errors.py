@@ -6,6 +6,8 @@ line prints it once and exits with `exit_code`; nothing else in gpurun decides a
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 
 EXIT_CODES: Mapping[int, str] = {
@@ -155,3 +157,18 @@ class UnsafeState(StateError):
 
 OUTLIVED = (GpurunError, OSError, MemoryError, RuntimeError)
 """What processes and threads that live on must outlive. If no thread can start, Python raises RuntimeError."""
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+
+
+def is_short(error: BaseException) -> bool:
+    """Return whether an error says that this machine lacks descriptors, memory, threads or processes."""
+    if isinstance(error, OSError):
+        return error.errno in _SHORT
+    if isinstance(error, RuntimeError):
+        return "start new thread" in str(error)  # Python has no type for it
+    return isinstance(error, MemoryError)
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says. Python's MemoryError says nothing."""
+    return str(error) or (os.strerror(errno.ENOMEM) if isinstance(error, MemoryError) else type(error).__name__)

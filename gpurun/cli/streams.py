@@ -13,7 +13,7 @@ from typing import TextIO
 
 import typer
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import StateDiskError, StateError, StateUnavailable, words_of
 
 OF_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EUCLEAN, errno.ESTALE)
 """What only files say. Connections say the rest of `DISK_ERRORS`, too; they name no file."""
@@ -51,7 +51,7 @@ def shortage(error: Exception) -> StateUnavailable | None:
 
     if not may_pass(error) or (isinstance(error, OSError) and error.errno in DISK_ERRORS):
         return None
-    what = error.strerror if isinstance(error, OSError) else str(error) or os.strerror(errno.ENOMEM)
+    what = error.strerror if isinstance(error, OSError) else words_of(error)
     where = error.filename if isinstance(error, OSError) else None
     return StateUnavailable(
         f"this machine is short of something: {what}", where=None if where is None else str(where),

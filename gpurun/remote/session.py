@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import socket
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import AuthenticationFailed, HeadShort, HostFailure, HostUnreachable
+from gpurun.errors import AuthenticationFailed, HeadShort, HostFailure, HostUnreachable, is_short, words_of
 from gpurun.remote import host_key, known_hosts, ssh_said
 from gpurun.remote.dial import addresses_of, dial
 from gpurun.remote.keys import ClientKey, KeyProblem, identities
@@ -38,7 +37,6 @@ KEX = (
 # AES-GCM allows far more; sshd itself renews the keys at its own limit (64 GiB for AES).
 REKEY_BYTES = 1 << 38
 
-_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -283,13 +281,12 @@ def reason(error: BaseException | None) -> str:
         return "the connection was closed"
     if isinstance(error, paramiko.SSHException | OSError):
         return str(error) or type(error).__name__
-    return f"{type(error).__name__}: {error}"
+    return words_of(error) if is_short(error) else f"{type(error).__name__}: {error}"
 
 
 def head_short(error: BaseException, host: str) -> HeadShort | None:
     """Return the failure to connect to a host that is this machine's own; None if the error says something else."""
-    no_thread = isinstance(error, RuntimeError) and "new thread" in str(error)
-    if no_thread or (isinstance(error, OSError) and error.errno in _SHORT):
+    if is_short(error):
         return HeadShort(
             f"this machine cannot connect to it now: {reason(error)}", host=host, hint="ulimit -a; free -m"
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import StateDiskError, StateError, StateUnavailable, is_short
 from gpurun.state.people import user_name
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -243,11 +243,9 @@ class StatePath:
 
 def may_pass(error: Exception) -> bool:
     """Return whether an error says that the disk failed or this machine is short of something: it may pass."""
-    if isinstance(error, OSError):
-        return error.errno in DISK_ERRORS | PROCESS_ERRORS
-    if isinstance(error, RuntimeError):
-        return "start new thread" in str(error)  # Python has no type for it
-    return isinstance(error, (StateUnavailable, MemoryError))
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS | PROCESS_ERRORS:
+        return True
+    return is_short(error) or isinstance(error, StateUnavailable)
 
 
 def examined(descriptor: int, path: StatePath) -> os.stat_result:

@@ -244,9 +244,14 @@ def test_a_head_that_is_short_says_nothing_about_a_host(net, monkeypatch, number
     assert isinstance(error, HeadShort) and os.strerror(number).lower() in error.message
 
 
-def test_a_head_without_threads_says_nothing_about_a_host(monkeypatch):
-    error = session.as_host_failure(RuntimeError("can't start new thread"), "gpu1")
-    assert isinstance(error, HeadShort) and error.host == "gpu1"
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(RuntimeError("can't start new thread"), "can't start new thread"), (MemoryError(), "Cannot allocate memory")],
+)
+def test_a_head_without_threads_or_memory_says_nothing_about_a_host(error, why):
+    found = session.as_host_failure(error, "gpu1")
+    assert isinstance(found, HeadShort) and found.host == "gpu1"
+    assert found.message == f"this machine cannot connect to it now: {why}"
 
 
 def test_an_unknown_host_key_is_refused(net):
