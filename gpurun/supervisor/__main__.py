@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable, words_of
 from gpurun.head import children
 from gpurun.head.spawn import adopt_next, ensure_waiter, run_pass_and_start
 from gpurun.history.collect import collect
@@ -97,7 +97,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
 def _say(error: Exception) -> None:
     """Print an error into this supervisor's log."""
     with suppress(OSError):  # its disk is full
-        print(str(error) or repr(error), file=sys.stderr, flush=True)  # noqa: T201
+        print(words_of(error), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _start_next(home: Path, name: str) -> None:

@@ -6,7 +6,9 @@ A pass that can preempt one of several gangs prefers the gang that saved last.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
+from gpurun.errors import OUTLIVED
 from gpurun.supervisor.job import SupervisedJob
 
 EVERY_S = 20.0
@@ -45,4 +47,5 @@ class CheckpointWatch:
 
     def _follow(self) -> None:
         while not self._stop.wait(EVERY_S):
-            self.look()
+            with suppress(*OUTLIVED):  # the head has no thread for a moment
+                self.look()

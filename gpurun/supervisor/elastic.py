@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError, StateError
+from gpurun.errors import OUTLIVED, GpurunError, StateError, words_of
 from gpurun.head.looks import look_while_growing
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
@@ -129,10 +129,10 @@ class Members:
             try:
                 tend()
                 told = ""
-            except (GangEnd, GpurunError, OSError) as error:  # it is tried again: said once
-                if str(error) != told:
-                    self._job.note(f"the gang could not be tended: {error}")
-                told = str(error)
+            except (GangEnd, *OUTLIVED) as error:  # it is tried again: said once
+                if (why := words_of(error)) != told:
+                    self._job.note(f"the gang could not be tended: {why}")
+                told = why
 
     def _tend(self) -> None:
         """Update the driver's list, and make sure that the ranks follow it."""
@@ -263,8 +263,8 @@ class Members:
             try:
                 grown = self._take_and_bring_in()
                 self._grow_after(GROW_FIRST_S if grown else min(2 * self._grow_wait_s, NOTHING_FREE_MOST_S))
-            except (GangEnd, GpurunError, OSError) as error:
-                self._job.note(f"it cannot grow yet: {error}")
+            except (GangEnd, *OUTLIVED) as error:
+                self._job.note(f"it cannot grow yet: {words_of(error)}")
                 self._grow_after(min(2 * self._grow_wait_s, OF_NO_USE_MOST_S))
 
     def _grow_after(self, wait_s: float) -> None:

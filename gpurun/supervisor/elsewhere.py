@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.errors import OUTLIVED, GpurunError
+from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.head.looking import look_at
 from gpurun.leases.look import look
 from gpurun.state.machines import Out
@@ -37,7 +37,7 @@ def checked(job: SupervisedJob, hosts: Sequence[str]) -> Mapping[str, Out | None
         try:
             found.update(look_at(job.home, job.inventory, hosts))
         except OUTLIVED as error:
-            job.note(f"{', '.join(hosts)}: could not be checked: {error}")
+            job.note(f"{', '.join(hosts)}: could not be checked: {words_of(error)}")
 
     thread = threading.Thread(target=work, name="check", daemon=True)
     thread.start()

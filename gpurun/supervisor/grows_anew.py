@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-from gpurun.errors import OUTLIVED
+from gpurun.errors import OUTLIVED, words_of
 from gpurun.head.looks import look_while_growing
 from gpurun.jobs.record import CancelRequest
 from gpurun.leases.members import larger
@@ -46,9 +46,9 @@ class GrowsAnew:
                     return
                 told = ""
             except OUTLIVED as error:  # for example a damaged lease: tried again, reported once
-                if str(error) != told:
-                    self._job.note(f"it cannot grow yet: {error}")
-                told = str(error)
+                if (why := words_of(error)) != told:
+                    self._job.note(f"it cannot grow yet: {why}")
+                told = why
 
     def _is_time(self) -> bool:
         """Return whether the gang has run for a while, and would lose little work."""

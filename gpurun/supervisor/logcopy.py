@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpurun.errors import HostFailure, StateError
+from gpurun.errors import OUTLIVED, HostFailure, StateError, words_of
 from gpurun.node.job.rank_folders import STREAMS
 from gpurun.remote.agent import BAD_ANSWER, Agent, RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
@@ -179,7 +179,7 @@ class LogCopy:
                 self._name_liar(error)
             except (HostFailure, _Closed):
                 pass
-            except (OSError, StateError) as error:
+            except OUTLIVED as error:  # the head's own
                 self._wait_for_room(error)
             self._closed.wait(RETRY_S)
         if not self._closed.is_set():
@@ -212,7 +212,7 @@ class LogCopy:
                 self._name_liar(error)
             except (HostFailure, _Closed):
                 pass
-            except (OSError, StateError) as error:
+            except OUTLIVED as error:  # the head's own
                 self._wait_for_room(error)
             self._closed.wait(RETRY_S)
 
@@ -331,11 +331,12 @@ class LogCopy:
                 self.last_line_s = time.monotonic()
                 self._told_full = False
 
-    def _wait_for_room(self, error: OSError | StateError) -> None:
-        """Wait while the disk is full. Meanwhile the hosts keep the output."""
+    def _wait_for_room(self, error: Exception) -> None:
+        """Wait while the disk is full, or this machine is short of something. Meanwhile the hosts keep the output."""
         if not self._told_full:
             self._told_full = True
-            self._say(f"the log cannot be written, and will be caught up: {getattr(error, 'strerror', error)}")
+            why = getattr(error, "strerror", words_of(error))
+            self._say(f"the log cannot be written, and will be caught up: {why}")
         self._closed.wait(FULL_RETRY_S)
 
     def _say_lost(self, error: OSError | StateError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gpurun.errors import OUTLIVED, GpurunError
+from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.outputs import copy_outputs
 
@@ -42,7 +42,7 @@ class OutputsWatch:
                     self._job.note(f"some outputs stay on their hosts while the gang runs: {unfit[0].words}")
                     has_told_of_room = True
             except OUTLIVED as error:
-                why = error.message if isinstance(error, GpurunError) else str(error)
+                why = error.message if isinstance(error, GpurunError) else words_of(error)
                 if why != told and not self._stop.is_set():
                     self._job.note(f"the head's copy of the outputs is not up to date: {why}")
                 told = why

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from gpurun.errors import GpurunError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
 from gpurun.leases.allocator import allocator_lock
@@ -131,10 +131,10 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     while True:
         try:
             _give_back(job, unproven)
-        except (StateUnavailable, OSError, MemoryError, RuntimeError) as error:
+        except OUTLIVED as error:
             if not may_pass(error):
                 raise
-            job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {error}")
+            job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {words_of(error)}")
         else:
             job.told()
             return job.record.state

@@ -144,7 +144,7 @@ class Watchers:
             self._down_since[host] = time.monotonic() - job.links.silent_s(host)
             job.events.emit("host", host=host, state="unreachable", reason=error.message)
         while not self._is_over(host):
-            with suppress(GpurunError, OSError, RuntimeError):  # the head has no descriptor, or no thread, for a moment
+            with suppress(*OUTLIVED):  # the head has no descriptor, or no thread, for a moment
                 if not job.links.open([host], connect_s=CONNECT_S):
                     if self._down_since.pop(host, None) is not None:
                         job.events.emit("host", host=host, state="reachable")

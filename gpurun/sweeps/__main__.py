@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError
+from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.head import children
 from gpurun.state.path import may_pass
 from gpurun.state.presence import Presence
@@ -54,7 +54,7 @@ def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
         except OUTLIVED as error:
             if not may_pass(error) and not here.is_away():
                 raise
-            folder.say(str(error) or repr(error))
+            folder.say(words_of(error))
         time.sleep(RETRY_S)
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable, words_of
 from gpurun.head.requests import cancel
 from gpurun.head.submission import queue_jobs
 from gpurun.images.code import kept_code
@@ -79,7 +79,7 @@ class Conductor:
             except OUTLIVED as error:  # a damaged lease, a full disk
                 if isinstance(error, RuntimeError) and not may_pass(error):
                     raise
-                self._folder.say(str(error) or repr(error))  # it is tried again
+                self._folder.say(words_of(error))  # it is tried again
                 wait_s = RETRY_S
 
     def step(self) -> bool:

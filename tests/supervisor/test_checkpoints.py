@@ -109,6 +109,21 @@ def test_the_next_attempt_has_saved_nothing_yet(job):
     assert job.folder.record().checkpoint_s is None
 
 
+def test_it_asks_again_after_a_moment_without_threads(job, monkeypatch):
+    monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
+    stop, answers = threading.Event(), [RuntimeError("can't start new thread"), MemoryError()]
+    watch = CheckpointWatch(job, stop)
+
+    def look():
+        if answers:
+            raise answers.pop()
+        stop.set()
+
+    monkeypatch.setattr(watch, "look", look)
+    watch._follow()
+    assert answers == []
+
+
 def test_its_thread_ends_with_the_watch(job, monkeypatch):
     monkeypatch.setattr(checkpoints, "EVERY_S", 0.01)
     stop = threading.Event()

@@ -428,6 +428,25 @@ def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeyp
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
+def test_a_head_without_threads_or_memory_loses_nothing_of_the_log(follow, tmp_path, monkeypatch, error):
+    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    met = set()
+
+    def agent(host, _name):
+        thread = threading.current_thread().name
+        if thread not in met:
+            met.add(thread)
+            raise error
+        return host
+
+    monkeypatch.setattr(Host, "agent", agent)
+    made, host = follow([said("start"), output(2, b"a\n"), said("end", code=0)])
+    until(lambda: made.ranks and made.ranks[0].code == 0 and host.since)
+    made.close()
+    assert text(tmp_path) == ["[3]<stdout>:a"] and met == {"log", "log h"}
+
+
 def test_last_words_without_a_newline_are_in_the_log_when_the_end_is_known(follow, tmp_path):
     made, _ = follow([said("start"), output(5, b"fatal"), said("end", code=3)])
     until(lambda: made.ranks and made.ranks[0].code == 3)

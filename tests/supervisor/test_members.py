@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.errors import HostUnreachable, StateDiskError
+from gpurun.errors import HostUnreachable, StateDiskError, words_of
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
 from gpurun.leases import members as lease_steps
@@ -277,7 +277,28 @@ def test_a_file_that_nobody_can_copy_holds_no_gpus_and_stays_where_the_person_is
     )
 
 
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), StateDiskError("full")])
+SHORT = [
+    OSError(24, "Too many open files"), StateDiskError("full"), RuntimeError("can't start new thread"), MemoryError(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", SHORT, ids=repr)
+def test_what_is_repeated_for_a_gang_outlives_a_failure_and_tells_it_once(gang, monkeypatch, error):
+    stop, answers, notes = threading.Event(), [error, error], []
+    members = Members(gang.job, stop, on_join=lambda _: None)
+    monkeypatch.setattr("gpurun.supervisor.elastic.TEND_S", 0.0)
+    monkeypatch.setattr(gang.job, "note", notes.append)
+
+    def tend():
+        if answers:
+            raise answers.pop()
+        stop.set()
+
+    members._repeat(tend)
+    assert notes == [f"the gang could not be tended: {words_of(error)}"]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=repr)
 def test_a_thread_of_growth_outlives_a_failure(gang, monkeypatch, error):
     stop, tries = threading.Event(), []
     members = Members(gang.job, stop, on_join=lambda _: None)
