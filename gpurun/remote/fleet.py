@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -92,7 +92,8 @@ class Fleet:
         """Run `fn` with each host's agent in parallel, at most `limit` at a time.
 
         A `GpurunError` of `fn` is that host's result, and so is the failure of a host without a session. Any other
-        exception is a fault in `fn`: `map` raises it after all hosts have finished.
+        exception is a fault in `fn`: `map` raises it after all hosts have finished. If no thread can start, it raises
+        Python's RuntimeError and has called no host.
 
         Args:
             hosts: the hosts to call; None = all, including hosts without a session.
@@ -118,10 +119,7 @@ class Fleet:
                 except BaseException as error:  # noqa: BLE001 - sorted below
                     outcomes[name] = _Raised(error)
 
-        threads = [Thread(target=work, daemon=True) for _ in range(min(self._limit, waiting.qsize()))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for thread in _started(work, min(self._limit, waiting.qsize())):
             thread.join()
         return _sorted_out(names, outcomes)
 
@@ -166,6 +164,23 @@ class Fleet:
 @dataclass(frozen=True)
 class _Raised:
     error: BaseException
+
+
+def _started(work: Callable[[], None], most: int) -> Sequence[Thread]:
+    """Start so many threads that share the work, or fewer if this machine is short of threads. Raises RuntimeError if
+    none starts.
+    """
+    threads: list[Thread] = []
+    for _ in range(most):
+        thread = Thread(target=work, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not threads:
+                raise
+            break
+        threads.append(thread)
+    return threads
 
 
 def _sorted_out(names: list[str], outcomes: Mapping[str, Any]) -> Results[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
+
+import pytest
 
 from gpurun.errors import HostUnreachable
 from gpurun.remote.fleet import Fleet
@@ -30,3 +33,26 @@ def test_an_agent_that_is_opened_again_replaces_the_one_before_which_is_closed()
     assert closed == list(range(1999)) and list(fleet.agents) == ["gpu-1"]
     fleet.close()
     assert closed == list(range(2000))
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_a_head_that_can_start_few_threads_calls_every_host_once_or_none(monkeypatch, most):
+    """The calls of threads that had started went on behind the back of whoever then tried again."""
+    hosts = [f"h{number}" for number in range(8)]
+    with Fleet({host: SimpleNamespace(host=host, is_open=True, close=lambda: None) for host in hosts}, {}) as fleet:
+        begin, begun, called = threading.Thread.start, [], []
+
+        def start(thread):
+            if len(begun) == most:
+                raise RuntimeError("can't start new thread")
+            begun.append(thread)
+            begin(thread)
+
+        with monkeypatch.context() as few:
+            few.setattr(threading.Thread, "start", start)
+            if most:
+                fleet.map(lambda agent: called.append(agent.host))
+            else:
+                with pytest.raises(RuntimeError, match="new thread"):
+                    fleet.map(lambda agent: called.append(agent.host))
+    assert sorted(called) == (hosts if most else [])
