@@ -279,9 +279,9 @@ def reason(error: BaseException | None) -> str:
         return error.strerror.lower()
     if isinstance(error, EOFError):
         return "the connection was closed"
-    if isinstance(error, paramiko.SSHException | OSError):
-        return str(error) or type(error).__name__
-    return words_of(error) if is_short(error) else f"{type(error).__name__}: {error}"
+    if error is not None and (is_short(error) or isinstance(error, paramiko.SSHException | OSError)):
+        return words_of(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def head_short(error: BaseException, host: str) -> HeadShort | None:
