@@ -239,7 +239,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "environment of every rank. gpurun sets the names that begin with `GPURUN_`; you may set "
             "`GPURUN_PARAMETERS` only. Not for secrets: `docker inspect` shows it to everybody who may use Docker on a "
-            "host, so `submit` warns about names like `HF_TOKEN`",
+            "host, and `horovodrun` to every user there. So `submit` warns about names like `HF_TOKEN`",
             '{LR: "0.1"}',
         ),
     ]

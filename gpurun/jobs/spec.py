@@ -256,7 +256,8 @@ class JobSpec:
         outputs_every_s: how often gpurun copies changed outputs to the head.
         outputs_limit_mib: largest size of the head's copy of them; None = as much as fits on the head's disk.
         log_limit_mib: largest size of the job's log on the head (`gpurun.supervisor.logroom`).
-        env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
+        env: extra environment of every rank. Not for secrets: `docker inspect` shows it, and horovodrun writes it into
+            command lines.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
         roles: the roles of its ranks; None if all ranks are alike.
