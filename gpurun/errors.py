@@ -7,7 +7,6 @@ line prints it once and exits with `exit_code`; nothing else in gpurun decides a
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 
 EXIT_CODES: Mapping[int, str] = {
@@ -171,4 +170,4 @@ def is_short(error: BaseException) -> bool:
 
 def words_of(error: BaseException) -> str:
     """Return what an error says. Python's MemoryError says nothing."""
-    return str(error) or (os.strerror(errno.ENOMEM) if isinstance(error, MemoryError) else type(error).__name__)
+    return str(error) or ("no memory is left" if isinstance(error, MemoryError) else type(error).__name__)

@@ -246,7 +246,7 @@ def test_a_head_that_is_short_says_nothing_about_a_host(net, monkeypatch, number
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(RuntimeError("can't start new thread"), "can't start new thread"), (MemoryError(), "Cannot allocate memory")],
+    [(RuntimeError("can't start new thread"), "can't start new thread"), (MemoryError(), "no memory is left")],
 )
 def test_a_head_without_threads_or_memory_says_nothing_about_a_host(error, why):
     found = session.as_host_failure(error, "gpu1")
