@@ -25,6 +25,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Wants
 from gpurun.msgspec_types import ready
 from gpurun.state import own_cache
+from gpurun.state.clock import boot_id
 from gpurun.state.collector import without_collector
 
 FEW = 64
@@ -86,7 +87,8 @@ class LiveIndex:
         """Return the jobs with these ids. Reads the files of jobs that the index lacks."""
         if len(ids) <= FEW or self._place is None:
             return self._from_files(ids, from_files, {})
-        self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {_boot_id()}"
+        # After a power cut, a folder can be older than the index.
+        self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {boot_id()}"
         with without_collector():
             groups, stored = self._valid(set(ids))
             found = {
@@ -153,11 +155,3 @@ class LiveIndex:
 
 def _slim(record: JobRecord) -> dict[str, Any]:
     return {name: value for name, default in _DEFAULTS.items() if (value := getattr(record, name)) != default}
-
-
-def _boot_id() -> str:
-    """Return the boot's id: after a power cut, a folder can be older than the index."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        return ""

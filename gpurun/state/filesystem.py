@@ -23,6 +23,7 @@ import msgspec
 from gpurun.errors import StateError, StateUnavailable, UnsafeState
 from gpurun.msgspec_types import ready
 from gpurun.state import lock
+from gpurun.state.clock import boot_id
 from gpurun.state.path import StatePath, may_pass
 from gpurun.state.shared import MARK
 
@@ -104,9 +105,11 @@ def check_locks(home: Path) -> None:
         StateUnavailable: no second process can try it now, which says nothing about the file system.
     """
     try:
-        now = _Stamp(home.stat().st_dev, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        now = _Stamp(home.stat().st_dev, boot_id())
     except OSError:
-        return  # no directory yet; or no Linux, and then nothing to compare with
+        return  # no directory yet
+    if not now.boot:
+        return  # no Linux: nothing to compare with
     stamp = StatePath(home) / "locks.json"
     if _read_stamp(stamp) == now:
         return

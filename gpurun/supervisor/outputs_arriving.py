@@ -14,15 +14,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import lru_cache
 from json.encoder import encode_basestring_ascii
-from pathlib import Path
 from typing import Any
 
 from gpurun.node.folder import below
 from gpurun.node.folder.beginnings import Begun, counted_beginning
 from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Sink
+from gpurun.state.clock import boot_id
 from gpurun.state.syncing import EarlySync
 
 NAME = b"outputs.arriving"
@@ -52,7 +51,7 @@ class Arriving(Sink):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         index = os.open(INDEX, flags, 0o600, dir_fd=self._folder)
         self._index = self._stack.enter_context(os.fdopen(index, "w"))
-        self._index.write(json.dumps({"boot": _boot()}) + "\n")
+        self._index.write(json.dumps({"boot": boot_id()}) + "\n")
         self._folders: set[below.Parts] = set()
         self._at: tuple[str, below.Parts] = ("", ())
         self._begun: dict[str, Begun] = {}
@@ -233,7 +232,7 @@ def _read_index(folder: int) -> Mapping[tuple[str, str], Mapping[str, Any]]:
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for number, line in enumerate(_lines(folder)):
         if number == 0:
-            if line.get("boot") != _boot():
+            if not boot_id() or line.get("boot") != boot_id():
                 return {}
         elif isinstance(line.get("h"), str) and isinstance(line.get("p"), str):
             found[(line["h"], line["p"])] = {"m": line.get("m"), "w": line.get("w")}
@@ -265,12 +264,3 @@ def _digest(descriptor: int, size: int, check: Callable[[], object]) -> str:
         if number % 64 == 0:
             check()
     return digest.hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _boot() -> str:
-    """Return the kernel's identifier of this boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.urandom(16).hex()

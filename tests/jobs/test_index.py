@@ -249,7 +249,7 @@ def test_every_flipped_byte_is_noticed(jobs, tmp_path, read):
 def test_an_index_of_another_boot_or_another_gpurun_is_made_again(jobs, read, monkeypatch):
     """After a power cut, a job's files may be older than what the index says of them."""
     look(jobs)
-    for name, value in ((index, "_boot_id"), (own_cache, "code_stamp")):
+    for name, value in ((index, "boot_id"), (own_cache, "code_stamp")):
         monkeypatch.setattr(name, value, lambda *_: "another")
         read.clear()
         jobs.live_jobs(pytest.fail)

@@ -248,7 +248,7 @@ def test_a_whole_file_that_was_cut_here_is_not_used(job, wire):
 def test_nothing_is_used_after_the_head_was_started_anew(job, wire, monkeypatch):
     """A power loss may have taken what nothing had synced."""
     break_off(job, wire)
-    monkeypatch.setattr(outputs_arriving, "_boot", lambda: "another")
+    monkeypatch.setattr(outputs_arriving, "boot_id", lambda: "another")
     assert check_whole(job, wire) > 1
 
 
