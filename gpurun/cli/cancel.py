@@ -95,7 +95,11 @@ def _request(folder: JobFolder) -> None:
 def _live(store: JobStore, *, everybody: bool) -> list[JobFolder]:
     """Return the jobs that have not ended: every user's, or only this user's."""
     records = sorted(store.live_records(), key=lambda record: record.submitted_s)
-    return [store.get(record.id) for record in records if everybody or record.owner_uid == os.getuid()]
+    return [
+        store.get(record.id)
+        for record in records  # who ends a job removes its mark a moment later
+        if not record.state.ended and (everybody or record.owner_uid == os.getuid())
+    ]
 
 
 def _ask(folders: list[JobFolder], *, yes: bool) -> None:

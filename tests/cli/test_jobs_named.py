@@ -312,6 +312,15 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     assert "no job is left" in gpurun("cancel", "--mine", "--yes")[2]
 
 
+def test_cancel_takes_no_job_that_is_just_ending_for_one_that_is_left(store, gpurun):
+    """Its record says that it has ended, and its mark among the live jobs is not removed yet."""
+    job = made(store)
+    job.write(job.record().but(state=State.CANCELLED, reason="cancelled by o", ended_s=time.time()))
+    assert job.id in store.live_ids()
+    code, _, said = gpurun("cancel", "--mine", "--yes")
+    assert code == 0 and "no job is left" in said and job.id not in said
+
+
 def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(store, gpurun, monkeypatch):
     """As root's `cancel --all`, when no supervisor can be started as one of the users."""
     jobs = [made(store, at_s=time.time() - second) for second in (3, 2, 1)]
