@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError
+from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.states import State
@@ -135,7 +135,7 @@ def collect_leaving(
         Outputs of `leaving` that the head does not have. These hosts keep all of their outputs.
 
     Raises:
-        StateDiskError: the head's disk is full or broken; nothing was removed.
+        StateUnavailable: the head's disk is full or broken, or this machine is short of something; nothing was removed.
     """
     if job.spec.outputs is None or not leaving:
         return ()
@@ -225,7 +225,7 @@ def _bring(
                 raise
             unbrought.append(Unbrought(error.host or "", "", error.message))
             del found[error.host or ""]
-        except StateDiskError:
+        except StateUnavailable:  # a full disk, or no descriptor for a moment: it may come
             raise
         except StateError as error:
             return [*unbrought, *(Unbrought(host, "", f"{error}") for host in found)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from itertools import groupby, pairwise
@@ -10,7 +11,7 @@ import pytest
 from local_agents import Hosts
 from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
-from gpurun.errors import HostFailure, StateDiskError, StateError
+from gpurun.errors import HostFailure, StateError, StateUnavailable
 from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
 from gpurun.supervisor.outputs_listed import Unbrought
 
@@ -251,10 +252,6 @@ def cannot_write(*_, **__):
     raise StateError("cannot be copied: File name too long", where="outputs")
 
 
-def disk_is_full(*_, **__):
-    raise StateDiskError("cannot be copied: the disk is full", where="outputs")
-
-
 @pytest.mark.parametrize("failing", [breaks_off, cannot_write])
 def test_a_host_that_leaves_keeps_its_outputs_until_the_head_has_them(elastic, monkeypatch, failing):
     (elastic.host("h2") / "profile").write_text("of h2 alone")
@@ -268,11 +265,17 @@ def test_a_host_that_leaves_keeps_its_outputs_until_the_head_has_them(elastic, m
     assert files(elastic) == {"profile": b"of h2 alone"} and not elastic.host("h2").exists()
 
 
-def test_a_full_disk_of_the_head_removes_nothing_on_a_host_that_leaves(elastic, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM])
+def test_a_head_whose_disk_is_full_or_that_is_short_removes_nothing_on_a_host_that_leaves(elastic, monkeypatch, number):
+    """What may pass is no reason to give outputs up: the copy is tried again."""
+
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
+
     (elastic.host("h2") / "profile").write_text("of h2 alone")
     elastic.members = ("h1",)
-    monkeypatch.setattr(elastic.outputs, "replace", disk_is_full)
-    with pytest.raises(StateDiskError):
+    monkeypatch.setattr(elastic.outputs, "_replace", fails)
+    with pytest.raises(StateUnavailable):
         collect_leaving(elastic, ["h2"])
     assert (elastic.host("h2") / "profile").exists()
 
