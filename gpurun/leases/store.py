@@ -415,5 +415,7 @@ def _kept(lock: LeaseLock) -> Iterator[LeaseLock]:
 def _is_same(path: StatePath, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except StateUnavailable:  # it says nothing about the file
+        raise
     except (FileNotFoundError, StateError):
         return False

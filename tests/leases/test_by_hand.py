@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import Grant, JobSpec, Roles
@@ -21,6 +21,7 @@ from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.state import lock as locks
+from gpurun.state.path import StatePath
 from gpurun.supervisor import __main__ as process
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.lost import lose_rest
@@ -122,6 +123,24 @@ def test_a_removed_lease_frees_nothing_though_the_job_s_record_is_damaged_too(ho
     (folder.path / "state.json").plain.write_bytes(damage)
     assert run_pass(home, now_s=3.0).granted == ()
     lock.close()
+
+
+def test_a_release_that_cannot_look_at_the_second_name_is_repeated(home, running, monkeypatch):
+    """A second name that stayed would make another process restore the lease of an attempt that is over."""
+    folder, _, lock = running
+    leases, examine = LeaseStore(home), StatePath.stat
+
+    def short(path):
+        if path == leases.second_name(folder.id):
+            raise StateUnavailable("this process has too many open files", where=str(path))
+        return examine(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePath, "stat", short)
+        with pytest.raises(StateUnavailable):
+            leases.release(lock)
+    leases.release(lock)
+    assert not leases.path(folder.id).exists() and not leases.second_name(folder.id).exists()
 
 
 def test_a_release_leaves_the_second_name_of_a_later_attempt(home, running):
