@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import BadInput, GpurunError, NotYours, StateError
+from gpurun.errors import BadInput, GpurunError, NotYours, StateError, StateUnavailable
 from gpurun.history.collect import jobs_lacking
 from gpurun.jobs import attempts
 from gpurun.jobs.folder import JobFolder
@@ -107,7 +107,8 @@ def plan_prune(home: Path, wish: PruneWish) -> PrunePlan:
                 raise
             with suppress(FileNotFoundError):  # another prune was quicker
                 if _is_mine(folder.path.stat().st_uid):
-                    skipped[job] = f"its record is damaged: {error}"
+                    is_away = isinstance(error, StateUnavailable)
+                    skipped[job] = f"its record {'cannot be read now' if is_away else 'is damaged'}: {error}"
             continue
         why = _why_not(folder, record, also_unbrought=wish.also_unbrought)
         if why is not None and wish.jobs:

@@ -172,7 +172,7 @@ def _remove_abandoned(folder: StatePath, now_s: float) -> bool:
         if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S or _is_locked(folder / LOCK):
             return False
         folder.rmtree()
-    except (FileNotFoundError, StateError, OSError):  # its submission has just ended; or gpurun did not make it
+    except (StateError, OSError):  # its submission has just ended; or gpurun did not make it
         return False
     return True
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 
@@ -38,7 +38,7 @@ def state_id(home: Path) -> str:
     try:
         durable.write_record(made, Identity(secrets.token_hex(8)))
     except StateError as error:
-        if not isinstance(error, StateDiskError):
+        if not isinstance(error, StateUnavailable):
             error.hint = "the owner of a shared state directory makes it with `gpurun share`"
         raise
     with suppress(FileExistsError):  # another process was quicker: its id counts

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from gpurun.errors import StateDiskError, StateError, StateUnavailable
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.state import durable, lock
 from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import StatePath, told
@@ -145,12 +145,12 @@ def _read(home: Path, uid: int) -> Mapping[str, Machine]:
     """Do as `read_machines`.
 
     Raises:
-        StateUnavailable, StateDiskError: the file cannot be read now; what it says is not lost.
+        StateUnavailable: the file cannot be read now; what it says is not lost.
     """
     for path in _files(home, uid, ".json"):
         try:
             found, signer = durable.read_signed(path, _File)
-        except (StateUnavailable, StateDiskError):
+        except StateUnavailable:
             raise
         except (FileNotFoundError, StateError):
             continue

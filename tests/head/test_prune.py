@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import prune
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -313,6 +314,17 @@ def test_a_damaged_record_keeps_its_job(store):
     assert "damaged" in plan_prune(store.home, ALL).skipped[folder.id]
     with pytest.raises(StateError):
         plan_prune(store.home, PruneWish(jobs=(folder.id,)))
+
+
+def test_a_record_that_cannot_be_read_now_is_not_called_damaged(store, monkeypatch):
+    folder = ended(store)
+
+    def short(_):
+        raise StateUnavailable("this process has too many open files")
+
+    monkeypatch.setattr(JobFolder, "record", short)
+    why = plan_prune(store.home, ALL).skipped[folder.id]
+    assert "cannot be read now" in why and "too many open files" in why and "damaged" not in why
 
 
 def test_a_full_disk_is_when_it_must_work(store, monkeypatch):

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
+from gpurun.state import durable
 from gpurun.state.identity import FILE, known_id, state_id
 
 
@@ -19,6 +20,16 @@ def test_it_is_made_once_and_stays(tmp_path):
     assert state_id(home) == known_id(home) == made
     assert state_id(tmp_path / "other") != made
     assert os.listdir(home) == [FILE]
+
+
+def test_a_machine_that_is_short_is_told_what_to_raise_and_not_to_ask_the_owner(tmp_path, monkeypatch):
+    def short(*_):
+        raise StateUnavailable("too many open files", hint="raise the limit: ulimit -n")
+
+    monkeypatch.setattr(durable, "write_record", short)
+    with pytest.raises(StateUnavailable) as told:
+        state_id(tmp_path)
+    assert told.value.hint == "raise the limit: ulimit -n"
 
 
 def test_all_that_ask_at_once_get_the_same(tmp_path):
