@@ -30,6 +30,11 @@ class Hold:
         """Returns True if gangs were stopped for it."""
         return self.kept is not None and self.kept.why == "preemption"
 
+    @property
+    def has_patience(self) -> bool:
+        """Returns True if it is kept because others overtook the gang for long enough."""
+        return self.kept is not None and self.kept.why == "patience"
+
     def outlasted_by(self, gang: Gang, now_s: float) -> bool:
         """Returns True if a gang that starts now may still run when these GPUs are wanted."""
         return self.free_s == ENDLESS or now_s + gang.longest_s > self.free_s
@@ -57,7 +62,7 @@ class Keeping:
     @property
     def has_patience(self) -> bool:
         """Returns True if GPUs are kept for a gang because others overtook it for long enough."""
-        return any(hold.kept is not None and hold.kept.why == "patience" for hold in self.holds.values())
+        return any(hold.has_patience for hold in self.holds.values())
 
     def possible_again(
         self, waiting: Iterable[Gang], running: Sequence[Running], taken: Masks

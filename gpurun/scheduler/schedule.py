@@ -50,7 +50,8 @@ def schedule(
     keep_for_the_oldest(state)
     if state.has_freed:
         for gang in order:
-            if gang.id in state.waits and gang.id not in state.keeping.holds:
+            hold = state.keeping.holds.get(gang.id)
+            if gang.id in state.waits and (hold is None or hold.has_patience):
                 consider(state, gang)
     state.keeping.undo()
     return state.decisions(order)

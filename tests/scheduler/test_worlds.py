@@ -39,6 +39,11 @@ def test_lives_in_which_a_gang_starved_once(seed, most_jobs):
     random_history(seed, most_jobs).run()
 
 
+@pytest.mark.parametrize("seed", [310007801, 310057349])
+def test_passes_in_which_gpus_kept_for_the_time_after_a_taker_idled_once_because_it_started_elsewhere(seed):
+    run_random_passes(seed)
+
+
 def test_the_worlds_have_what_rules_are_about():
     kills, moves, passes = 0, 0, 0
     for seed in range(8):
