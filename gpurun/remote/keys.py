@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from gpurun.errors import is_short
 from gpurun.remote.paramiko_quietly import paramiko
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[ClientKey |
         with _load_lock:
             key, reason = _load_key(file, status.st_mtime_ns)
     except OSError as error:
+        if is_short(error):
+            raise
         yield KeyProblem(file, str(error.strerror))
         return
     if key is None:
@@ -148,7 +151,9 @@ def _agent_keys(socket_path: str | None) -> tuple[PKey, ...]:
         return ()
     try:
         return tuple(_AgentAt(socket_path).get_keys())
-    except (paramiko.SSHException, OSError):
+    except (paramiko.SSHException, OSError) as error:
+        if is_short(error):
+            raise  # else the host would seem to refuse the login
         return ()
 
 

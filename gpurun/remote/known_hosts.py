@@ -17,6 +17,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
+from gpurun.errors import is_short
+
 DEFAULT_PORT = 22
 
 
@@ -101,7 +103,11 @@ def _load(path: str, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
 
 
 def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
-    """Return the entries of several files, in order; skips files that are missing, unreadable or not regular."""
+    """Return the entries of several files, in order; skips files that are missing, unreadable or not regular.
+
+    Raises:
+        OSError: this machine has no descriptor or memory left.
+    """
     entries: list[KnownHost] = []
     for file in files:
         try:
@@ -109,8 +115,9 @@ def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
             if not stat.S_ISREG(status.st_mode):
                 continue
             entries += _load(file, status.st_mtime_ns, status.st_size)
-        except (OSError, ValueError):
-            continue
+        except (OSError, ValueError) as error:
+            if is_short(error):
+                raise  # else a known host would seem unknown
     return tuple(entries)
 
 

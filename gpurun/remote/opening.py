@@ -68,7 +68,8 @@ class _Opening:
         except HostFailure as error:
             outcome = _about(target.name, error)
         except GpurunError as error:
-            outcome = HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
+            short = session.head_short(error.__cause__, target.name)
+            outcome = short or HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
         except Exception as error:  # noqa: BLE001 - Paramiko raises anything if a host speaks SSH wrongly
             outcome = session.as_host_failure(error, target.name)
         except BaseException as error:  # noqa: BLE001 - raised in the opening thread

@@ -99,7 +99,7 @@ def _ask(target: Target) -> ConfigAnswer:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True)
     except (OSError, ValueError) as error:
         hint = "install the OpenSSH client: gpurun asks `ssh -G` how to reach a host"
-        raise BadInput(f"cannot run ssh: {error}", host=target.name, hint=hint) from None
+        raise BadInput(f"cannot run ssh: {error}", host=target.name, hint=hint) from error
     with process:
         try:
             printed, said = process.communicate(timeout=LIMIT_S)

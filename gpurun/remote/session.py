@@ -284,9 +284,9 @@ def reason(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def head_short(error: BaseException, host: str) -> HeadShort | None:
+def head_short(error: BaseException | None, host: str) -> HeadShort | None:
     """Return the failure to connect to a host that is this machine's own; None if the error says something else."""
-    if is_short(error):
+    if error is not None and is_short(error):
         return HeadShort(
             f"this machine cannot connect to it now: {reason(error)}", host=host, hint="ulimit -a; free -m"
         )

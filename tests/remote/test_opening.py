@@ -23,7 +23,7 @@ from gpurun.errors import (
     HostNotReady,
     HostUnreachable,
 )
-from gpurun.remote import Fleet, Target, dial, opening, session, system_ssh
+from gpurun.remote import Fleet, Target, dial, keys, known_hosts, opening, openssh, session, system_ssh
 from gpurun.remote.known_hosts import fingerprint
 from gpurun.remote.session import Attempt
 from gpurun.remote.target import Contact
@@ -242,6 +242,21 @@ def test_a_head_that_is_short_says_nothing_about_a_host(net, monkeypatch, number
     monkeypatch.setattr(system_ssh, "SystemSsh", short)
     error = failure(target)
     assert isinstance(error, HeadShort) and os.strerror(number).lower() in error.message
+
+
+@pytest.mark.parametrize("place", [(known_hosts, "_load"), (keys, "_load_key"), (openssh.subprocess, "Popen")])
+def test_a_head_that_can_open_no_file_says_nothing_about_a_host(net, monkeypatch, place):
+    """A known host seemed unknown, or to refuse the login; without ``ssh -G`` all hosts were out."""
+    if place[0] is keys:  # else ``ssh`` reads them
+        net.ssh = "paramiko"
+    target = net.host("gpu1", net.sshd())
+
+    def short(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(*place, short)
+    error = failure(target)
+    assert isinstance(error, HeadShort) and "too many open files" in error.message
 
 
 @pytest.mark.parametrize(
