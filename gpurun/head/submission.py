@@ -12,7 +12,7 @@ from gpurun import faults
 from gpurun.data.pinning import pin as pin_data
 from gpurun.environments.build import ensure
 from gpurun.environments.log import Report
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import OUTLIVED, GpurunError, StateError, words_of
 from gpurun.head.origin import origin_of
 from gpurun.head.spawn import ensure_waiter, run_pass_and_start
 from gpurun.images.code import write_code
@@ -169,17 +169,18 @@ def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str])
     problem: GpurunError | None = None
     try:
         run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
-    except (GpurunError, OSError) as error:
+    except OUTLIVED as error:
         problem = _told(error)
     try:
         if any(folder.record().state is State.QUEUED for folder in folders):
             ensure_waiter(home, environ)
-    except (GpurunError, OSError) as error:
+    except OUTLIVED as error:
         problem = problem or _told(error)
     return problem
 
 
-def _told(error: GpurunError | OSError) -> GpurunError:
+def _told(error: Exception) -> GpurunError:
     if isinstance(error, GpurunError):
         return error
-    return StateError(f"no process could be started: {error.strerror}", hint="`gpurun recover` tries again")
+    why = getattr(error, "strerror", None) or words_of(error)
+    return StateError(f"no process could be started: {why}", hint="`gpurun recover` tries again")

@@ -158,7 +158,10 @@ def test_an_image_that_is_missing_stores_nothing(home, monkeypatch):
     assert JobStore(home).ids() == ()
 
 
-@pytest.mark.parametrize("error", [StateError("the pools contradict each other"), OSError(11, "out of processes")])
+FAILURES = [StateError("the pools contradict each other"), OSError(11, "out of processes"), MemoryError("none is left")]
+
+
+@pytest.mark.parametrize("error", FAILURES)
 def test_a_pass_that_fails_leaves_jobs_that_are_looked_after(home, waiters, monkeypatch, error):
     def failing(*_, **__):
         raise error
