@@ -131,7 +131,12 @@ class Dispatcher:
         thread = threading.Thread(
             target=self._run, args=(call, str(header.get("op")), header.get("params") or {}), daemon=True
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # this host can start no thread just now, as when a job has all processes
+            with self._calls_lock:
+                del self._calls[ident]
+            call.fail(OpError("os-error", "%s: %s" % (header.get("op"), error)))
 
     def _run(self, call: Call, op: str, params: Dict[str, Any]) -> None:
         try:
