@@ -140,7 +140,7 @@ class Agent:
         """
         operation = self._start(op, params, more=payload_in is not None)
         if payload_in is not None:
-            Thread(target=self._feed, args=(operation, payload_in), daemon=True).start()
+            self._begin_feed(operation, payload_in)
         return Stream(self, operation, silence_s)
 
     def close(self) -> None:
@@ -185,8 +185,16 @@ class Agent:
             self._forget(operation, cancel=False)
             raise
         if more and payload:
-            Thread(target=self._feed, args=(operation, frames.pieces(payload)), daemon=True).start()
+            self._begin_feed(operation, frames.pieces(payload))
         return operation
+
+    def _begin_feed(self, operation: Operation, payload: Iterable[frames.Bytes]) -> None:
+        thread = Thread(target=self._feed, args=(operation, payload), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can start just now: the host waits for no payload
+            self._forget(operation)
+            raise
 
     def _feed(self, operation: Operation, payload: Iterable[frames.Bytes]) -> None:
         """Send an operation's payload at the speed at which the host consumes it."""

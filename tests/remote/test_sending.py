@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,24 @@ def test_a_frame_that_was_sent_in_part_ends_its_channel(error):
     with pytest.raises(HostUnreachable):
         agent.call("files.stat", path="/", timeout_s=0.1)
     assert len(channel.left) == sent, "nothing more leaves on it"
+
+
+def test_a_payload_that_no_thread_can_send_is_cancelled_on_the_host(monkeypatch):
+    """The host waited for it until the session ended."""
+    channel = Channel(0, None)
+    agent = agent_on(channel)
+
+    def refuses(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        with pytest.raises(RuntimeError, match="new thread"):
+            agent.stream("files.write", path="/x", payload_in=[b"x"])
+    request, cancel = (frame.header for frame in frames.Decoder().feed(channel.left))
+    assert (cancel["t"], cancel["id"]) == ("cancel", request["id"])
+    assert agent.alive and not agent._operations
+    agent.close()
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError("gone")])
