@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.api.results import NoResult, answer_of
 from gpurun.documents.plain import printable, printed
-from gpurun.errors import GpurunError, JobFailed
+from gpurun.errors import OUTLIVED, GpurunError, JobFailed
 from gpurun.head import requests
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.states import State
@@ -168,8 +168,8 @@ class _Watcher:
                 if not self._open:
                     self._thread = None
                     return
-            self._settle()
-            with suppress(GpurunError, OSError):  # a damaged record: commands report it
+            with suppress(*OUTLIVED):  # a damaged record: commands report it; or no memory for a moment
+                self._settle()
                 caretaker.look([job._folder for job in self._open])
             time.sleep(POLL_S)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from gpurun.documents.plain import printed
-from gpurun.errors import GpurunError
+from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster
 from gpurun.remote.fleet import Fleet
@@ -89,8 +89,8 @@ class Feed:
             if time.monotonic() >= self._decide_s:
                 self._decide()
             reading = read(self._cluster, self._store, reasons=reasons_of(self._queue))
-        except (GpurunError, OSError) as error:
-            self._read = self._read[0], (str(error),)
+        except OUTLIVED as error:
+            self._read = self._read[0], (words_of(error),)
             return
         problems = [str(each) for each in reading.problems] + ([self._queue_problem] if self._queue_problem else [])
         self._read = reading.picture, tuple(dict.fromkeys(problems))

@@ -166,6 +166,20 @@ def test_whatever_goes_wrong_in_one_look_the_others_are_looked_after(home, folde
         broken.result(5)
 
 
+def test_a_moment_without_memory_or_threads_ends_no_wait(folder, monkeypatch, watcher):
+    settle, failures = watcher._settle, [MemoryError(), RuntimeError("can't start new thread")]
+
+    def fails_at_first():
+        if failures:
+            raise failures.pop()
+        settle()
+
+    monkeypatch.setattr(watcher, "_settle", fails_at_first)
+    end(folder, State.SUCCEEDED, exit_code=0)
+    assert Job(folder, returns=False).result(LIMIT_S) == 0
+    assert failures == []
+
+
 def test_thousands_of_jobs_that_wait_are_not_read_at_each_look(home, monkeypatch, watcher):
     spec = JobSpec("other", "i", 1, ("true",))
     folders = JobStore(home).create_many([spec] * 300, inventory=home.parent / "inventory.yaml", now_s=0.0)
