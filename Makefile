@@ -43,7 +43,7 @@ endif
 # Each run writes what its tests cost into build/times: .ci/slowest.py.
 TIMED = env -u PYTHONDONTWRITEBYTECODE GPURUN_TIMES=build/times/$(1).csv $(VENV)/bin/pytest
 
-# Some of these tests wait: four processes keep two cores busy. Each process imports all test modules, so
+# Some of these tests wait: six processes keep two cores busy. Each process imports all test modules, so
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
 UNIT := -m 'not lab' -n 6 --dist worksteal
 

@@ -8,19 +8,11 @@ import stat
 from itertools import groupby, pairwise
 
 import pytest
-from local_agents import Hosts
 from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError, StateUnavailable
 from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
 from gpurun.supervisor.outputs_listed import Unbrought
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

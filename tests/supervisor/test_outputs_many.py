@@ -12,7 +12,6 @@ import subprocess
 import time
 
 import pytest
-from local_agents import Hosts
 from outputs_world import outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError
@@ -21,13 +20,6 @@ from gpurun.node.folder import contents
 from gpurun.state import syncing
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_listed import KnownRows, list_outputs, outputs_of
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

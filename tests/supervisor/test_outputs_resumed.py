@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_agents import Hosts
 from outputs_trees import change
 from outputs_world import outputs_job, shape
 
@@ -58,13 +57,6 @@ class Wire:
     @staticmethod
     def _lost():
         raise HostUnreachable("the SSH session was lost", host="h1")
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from local_agents import Hosts
 from outputs_world import outputs_job
 
 from gpurun.errors import StateDiskError
@@ -22,13 +21,6 @@ from gpurun.supervisor.outputs_room import ENTRY_BYTES, OutputsRoom, cost_of
 from gpurun.supervisor.outputs_watch import OutputsWatch
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
 
 
 def limited(tmp_path, world, limit, *names):

@@ -10,7 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from local_agents import Hosts
 from outputs_programs import Declared, InPlace, Renamed, VirtualTime
 from outputs_world import JOB, outputs_job, shape
 
@@ -23,13 +22,6 @@ from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.outputs_watch import OutputsWatch
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture
