@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Show the slowest tests of one or more runs: what `tests/timing.py` wrote.
+"""Show the slowest tests of one or more runs, and those that failed: what `tests/timing.py` wrote.
 
 .ci/slowest.py [--most 15] build/times/*.csv
 """
@@ -14,7 +14,7 @@ PHASES = ("setup_s", "call_s", "teardown_s")
 
 
 def main() -> None:
-    """Print a table: seconds of all phases, of each phase, and of CPU."""
+    """Print a table: seconds of all phases, of each phase, and of CPU. Print a line for each failure."""
     parser = argparse.ArgumentParser(description="Show the slowest tests.")
     parser.add_argument("--most", type=int, default=15)
     parser.add_argument("files", nargs="*", type=Path)
@@ -26,6 +26,9 @@ def main() -> None:
     for row in rows[: options.most]:
         cells = [f"{total(row):.1f}", *(row[name] for name in PHASES), row["cpu_s"]]
         print(f"| {' | '.join(cells)} | {row['test'].removeprefix('tests/')} | {row['shares']} |")
+    for row in rows:
+        if row["failed"]:
+            print(f"failed: {row['test']}: {row['failed']}")
 
 
 def total(row: dict[str, str]) -> float:

@@ -18,6 +18,7 @@ LABS = ("cluster", "mended", "lab", "train_lab", "session_lab")
 """Fixtures with a lab that tests share."""
 MOST_NAME = 200
 """Some parameters are texts of many kilobytes."""
+MOST_WHY = 500
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Cost:
         cpu_s: CPU seconds of the test's process and of its child processes that have ended. Hosts of a lab and
             supervisors of jobs are other processes.
         shares: the lab that the test uses, and the group whose tests use the same one; empty for quick tests.
+        failed: why it failed, in one line; else empty.
     """
 
     test: str
@@ -37,6 +39,7 @@ class Cost:
     teardown_s: float = 0.0
     cpu_s: float = 0.0
     shares: str = ""
+    failed: str = ""
 
 
 def _cpu_s() -> float:
@@ -68,6 +71,9 @@ class Timing:
         cost.test, cost.shares = report.nodeid[:MOST_NAME], report.shares
         cost.cpu_s = round(cost.cpu_s + report.cpu_s, 2)
         setattr(cost, f"{report.when}_s", round(report.duration, 2))
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            cost.failed = " ".join(str(crash or report.longrepr).split())[:MOST_WHY]
 
     def pytest_sessionfinish(self):
         if self.path is not None and self.costs:
