@@ -86,7 +86,7 @@ def images(
         if prune:
             keep = _wanted(found)
             going = {
-                host: [one for one in placed if one.id not in keep and not one.used_by and one.present]
+                host: [one for one in placed if one.id not in keep and one.present and not (one.used_by or one.needed)]
                 for host, placed in listed.ok.items()
             }
             if not yes and any(going.values()):
@@ -126,7 +126,7 @@ def _wanted(found: Cluster) -> list[str]:
     for job in store.live_ids():
         try:
             spec = store.get(job).spec()
-            wanted.append(engine.image(spec.image, spec.image_id).id)
+            wanted.append(spec.image_id or engine.image(spec.image).id)
         except BadInput:
             continue
     return wanted
@@ -219,7 +219,8 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
     by_image: dict[tuple[str, str, int, str], list[str]] = {}
     for host, placed in listed.items():
         for one in placed:
-            use = f"used by {len(one.used_by)} containers" if one.used_by else "unused"
+            idle = "needed by a gpurun that runs" if one.needed else "unused"
+            use = f"used by {len(one.used_by)} containers" if one.used_by else idle
             state = "gone" if not one.present else "left by a ship that was cut off" if one.temporary else use
             name = ", ".join(one.names) or "<no name>"
             by_image.setdefault((one.id[7:19], printable(name), one.size_bytes, state), []).append(host)

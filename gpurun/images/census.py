@@ -22,6 +22,7 @@ class Placed:
         temporary: it only holds layers of an interrupted ship.
         shipped_s: when, in seconds since the epoch, by the host's clock.
         used_by: containers, running or not.
+        needed: a ship or a job that runs counts on it.
         freed: after pruning: whether the image itself is gone, not only gpurun's tags.
     """
 
@@ -32,6 +33,7 @@ class Placed:
     shipped_s: float | None
     size_bytes: int
     used_by: tuple[str, ...]
+    needed: bool = False
     freed: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def placed(fleet: Fleet, hosts: Iterable[str]) -> Results[tuple[Placed, ...]]:
 def prune(fleet: Fleet, hosts: Iterable[str], keep: Iterable[str]) -> Results[tuple[Placed, ...]]:
     """Remove unused images that gpurun has put on hosts; return the removed images. Idempotent.
 
-    Keeps images that others put there, that have a tag from others, or that a container uses.
+    Keeps images that others put there, that have a tag from others, that a container uses, or that a ship counts on.
 
     Args:
         keep: the head's IDs of images that jobs need.
@@ -78,6 +80,7 @@ def _all(found: Iterable[Mapping[str, Any]]) -> tuple[Placed, ...]:
             shipped_s=said["shipped_s"],
             size_bytes=said["size_bytes"],
             used_by=tuple(said["used_by"]),
+            needed=bool(said.get("needed")),
             freed=bool(said.get("freed")),
         )
         for said in found

@@ -328,7 +328,7 @@ def test_a_declined_prune_exits_1_like_every_declined_question(
 ) -> None:
     from gpurun.images import census
 
-    placed = {"gpu-r1-01": [SimpleNamespace(id="sha256:1", used_by=(), present=True)]}
+    placed = {"gpu-r1-01": [SimpleNamespace(id="sha256:1", used_by=(), needed=False, present=True)]}
     monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: nullcontext())
     monkeypatch.setattr("gpurun.cli.ship._wanted", lambda _: [])
     monkeypatch.setattr("gpurun.cli.ship._image_lines", lambda _: ["one image"])

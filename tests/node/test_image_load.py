@@ -53,8 +53,16 @@ def temporary():
 @contextmanager
 def as_if_by(process, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(load.os, "getpid", lambda: process.pid)
+        patched.setattr(shipped.os, "getpid", lambda: process.pid)
         yield
+
+
+@pytest.fixture
+def other_agent():
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
 
 
 def test_what_a_ship_that_was_killed_left_is_known_and_goes_with_the_next(removed, monkeypatch):
@@ -123,6 +131,104 @@ def test_prune_keeps_what_a_running_ship_has_loaded(removed, monkeypatch):
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
     (gone,) = listing.prune(Call(1, lambda *_: None, False, b""), [])
     assert removed == [gone["id"]] == ship._temporary and temporary() == []
+
+
+BASE = "sha256:" + "b" * 64
+ASKED = {**IMAGE, "facts": {}}
+
+
+def record_one(ident=BASE, **more):
+    with shipped.change() as record:
+        record[ident] = {"local": ident, "names": [], "layers": LAYERS[:2], "shipped_s": 1.0, **more}
+
+
+class EngineWithBase(EngineToPrune):
+    """Docker with the base image."""
+
+    def get(self, path):
+        if path == "/info":
+            return {"Driver": "overlay2"}
+        return [{"Id": BASE}] if path.startswith("/images/json") and BASE not in self.removed else []
+
+    def image(self, name):
+        found = super().image(name) if name == BASE else None
+        return found and {**found, "RootFS": {"Layers": LAYERS[:2]}}
+
+
+@pytest.fixture
+def call(monkeypatch):
+    monkeypatch.setattr(listing, "ImageApi", EngineWithBase)
+    return Call(1, lambda *_: None, False, b"")
+
+
+def test_prune_keeps_layers_on_which_a_running_ship_counts(call, removed, monkeypatch, other_agent):
+    record_one()
+    with as_if_by(other_agent, monkeypatch):
+        assert listing.ask(call, ASKED)["have"] == LAYERS[:2]
+    assert listing.prune(call, []) == [] and removed == []
+    assert [one["needed"] for one in listing.listing(call)] == [True]
+    other_agent.kill()
+    other_agent.wait()
+    assert [one["id"] for one in listing.prune(call, [])] == [BASE] and removed == [BASE]
+
+
+def test_prune_keeps_an_image_that_a_job_was_told_is_there(call, removed, monkeypatch, other_agent):
+    record_one(IMAGE["id"])
+    record_one(BASE)
+    monkeypatch.setattr(listing, "find_image", lambda *_: IMAGE["id"])
+    with as_if_by(other_agent, monkeypatch):
+        assert listing.ask(call, ASKED)["local"] == IMAGE["id"]
+    listing.prune(call, [])
+    assert removed == [BASE] and list(shipped.read()) == [IMAGE["id"]]
+
+
+def test_a_layer_on_which_another_ship_counts_outlives_the_ship_that_loaded_it(call, removed, monkeypatch, other_agent):
+    mine = loading(monkeypatch, 2)
+    with as_if_by(other_agent, monkeypatch):
+        listing.ask(call, ASKED)
+    mine.remove_temporary()
+    assert removed == [] and len(temporary()) == 1
+    other_agent.kill()
+    other_agent.wait()
+    mine.remove_temporary()
+    assert removed == mine._temporary and temporary() == []
+
+
+def test_a_ship_that_has_its_image_needs_no_other_one(removed, monkeypatch, other_agent):
+    record_one()
+    with as_if_by(other_agent, monkeypatch):
+        shipped.need(lambda ident, _: ident == BASE)
+    assert shipped.is_needed(shipped.read()[BASE])
+    with as_if_by(other_agent, monkeypatch):
+        assert not shipped.is_needed(shipped.read()[BASE])  # it may prune itself
+        shipped.need(lambda ident, _: ident == IMAGE["id"])
+    assert not shipped.is_needed(shipped.read()[BASE])
+
+
+@pytest.mark.parametrize(
+    "noted", [None, 1, "x", {}, [], [None], [[1]], [["a", 1]], [[True, 1]], [[-1, 0]], [[1 << 80, 1]]]
+)
+def test_a_damaged_note_of_need_keeps_nothing(call, removed, noted):
+    record_one(needed_by=noted)
+    assert [one["id"] for one in listing.prune(call, [])] == [BASE]
+
+
+def test_a_host_that_can_keep_no_note_answers_as_before(call, monkeypatch):
+    record_one()
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shipped.tempfile, "mkstemp", full)
+    assert listing.ask(call, ASKED)["have"] == LAYERS[:2]
+
+
+def test_an_error_leaves_the_record_as_it_was(monkeypatch, tmp_path):
+    record_one()
+    before, files = shipped.read(), sorted(os.listdir(shipped.folder()))
+    with pytest.raises(TypeError), shipped.change() as record:
+        record["x"] = object()
+    assert shipped.read() == before and sorted(os.listdir(shipped.folder())) == files
 
 
 def test_images_that_were_shipped_stay(removed, monkeypatch):

@@ -7,6 +7,7 @@ image is the same if its layers and its configuration are.
 
 import os
 import time
+from contextlib import suppress
 from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.docker.engine import image_root, is_containerd
 from gpurun.node.image import shipped
 from gpurun.node.image.api import Image, ImageApi, find_image
-from gpurun.node.image.load import Loading, is_abandoned
+from gpurun.node.image.load import Loading
 from gpurun.node.transfer import blobs, spool
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "loongarch64": "loong64"}
@@ -41,8 +42,7 @@ def ask(call: Call, image: Image) -> Dict[str, Any]:
     _check_architecture(image, info)
     root = image_root(info) or "/var/lib/docker"
     store = "containerd" if is_containerd(info) else "graph"
-    local = find_image(engine, image, store)
-    have = image["layers"] if local is not None else _layers_there(engine, image["layers"], store)
+    local, have = _what_stays(engine, image, store)
     return {
         "local": local,
         "named": local is not None and all(_is_named(engine, name, local) for name in image["names"]),
@@ -55,6 +55,22 @@ def ask(call: Call, image: Image) -> Dict[str, Any]:
         "spool_free_bytes": _free(blobs.spool_folder()),
         "one_disk": _device(root) == _device(blobs.spool_folder()),
     }
+
+
+def _what_stays(engine: ImageApi, image: Image, store: str) -> Tuple[Optional[str], List[str]]:
+    """Return the engine's ID of the image and its layers that are there. No prune removes them while this agent lives.
+
+    So the record's images are noted before the engine is asked. On a host where no note can be written, a load that
+    then lacks a layer is repeated with all of them.
+    """
+    with suppress(OSError):
+        shipped.need(lambda _, entry: not set(image["layers"]).isdisjoint(entry["layers"]))
+    local = find_image(engine, image, store)
+    if local is None:
+        return None, _layers_there(engine, image["layers"], store)
+    with suppress(OSError):
+        shipped.need(lambda ident, _: ident == image["id"])
+    return local, image["layers"]
 
 
 def _check_architecture(image: Image, info: Dict[str, Any]) -> None:
@@ -159,7 +175,9 @@ def install(
             "layers": image["layers"],
             "sizes": sizes,
             "shipped_s": time.time(),
+            "needed_by": record.get(image["id"], {}).get("needed_by", []),
         }
+    shipped.need(lambda ident, _: ident == image["id"])
     return OpReply({"local": local})
 
 
@@ -167,8 +185,9 @@ def listing(call: Call) -> List[Dict[str, Any]]:
     """Return what gpurun has put into this engine.
 
     Returns:
-        For each image ``{"id", "local", "names", "present", "temporary", "shipped_s", "size_bytes", "used_by"}``: the
-        head's ID and the engine's; gpurun's tags that still point to it; the containers that use it, running or not.
+        For each image ``{"id", "local", "names", "present", "temporary", "needed", "shipped_s", "size_bytes",
+        "used_by"}``: the head's ID and the engine's; gpurun's tags that still point to it; whether a ship or a job that
+        runs counts on it; the containers that use it, running or not.
     """
     return [known for known, _ in _recorded(ImageApi(call))]
 
@@ -188,15 +207,22 @@ def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     removed = []
     spool.sweep(blobs.spool_folder(), 0)
     for known, entry in _recorded(api):
-        if known["id"] in keep or known["used_by"] or (known["temporary"] and not is_abandoned(entry)):
+        if known["id"] in keep or known["used_by"]:
             continue
-        known["freed"] = not known["present"] or _remove(api, known)
-        with shipped.change() as record:
-            if record.get(known["id"], {}).get("shipped_s") == entry.get("shipped_s"):
-                record.pop(known["id"], None)
+        with shipped.change() as record:  # until it is gone, nobody can come to need it
+            now = record.get(known["id"], {})
+            if now.get("shipped_s") != entry.get("shipped_s") or _is_counted_on(now):
+                continue
+            known["freed"] = not known["present"] or _remove(api, known)
+            del record[known["id"]]
         if known["present"]:
             removed.append(known)
     return removed
+
+
+def _is_counted_on(entry: shipped.Entry) -> bool:
+    """Return whether a ship or a job that runs needs an image of the record, or is still filling it."""
+    return shipped.is_needed(entry) or (bool(entry.get("temporary")) and not shipped.is_abandoned(entry))
 
 
 def _recorded(api: ImageApi) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]]]:
@@ -211,6 +237,7 @@ def _recorded(api: ImageApi) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]]]:
             "names": [name for name in entry.get("names", []) if found is not None and _is_named(api, name, local)],
             "present": found is not None,
             "temporary": bool(entry.get("temporary")),
+            "needed": _is_counted_on(entry),
             "shipped_s": entry.get("shipped_s"),
             "size_bytes": int((found or {}).get("Size", 0)),
             "used_by": [c["Names"][0].lstrip("/") for c in containers if c.get("ImageID") == local and c.get("Names")],

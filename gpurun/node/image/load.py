@@ -5,11 +5,9 @@ it has the whole tar, so the lower layers are loaded earlier, as separate images
 """
 
 import hashlib
-import os
 import time
 from typing import Any, Dict, Generator, List, Sequence
 
-from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
 from gpurun.node.image import shipped, thin
 from gpurun.node.image.api import Image, ImageApi, find_image
@@ -111,7 +109,7 @@ class Loading:
                 "layers": layers,
                 "temporary": True,
                 "shipped_s": time.time(),
-                "by": _myself(),
+                "by": shipped.this_process(),
             }
         self._temporary.append(temporary)
         self._load(layers, config, ())
@@ -148,31 +146,16 @@ class Loading:
         return {digest: known[digest] for digest in self._layers if digest in known}
 
     def remove_temporary(self) -> None:
-        """Remove the images that only held layers until the whole image was there, also those of killed ships."""
-        found = [ident for ident, entry in shipped.read().items() if is_abandoned(entry)]
-        going = list(dict.fromkeys([*self._temporary, *found]))
-        if not going:
+        """Remove the images that only held layers until the whole image was there, also those of killed ships.
+
+        One that another ship needs goes later: with it, or with the next ship.
+        """
+        if not self._temporary and not any(map(shipped.is_abandoned, shipped.read().values())):
             return
         engine = ImageApi(None)
-        for temporary in going:
-            engine.expect("DELETE", "/images/%s?noprune=1" % temporary, (200, 404, 409), "removing a temporary image")
-        with shipped.change() as record:
-            for temporary in going:
+        with shipped.change() as record:  # so that nobody comes to need one that is going
+            mine = [ident for ident in self._temporary if not shipped.is_needed(record.get(ident, {}))]
+            for temporary in {*mine, *(ident for ident, entry in record.items() if shipped.is_abandoned(entry))}:
+                path = "/images/%s?noprune=1" % temporary
+                engine.expect("DELETE", path, (200, 404, 409), "removing a temporary image")
                 record.pop(temporary, None)
-
-
-def _myself() -> List[int]:
-    """Return this process's number and start time, because its number may be reused."""
-    process = processes.read_process(os.getpid())
-    return [0, 0] if process is None else [process.pid, process.started]
-
-
-def is_abandoned(entry: Dict[str, Any]) -> bool:
-    """Return whether an entry is of a temporary image whose ship has died."""
-    if not entry.get("temporary"):
-        return False
-    by = entry.get("by")
-    if not isinstance(by, list) or len(by) != 2 or not all(type(number) is int for number in by):
-        return True
-    process = processes.read_process(by[0])
-    return process is None or process.started != by[1]

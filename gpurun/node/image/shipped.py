@@ -8,9 +8,12 @@ import json
 import os
 import tempfile
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, List
 
-Record = Dict[str, Dict[str, Any]]
+from gpurun.node.agent import processes
+
+Entry = Dict[str, Any]
+Record = Dict[str, Entry]
 
 
 def folder() -> str:
@@ -20,7 +23,11 @@ def folder() -> str:
 
 
 def read() -> Record:
-    """Return the head's image ID → ``{"local", "names", "layers", "shipped_s", "temporary"}``; empty if unreadable."""
+    """Return the record; empty if it is unreadable.
+
+    It is the head's image ID → ``{"local", "names", "layers", "sizes", "shipped_s", "temporary", "by", "needed_by"}``:
+    the process that made a temporary image, and those that need an image, as in `this_process`.
+    """
     try:
         with open(os.path.join(folder(), "images.json"), "rb") as file:
             found = json.load(file)
@@ -53,6 +60,55 @@ def change() -> Iterator[Record]:
         record = read()
         yield record
         handle, temporary = tempfile.mkstemp(dir=folder())
-        with os.fdopen(handle, "w") as file:
-            json.dump(record, file)
-        os.replace(temporary, os.path.join(folder(), "images.json"))
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(record, file)
+            os.replace(temporary, os.path.join(folder(), "images.json"))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def need(wanted: Callable[[str, Entry], bool]) -> None:
+    """Note that this process needs those images and no others: nobody removes them before it ends.
+
+    Args:
+        wanted: whether it needs an image, by the head's ID and the entry.
+    """
+    me = this_process()
+    if not any(me in _needing(entry) or wanted(ident, entry) for ident, entry in read().items()):
+        return
+    with change() as record:
+        for ident, entry in record.items():
+            others = [process for process in _needing(entry) if process != me and _lives(process)]
+            entry["needed_by"] = [*others, me] if wanted(ident, entry) else others
+
+
+def is_needed(entry: Entry) -> bool:
+    """Return whether another ship or job counts on an image: its agent lives as long as it."""
+    me = this_process()
+    return any(_lives(process) for process in _needing(entry) if process != me)
+
+
+def is_abandoned(entry: Entry) -> bool:
+    """Return whether an entry is of a temporary image whose ship has died, and that no ship needs."""
+    return bool(entry.get("temporary")) and not _lives(entry.get("by")) and not is_needed(entry)
+
+
+def this_process() -> List[int]:
+    """Return this process's number and start time, because its number may be reused."""
+    process = processes.read_process(os.getpid())
+    return [0, 0] if process is None else [process.pid, process.started]
+
+
+def _needing(entry: Entry) -> List[Any]:
+    needing = entry.get("needed_by")
+    return needing if isinstance(needing, list) else []
+
+
+def _lives(noted: Any) -> bool:
+    """Return whether a process that `this_process` described is still there."""
+    if not isinstance(noted, list) or len(noted) != 2 or not all(type(number) is int for number in noted):
+        return False
+    process = processes.read_process(noted[0])
+    return process is not None and process.started == noted[1]
