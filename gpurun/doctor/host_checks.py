@@ -10,6 +10,7 @@ from dataclasses import replace
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.facts.hardware import Hardware, HcaPort, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host
+from gpurun.launch.fabric import LOOPBACK
 from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
 from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
 from gpurun.state.filesystem import is_shared
@@ -129,7 +130,7 @@ def check_health(host: Host, said: str | None) -> Iterator[Finding]:
 
 
 def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
-    if "nics" in found.problems:
+    if "nics" in found.problems or fabric.interface == LOOPBACK:
         return
     nic = found.nic(fabric.interface)
     if nic is None:

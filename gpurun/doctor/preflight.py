@@ -15,11 +15,11 @@ from gpurun.inventory.model import Inventory
 from gpurun.launch.fabric import for_gang
 from gpurun.remote.fleet import Fleet
 
-STRANGER, IPV6_ONLY = "gpu-stranger", "ipv6-only"
+STRANGER = "gpu-stranger"
 BLOCKING = frozenset(
     {"address", "clock", "docker", "docker-gpu", "docker-network", "docker-space", "firewall", "folder", "gpu-driver",
      "gpu-lost", "gpu-missing", STRANGER, "hca", "hca-link-layer", "hca-node", "hca-port", "health", "interface",
-     IPV6_ONLY, "memlock", "mtu", "path", "roce-gid", "shared-folder", "ssh"}
+     "ipv6-only", "memlock", "mtu", "path", "roce-gid", "shared-folder", "ssh"}
 )  # fmt: skip
 """Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
 
@@ -99,7 +99,7 @@ def judge(
 
 def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]], *, is_alone: bool) -> bool:
     """Return whether a finding concerns granted GPUs, or a network that the gang needs."""
-    if finding.check in ("docker-network", IPV6_ONLY):
+    if finding.check == "docker-network":
         return not is_alone
     if not finding.gpus:
         return True

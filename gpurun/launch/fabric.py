@@ -30,6 +30,9 @@ Source = Literal["inventory", "probe", "default", "user"]
 NOFILE = 1_048_576
 """Open files of a container: the kernel's default upper bound (``fs.nr_open``)."""
 
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+"""The interface that ranks of one host use, and its address: each Linux host has them, whatever its network is."""
+
 USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
 """A user's variables with these names count as fabric settings and are shown with them."""
 
@@ -95,12 +98,17 @@ def settings(
 
 
 def for_gang(fabric: Fabric, *, is_alone: bool) -> Fabric:
-    """Return the part of a fabric that a gang uses: only sockets, if it is alone on one host and cannot grow.
+    """Return the part of a fabric that a gang uses: sockets on the loopback, if it is on one host and cannot grow.
 
     Ranks of one host exchange data over NVLink, PCIe or shared memory, whatever the state of the HCAs is. To force NCCL
-    to RDMA would make it fail where no HCA works.
+    to RDMA would make it fail where no HCA works. They find each other over the loopback, so the fabric's interface
+    need not work either; horovodrun itself chooses the loopback for one host (`driver_service.get_common_interfaces`).
     """
-    return replace(fabric, kind=FabricKind.TCP, hcas=()) if is_alone else fabric
+    return replace(fabric, kind=FabricKind.TCP, hcas=(), interface=LOOPBACK) if is_alone else fabric
+
+
+def _why(fabric: Fabric, otherwise: str) -> str:
+    return "the gang is on one host" if fabric.interface == LOOPBACK else otherwise
 
 
 def _with_host(setting: Setting, host: Host) -> Setting:
@@ -118,7 +126,7 @@ def _sockets(fabric: Fabric) -> list[Setting]:
     ``btl_tcp``; Open MPI's FAQ names ``oob_tcp_if_include`` for its own daemons.
     """
     nic = fabric.interface
-    why = f"fabric {fabric.name} uses {nic}"
+    why = _why(fabric, f"fabric {fabric.name} uses {nic}")
     return [
         Setting("NCCL_SOCKET_IFNAME", f"={nic}", f"{why}, exactly that name", "inventory"),
         Setting("HOROVOD_GLOO_IFACE", nic, why, "inventory"),
@@ -133,7 +141,7 @@ def _tcp_only(fabric: Fabric) -> list[Setting]:
     NCCL_IB_DISABLE: "prevents the IB/RoCE transport from being used by NCCL. Instead, NCCL will fall back to using IP
     sockets". UCX FAQ: ``UCX_NET_DEVICES=eth0`` restricts it to that interface.
     """
-    why = f"fabric {fabric.name} is tcp"
+    why = _why(fabric, f"fabric {fabric.name} is tcp")
     return [
         Setting("NCCL_IB_DISABLE", "1", why, "inventory"),
         Setting("UCX_NET_DEVICES", fabric.interface, why, "inventory"),

@@ -126,6 +126,8 @@ def make_plan(
             hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
+    if alone:
+        known = {name: replace(each, address=fabric.LOOPBACK_ADDRESS) for name, each in known.items()}
     gang = PlacedGang(
         f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
         is_tcp=all(used.kind is FabricKind.TCP for used in fabrics.values()), given=frozenset(spec.env),

@@ -139,6 +139,12 @@ PICTURES = {
     "socket-interface-down": Picture(
         (replace(dgx(), nics=host(state="DOWN").nics), dgx()), (ALL, ALL), hcas=EIGHT, blocked=("a",)
     ),
+    "socket-interface-down-one-host": Picture(
+        (replace(dgx(), nics=host(state="DOWN").nics),), (None,), hcas=EIGHT, gpus=((0, 1),)
+    ),
+    "socket-interface-missing-one-host": Picture((dgx(),), (None,), hcas=EIGHT, nic="ib0", gpus=((0, 1),)),
+    "socket-interface-missing": Picture((dgx(), dgx()), (ALL, ALL), hcas=EIGHT, nic="ib0", blocked=("a", "b")),
+    "no-network-at-all-one-host": Picture((replace(dgx(), nics=()),), (None,), hcas=EIGHT, gpus=((0, 1),)),
     "cards-with-unknown-places": Picture(
         (replace(dgx(), gpus=(Gpu(0), Gpu(1))),) * 2, (ALL, ALL), gpus=((0,), (1,))
     ),
@@ -172,12 +178,22 @@ def test_ranks_are_told_the_ports_that_work(picture):
     assert [each.get("NCCL_IB_HCA") for each in told] == list(picture.told)
     assert told[0].get("NCCL_IB_GID_INDEX") == picture.gid
     assert all((each.get("NCCL_NET") == "IB") == (len(told) > 1) for each in told), "alone, NCCL must not need a HCA"
+    nic = picture.nic if len(told) > 1 else "lo"
+    assert {each["NCCL_SOCKET_IFNAME"] for each in told} == {f"={nic}"}, "alone, ranks must not need a network"
 
 
 def test_what_a_gang_does_not_use_is_said_all_the_same():
     inventory, hardware = seen(PICTURES["loose-cable-of-eight"])
     (finding,) = judge(inventory, Survey(hardware, {}), {"a": (0,), "b": (0,)}).other
     assert (finding.check, finding.hosts, finding.evidence) == ("hca-port", ("a",), "mlx5_7 port 1 is DOWN")
+
+
+def test_the_address_of_a_fabric_does_not_matter_to_a_gang_on_one_host():
+    inventory, hardware = seen(PICTURES["whole"])
+    moved = replace(inventory, hosts=tuple(replace(each, fabric_address="10.9.9.9") for each in inventory.hosts))
+    alone = judge(moved, Survey({"a": hardware["a"]}, {}), {"a": (0, 1)})
+    assert alone.blocking == ()
+    assert judge(moved, Survey(hardware, {}), {"a": (0,), "b": (0,)}).bad_hosts.keys() == {"a", "b"}
 
 
 def test_a_gang_that_grows_is_not_alone_on_its_only_host():

@@ -158,6 +158,22 @@ def test_the_launcher_gets_slots_in_rank_order_and_the_command_byte_for_byte():
     assert "--mpi" in plan(replace(SPEC, controller="mpi")).launch
 
 
+@pytest.mark.parametrize("launcher", ["horovod", "mpirun", "torchrun", "jax", "tasks"])
+def test_a_gang_on_one_host_uses_no_network(launcher):
+    """Neither the fabric's interface nor an address of it need be there: pre-flight does not ask for them."""
+    alone = plan(replace(SPEC, gpus=2, launcher=launcher), (Grant("h2", (0, 1)),))
+    told = [
+        *alone.first.run,
+        *alone.launch,
+        *(f"{name}={value}" for rank in alone.first.ranks for name, value in rank.items()),
+    ]
+    told += [text for text, _ in alone.first.files.values()]
+    assert not [word for word in told if "eth0" in word or "10.0.0." in word]
+    assert "NCCL_SOCKET_IFNAME==lo" in told
+    assert "h2:127.0.0.1" in told
+    assert all("one host" in one.reason for one in alone.first.settings if "lo" in one.value)
+
+
 def test_one_host_needs_no_interface_and_no_peers():
     alone = plan(replace(SPEC, gpus=1), (Grant("h0", (2,)),))
     assert "--network-interfaces" not in alone.launch
