@@ -7,12 +7,14 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from placed_gangs import GANG, SPEC, plan, told
 from waiting import LIMIT_S, until
 
 from gpurun.errors import BadInput
+from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
 from gpurun.jobs.spec import Grant, HorovodKnobs
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import TASKS, TORCHRUN, UNTOLD, environment, start_script
@@ -49,6 +51,34 @@ def test_pytorch_is_told_what_torchrun_tells_also_where_hosts_have_unequal_numbe
     assert (first["GLOO_SOCKET_IFNAME"], last["GLOO_SOCKET_IFNAME"]) == ("eth0", "ens5")
     assert last["TORCHELASTIC_RUN_ID"] == "j-00000001.2"
     assert (last["TORCH_NCCL_ASYNC_ERROR_HANDLING"], last["TORCHELASTIC_USE_AGENT_STORE"]) == ("1", "False")
+
+
+BY_HAND = {
+    "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "gpu-r1-01",
+    "MASTER_PORT": "36575", "OMP_NUM_THREADS": "1", "RANK": "1", "ROLE_NAME": "default", "ROLE_RANK": "1",
+    "ROLE_WORLD_SIZE": "2", "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_x/attempt_0/1/error.json",
+    "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "d5dce7cc",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2",
+}  # fmt: skip
+"""What ``torchrun --nproc-per-node=2`` of PyTorch 2.13 adds to the environment of the second rank, recorded."""
+OTHERWISE = {
+    "MASTER_ADDR": "127.0.0.1",  # needs no name service
+    "MASTER_PORT": "23022",  # no other job of the head has it
+    "TORCHELASTIC_RUN_ID": "j-00000001.2",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 listens, there is no agent
+    "TORCHELASTIC_ERROR_FILE": None,  # torchrun itself reads it; gpurun reports what the rank printed
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": None,  # of torchrun's own process
+}
+
+
+def test_a_rank_on_one_host_has_each_variable_that_it_has_under_torchrun_by_hand():
+    gpus = tuple(Gpu(index) for index in range(4))
+    known = {"h2": Hardware("h2", gpus=gpus, docker=DockerFacts(cores=4))}  # two of four GPUs: two cores for two ranks
+    alone = plan("torchrun", "h2", hardware=known).first
+    container = dict(word.split("=", 1) for flag, word in pairwise(alone.run) if flag == "--env")
+    rank = {**container, **alone.ranks[1]}
+    assert {name: rank.get(name) for name in BY_HAND} == {**BY_HAND, **OTHERWISE}
 
 
 SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=["dash", "bash", "busybox"])
