@@ -13,7 +13,7 @@ from gpurun.images.store import Stored
 from gpurun.images.tree import Entry, digest_of
 from gpurun.node.agent.call import OpError
 from gpurun.node.data import data_store
-from gpurun.node.transfer.spool import Blob
+from gpurun.node.transfer.spool import Blob, stored_of
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
 
@@ -41,6 +41,11 @@ class DataContent:
     fleet: Fleet
     holders: Sequence[str]
     folder: str = ""
+
+    @property
+    def stored(self) -> int:
+        """Return how many bytes a host receives and stores: all but whole chunks of zeros."""
+        return stored_of(self.hashes, self.size)
 
     @property
     def is_on_head(self) -> bool:

@@ -7,21 +7,20 @@ same digest for every user, and a job can read every file on its hosts.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from gpurun.errors import BadInput
-from gpurun.images.tree import DigestMemory, Entry, FolderTree, unreadable
+from gpurun.images.tree import DigestMemory, Entry, digest_of, unreadable
 from gpurun.node.data import data_store
 from gpurun.node.folder import below
+from gpurun.node.folder.holes import ContentDigest, blocks
 from gpurun.node.folder.walk import Found, walk
 from gpurun.node.transfer.many_files import FilesBlob, ManyFiles
-from gpurun.node.transfer.spool import CHUNK
+from gpurun.node.transfer.spool import ChunkHashes
 from gpurun.state import own_cache
 
 FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o555, 0o444, 0o555
@@ -29,16 +28,21 @@ CHANGED = "the data changed since they were read"
 HINT = "try again when nobody writes there"
 
 
-class DataFolder(FolderTree):
+class DataFolder:
     """A folder as a data set, as it was when gpurun read it.
 
     Attributes:
         top: the folder.
+        entries: what it holds, each folder before its entries.
     """
 
     def __init__(self, top: Path, entries: list[Entry], memory: DigestMemory) -> None:
-        super().__init__(top, entries, memory)
-        self.top = top
+        self.top, self.entries, self._memory = top, tuple(entries), memory
+
+    @property
+    def digest(self) -> str:
+        """Return the set's digest."""
+        return digest_of(self.entries)
 
     @property
     def size(self) -> int:
@@ -50,6 +54,40 @@ class DataFolder(FolderTree):
         top = below.open_top(str(self.top))
         files = [(entry.path, entry.size) for entry in self.entries if entry.kind == "file"]
         return _SourceBlob(name, hashes, ManyFiles(top, files), os.dup(top), complete=True)
+
+    def chunk_hashes(self) -> bytes:
+        """Return the SHA-256 of each chunk of `blob`, one after the other.
+
+        Raises:
+            BadInput: a file has changed, or cannot be read.
+        """
+        chunks, top = ChunkHashes(), below.open_top(str(self.top))
+        try:
+            with below.Cursor(top) as cursor:
+                for entry in self.entries:
+                    if entry.kind == "file":
+                        self._add(cursor, entry, chunks)
+        finally:
+            os.close(top)
+        return chunks.hashes()
+
+    def _add(self, cursor: below.Cursor, entry: Entry, chunks: ChunkHashes) -> None:
+        """Add a file's bytes."""
+        parts, whole = below.parts_of(entry.path), ContentDigest()
+        try:
+            descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1])
+            try:
+                for zeros, piece in blocks(descriptor, status.st_size):
+                    whole.add(zeros, piece)
+                    chunks.skip(zeros)
+                    chunks.add(piece)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise unreadable(OSError(error.errno, error.strerror), self.top / entry.path) from None
+        if (str(whole), whole.size) != (entry.digest, entry.size):
+            self._memory.forget()  # or it remembers wrongly
+            raise BadInput("the file changed while it was read", where=str(self.top / entry.path), hint=HINT)
 
 
 class _SourceBlob(FilesBlob):
@@ -121,11 +159,11 @@ def _leads_out(path: str, target: str) -> bool:
 
 
 def _digest(top: Path, found: Found) -> str:
-    whole = hashlib.sha256()
+    whole = ContentDigest()
     descriptor, before = below.open_regular(found.above, found.parts[-1])
     try:
-        while piece := os.read(descriptor, CHUNK):
-            whole.update(piece)
+        for zeros, piece in blocks(descriptor, before.st_size):
+            whole.add(zeros, piece)
         after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
@@ -136,7 +174,7 @@ def _digest(top: Path, found: Found) -> str:
     ):
         where = f"{top}/{below.text_of_path(found.parts)}"
         raise BadInput("the file changed while it was read", where=where, hint=HINT)
-    return f"sha256:{whole.hexdigest()}"
+    return str(whole)
 
 
 def hashes_of(tree: DataFolder) -> bytes:
@@ -147,7 +185,7 @@ def hashes_of(tree: DataFolder) -> bytes:
     """
     known = known_hashes(tree.digest)
     if known is None:
-        known = b"".join(_hashes(tree))
+        known = tree.chunk_hashes()
         if (kept := own_cache.folder(os.environ, "data")) is not None:
             own_cache.keep(own_cache.place(kept, tree.digest), known)
     return known
@@ -157,19 +195,3 @@ def known_hashes(digest: str) -> bytes | None:
     """Return the cached result of `hashes_of` for a set of this digest, if there is one."""
     kept = own_cache.folder(os.environ, "data")
     return None if kept is None else own_cache.read(own_cache.place(kept, digest))
-
-
-def _hashes(tree: DataFolder) -> Iterator[bytes]:
-    chunk, size = hashlib.sha256(), 0
-    for entry in tree.entries:
-        for piece in tree.content(entry.digest) if entry.kind == "file" else ():
-            view = memoryview(piece)
-            while view:
-                part = view[: CHUNK - size % CHUNK]
-                chunk.update(part)
-                size, view = size + len(part), view[len(part) :]
-                if size % CHUNK == 0:
-                    yield chunk.digest()
-                    chunk = hashlib.sha256()
-    if size % CHUNK:
-        yield chunk.digest()

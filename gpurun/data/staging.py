@@ -320,7 +320,7 @@ class _Sender:
         relay = Relay(content.fleet, lanes, options, self._received)
         self._lacking = frozenset(lacking)
         for host in lacking:
-            self._progress.expect(host, content.size, 0)
+            self._progress.expect(host, content.stored, 0)
         try:
             relay.open()
             self._begin(relay, content, everybody)
@@ -356,7 +356,8 @@ class _Sender:
             if agent.host in self._lacking:
                 agent.call(
                     "data.begin", transfer=relay.transfer, digest=self._digest, quota=self._how.quotas.get(agent.host),
-                    keep=sorted({*self._how.keep} - {self._digest}), payload=content.entries, timeout_s=MAKE_LIMIT_S,
+                    keep=sorted({*self._how.keep} - {self._digest}), stored=content.stored, payload=content.entries,
+                    timeout_s=MAKE_LIMIT_S,
                 )  # fmt: skip
             agent.call(
                 "data.expect", transfer=relay.transfer, digest=self._digest, blob=self._digest, payload=content.hashes,

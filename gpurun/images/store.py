@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.errors import HostNotReady
-from gpurun.node.transfer.spool import CHUNK, Blob, checked
+from gpurun.node.transfer.spool import CHUNK, Blob, ChunkHashes, checked
 from gpurun.state import durable, lock
 
 # Never more than this share of the file system, and never so much that less than the reserve stays free.
@@ -63,23 +63,18 @@ class Hashed:
     """Computes the digest of a content and of each of its chunks in one pass."""
 
     def __init__(self) -> None:
-        self.size = 0
         self._whole = hashlib.sha256()
-        self._chunk = hashlib.sha256()
-        self._chunks = bytearray()
+        self._chunks = ChunkHashes()
 
     def update(self, piece: bytes) -> None:
         """Add the next piece, of any size."""
         self._whole.update(piece)
-        view = memoryview(piece)
-        while view:
-            part = view[: CHUNK - self.size % CHUNK]
-            self._chunk.update(part)
-            self.size += len(part)
-            if self.size % CHUNK == 0:
-                self._chunks += self._chunk.digest()
-                self._chunk = hashlib.sha256()
-            view = view[len(part) :]
+        self._chunks.add(piece)
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes came."""
+        return self._chunks.size
 
     @property
     def digest(self) -> str:
@@ -89,7 +84,7 @@ class Hashed:
     @property
     def chunks(self) -> bytes:
         """Return the SHA-256 of each chunk, one after the other."""
-        return bytes(self._chunks) + (self._chunk.digest() if self.size % CHUNK else b"")
+        return self._chunks.hashes()
 
 
 class LayerStore:

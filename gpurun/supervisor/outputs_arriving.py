@@ -8,7 +8,6 @@ them. The next copy removes everything that it does not ask for in exactly the s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -18,8 +17,9 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from gpurun.node.folder import below
-from gpurun.node.folder.beginnings import Begun, counted_beginning
+from gpurun.node.folder.beginnings import Begun
 from gpurun.node.folder.contents import Listed
+from gpurun.node.folder.holes import ContentDigest, blocks
 from gpurun.node.folder.making import Sink
 from gpurun.state.clock import boot_id
 from gpurun.state.syncing import EarlySync
@@ -106,6 +106,19 @@ class Arriving(Sink):
             return True
         self._begun[entry.path] = begun
         return begun
+
+    def link_all(self, top: int, names: Mapping[str, str]) -> None:
+        """Link files of the present copy here, each under a new name.
+
+        Args:
+            top: a descriptor of the present copy.
+            names: new names, and the present ones.
+        """
+        with below.Cursor(top, below.READ) as source:
+            for new, present in names.items():
+                above, name = self._place(new)
+                parts = below.parts_of(present)
+                below.link_file(source.at(parts[:-1]), parts[-1], above, name)
 
     def of(self, host: str) -> None:
         """Set the host from which the next files come."""
@@ -258,9 +271,9 @@ def _lines(folder: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _digest(descriptor: int, size: int, check: Callable[[], object]) -> str:
-    digest = hashlib.sha256()
-    for number, piece in enumerate(counted_beginning(descriptor, size)):
-        digest.update(piece)
+    digest = ContentDigest()
+    for number, (zeros, piece) in enumerate(blocks(descriptor, size)):
+        digest.add(zeros, piece)
         if number % 64 == 0:
             check()
-    return digest.hexdigest()
+    return str(digest)

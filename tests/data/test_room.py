@@ -186,3 +186,21 @@ def test_bytes_of_an_arriving_set_that_are_written_count_once(host):
     (arriving,) = names(host)
     (host.top / "data" / arriving / "tree/f").write_bytes(b"x" * (1 << 20))
     begin(host, [("f", "file", 0o444, 0, 2 * GIB - 4096, DIGESTS[5], "")], DIGESTS[1], "two")
+
+
+def test_a_set_with_holes_needs_room_for_what_it_stores(host):
+    """And later sets count it so, also where an older gpurun wrote no such number."""
+    host.disk = (12 * GIB, 200 * GIB)  # 2 GiB beyond the reserve
+    rows = [("f", "file", 0o444, 0, 16 * GIB, DIGESTS[5], "")]
+    begin(host, rows, DIGESTS[0], "one", stored=17 << 20)
+    with pytest.raises(OpError, match="does not fit"):
+        begin(host, rows, DIGESTS[1], "two")
+    begin(host, rows, DIGESTS[1], "two", stored=GIB)
+    with pytest.raises(OpError, match="does not fit"):
+        begin(host, rows, DIGESTS[2], "three", stored=GIB)
+    assert [(one.size, one.taken) for one in sorted(data_store.sets())] == [(16 * GIB, 17 << 20), (16 * GIB, GIB)]
+    (older,) = [
+        name for name in names(host) if json.loads((host.top / "data" / name / "set.json").read_text())["stored"] == GIB
+    ]
+    (host.top / "data" / older / "set.json").write_text(json.dumps({"digest": DIGESTS[1], "bytes": 5, "files": 1}))
+    assert {one.taken for one in data_store.sets()} == {17 << 20, 5}

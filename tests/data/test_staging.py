@@ -2,11 +2,13 @@
 
 import os
 import stat
+import time
 import zlib
 
 import pytest
 from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
+from gpurun.data.copies import damage_of
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
@@ -44,6 +46,61 @@ def test_a_set_is_the_same_on_every_host_and_travels_once(hosts, top):
     again = put(read_folder(top), fleet, "h0", "h1")
     assert [(each.state, each.bytes_received) for each in again.hosts] == [("present", 0), ("present", 0)]
     assert data_sites.hosts_of(tree.digest) == {"h0", "h1"}
+
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def sparse(path, size, *parts):
+    with path.open("wb") as file:
+        for position, content in parts:
+            file.seek(position)
+            file.write(content)
+        file.truncate(size)
+
+
+def test_a_hole_costs_nothing_on_the_way_to_a_host_and_to_its_neighbour(hosts, tmp_path):
+    """17 MiB stored in 16 GiB: neither hashed, sent, written nor read."""
+    (tmp_path / "holes").mkdir()
+    some = os.urandom(8 * MIB)
+    sparse(tmp_path / "holes/db", 16 * GIB, (5 * GIB + 12345, some), (16 * GIB - 9 * MIB, some + some[:MIB]))
+    sparse(tmp_path / "holes/empty", GIB + 1)
+    (tmp_path / "holes/after").write_bytes(b"after")
+    began_s = time.process_time()
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(tmp_path / "holes")
+    report = put(tree, fleet, "h0")
+    assert report.failed == {} and report.size_bytes == tree.size > 17 * GIB
+    again = stage(tree.digest, None, ["h1"], Staging(fleet), neighbours=["h0"])  # reads all of it again
+    assert again.failed == {} and again.hosts[0].bytes_received == report.hosts[0].bytes_received < 19 * MIB
+    assert damage_of(fleet.agents["h1"], tree.digest, lambda: None) is None
+    assert time.process_time() - began_s < 2.0
+    for host in ("h0", "h1"):
+        there = folder_of(hosts, host) / tree.digest[7:] / "tree"
+        assert {path.name: path.stat().st_size for path in there.iterdir()} == {
+            "db": 16 * GIB, "empty": GIB + 1, "after": 5,
+        }  # fmt: skip
+        with (there / "db").open("rb") as file:
+            assert os.pread(file.fileno(), 8 * MIB + 2, 5 * GIB + 12344) == b"\0" + some + b"\0"
+            assert os.pread(file.fileno(), 10 * MIB, 16 * GIB - 9 * MIB) == some + some[:MIB]
+        assert sum(path.stat().st_blocks * 512 for path in there.iterdir()) < 20 * MIB
+
+
+def test_a_byte_where_the_hole_was_is_damage(hosts, tmp_path):
+    (tmp_path / "holes").mkdir()
+    sparse(tmp_path / "holes/db", 64 * MIB, (0, b"begin"))
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(tmp_path / "holes")
+    put(tree, fleet, "h0")
+    there = folder_of(hosts, "h0") / tree.digest[7:] / "tree/db"
+    there.chmod(0o600)
+    with there.open("r+b") as file:
+        file.seek(40 * MIB)
+        file.write(b"x")
+    error = damage_of(fleet.agents["h0"], tree.digest, lambda: None)
+    assert error is not None and "'db'" in error.message
+    assert put(tree, fleet, "h1").failed == {}  # from the head, and the byte is not what was announced
+    os.truncate(there, 1 << 40)
+    error = damage_of(fleet.agents["h0"], tree.digest, lambda: None)
+    assert error is not None and "'db'" in error.message
 
 
 def test_an_empty_folder_is_a_set(hosts, tmp_path):

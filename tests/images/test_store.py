@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.errors import HostNotReady
 from gpurun.images.store import Hashed, LayerStore
-from gpurun.node.transfer.spool import CHUNK, chunk_hashes
+from gpurun.node.transfer.spool import CHUNK, ZEROS_HASH, ChunkHashes, runs_of_zeros, stored_of
 
 
 def digest_of(content):
@@ -15,13 +15,36 @@ def digest_of(content):
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 @pytest.mark.parametrize("piece", [1000, CHUNK, CHUNK + 3])
-def test_hashes_do_not_depend_on_the_pieces(tmp_path, size, piece):
+def test_hashes_do_not_depend_on_the_pieces(size, piece):
     content = os.urandom(size)
     seen = Hashed()
     for start in range(0, size, piece):
         seen.update(content[start : start + piece])
-    (tmp_path / "f").write_bytes(content)
-    assert (seen.size, seen.digest, seen.chunks) == (size, digest_of(content), chunk_hashes(str(tmp_path / "f")))
+    assert (seen.size, seen.digest, seen.chunks) == (size, digest_of(content), hashes_of(content))
+
+
+def hashes_of(content):
+    return b"".join(hashlib.sha256(content[at : at + CHUNK]).digest() for at in range(0, len(content), CHUNK))
+
+
+@pytest.mark.parametrize("before", [0, 1, CHUNK - 1, CHUNK])
+@pytest.mark.parametrize("zeros", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK])
+def test_zeros_that_are_skipped_have_the_hashes_of_zeros(before, zeros):
+    seen, some = ChunkHashes(), os.urandom(before)
+    seen.add(some)
+    seen.skip(zeros)
+    seen.add(b"end")
+    content = some + bytes(zeros) + b"end"
+    assert (seen.size, seen.hashes()) == (len(content), hashes_of(content))
+    whole = sum(not any(content[at : at + CHUNK]) for at in range(0, len(content) - CHUNK + 1, CHUNK))
+    assert stored_of(seen.hashes(), seen.size) == len(content) - whole * CHUNK
+
+
+def test_chunks_of_zeros_are_found_only_where_a_hash_begins():
+    other = os.urandom(32)
+    hashes = ZEROS_HASH * 2500 + other + b"x" + ZEROS_HASH + b"y" * 31 + ZEROS_HASH
+    assert list(runs_of_zeros(hashes)) == [(0, 2500), (2503, 1)]
+    assert list(runs_of_zeros(other)) == list(runs_of_zeros(b"")) == []
 
 
 def test_what_is_there_is_not_made_again(store):

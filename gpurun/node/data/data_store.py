@@ -1,9 +1,9 @@
 """The data sets on this host, the jobs that use them, and the choice of sets to remove for a new one.
 
 ``data/HEX`` in gpurun's folder is the set with the digest ``sha256:HEX``. ``tree`` is the content for jobs, ``entries``
-lists it (`packed`), and ``hashes`` has the SHA-256 of each chunk of its blob. ``set.json`` has the set's size; its time
-is the last use. An arriving set is named ``.arriving-*``, one being removed ``.doomed-*``. A process that receives or
-sends a set holds the lock of its ``set.json``.
+lists it (`packed`), and ``hashes`` has the SHA-256 of each chunk of its blob. ``set.json`` has the set's size, and how
+much of it takes space; its time is the last use. An arriving set is named ``.arriving-*``, one being removed
+``.doomed-*``. A process that receives or sends a set holds the lock of its ``set.json``.
 
 A job that uses a set has an empty file ``data/HEX`` in its own folder, which the job's fence removes.
 """
@@ -45,6 +45,7 @@ class DataSet(NamedTuple):
         used_s: when a job or person last used it, in seconds since the epoch.
         jobs: the jobs that use it here.
         is_moving: it is being received or sent.
+        stored: how many of its bytes take space, all but zeros; -1 = all.
     """
 
     digest: str
@@ -53,6 +54,12 @@ class DataSet(NamedTuple):
     used_s: float
     jobs: Tuple[str, ...]
     is_moving: bool
+    stored: int = -1
+
+    @property
+    def taken(self) -> int:
+        """Return how many bytes it takes."""
+        return self.size if self.stored < 0 else self.stored
 
     def as_json(self) -> Dict[str, Any]:
         """Return the set's description for the head."""
@@ -154,13 +161,18 @@ def share(descriptor: int) -> None:
     _try_lock(descriptor, fcntl.LOCK_SH)
 
 
-def begin(digest: str, rows: Sequence[Row], entries: bytes) -> Tuple[str, int]:
-    """Return the folder of a set that should arrive, and the descriptor that holds its lock. The caller is `alone`."""
+def begin(digest: str, rows: Sequence[Row], entries: bytes, stored: int) -> Tuple[str, int]:
+    """Return the folder of a set that should arrive, and the descriptor that holds its lock. The caller is `alone`.
+
+    Args:
+        stored: how many of its bytes will take space.
+    """
     path = os.path.join(folder(), ARRIVING + secrets.token_hex(8))
     os.mkdir(path, 0o700)
     os.mkdir(os.path.join(path, TREE), 0o700)
     files = files_of(rows)
-    meta = {"digest": checked(digest), "bytes": sum(size for _, size in files), "files": len(files)}
+    size = sum(size for _, size in files)
+    meta = {"digest": checked(digest), "bytes": size, "stored": stored, "files": len(files)}
     for name, content in ((META, json.dumps(meta).encode("ascii")), (ENTRIES, entries)):
         with open(os.path.join(path, name), "xb") as stream:
             stream.write(content)
@@ -180,10 +192,11 @@ def sets(pins: Optional[Dict[str, List[str]]] = None) -> List[DataSet]:
                 meta = json.load(stream)
                 used_s = os.fstat(stream.fileno()).st_mtime
             digest, size, files = checked(meta["digest"]), int(meta["bytes"]), int(meta["files"])
-        except (OSError, ValueError, KeyError, TypeError, OpError):
+            stored = int(meta.get("stored", size))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OpError):
             continue
         moving = name.startswith(ARRIVING) or is_held(path)
-        found.append(DataSet(digest, size, files, used_s, tuple(users.get(digest, ())), moving))
+        found.append(DataSet(digest, size, files, used_s, tuple(users.get(digest, ())), moving, stored))
     return found
 
 
@@ -219,7 +232,7 @@ def make_room(size: int, quota: Optional[int], keep: Iterable[str]) -> None:
     """Remove least recently used sets until another one fits. The caller is `alone`.
 
     Args:
-        size: of the set that should arrive.
+        size: how much the set that should arrive takes.
         quota: how much all sets may take; None = a quarter of the disk.
         keep: sets that jobs elsewhere will use.
 
@@ -244,7 +257,7 @@ def unwritten() -> int:
     for name in _names(folder()):
         if name.startswith(ARRIVING):
             path = os.path.join(folder(), name)
-            total += max(0, _size(path) - _allocated(os.path.join(path, TREE)))
+            total += max(0, _taken(path) - _allocated(os.path.join(path, TREE)))
     return total
 
 
@@ -269,15 +282,15 @@ def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Ite
         OpError: ``no-space``: it would not fit however many sets were removed.
     """
     all_sets, kept, going = sorted(here, key=lambda each: each.used_s), frozenset(keep), []
-    left = min(quota - sum(each.size for each in all_sets), spare)
+    left = min(quota - sum(each.taken for each in all_sets), spare)
     for each in all_sets:
         if left >= size:
             break
         if not each.jobs and not each.is_moving and each.digest not in kept:
             going.append(each.digest)
-            left += each.size
+            left += each.taken
     if left < size:
-        used = sum(each.size for each in all_sets if each.digest not in going)
+        used = sum(each.taken for each in all_sets if each.digest not in going)
         raise OpError(
             "no-space",
             "a data set of %d MiB does not fit: %d MiB of its disk may be filled, and jobs use sets of %d MiB; at most "
@@ -302,14 +315,15 @@ def sweep() -> int:
     for name in _names(folder()):
         path = os.path.join(folder(), name)
         if name.startswith(DOOMED) or (name.startswith(ARRIVING) and not is_held(path)):
-            freed += _size(path)
+            freed += _taken(path)
             below.remove_path(path)
     return freed
 
 
-def _size(path: str) -> int:
+def _taken(path: str) -> int:
     try:
         with open(os.path.join(path, META), "rb") as stream:
-            return int(json.load(stream)["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
+            meta = json.load(stream)
+            return int(meta.get("stored", meta["bytes"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0

@@ -1,6 +1,5 @@
 """Read a data set of this host again, and compare it with the set's digest."""
 
-import hashlib
 import os
 from typing import Iterator, List
 
@@ -8,7 +7,8 @@ from gpurun.node.agent.call import OpError
 from gpurun.node.data import data_store
 from gpurun.node.data.data_store import ENTRIES, HASHES, TREE, Row
 from gpurun.node.folder import below
-from gpurun.node.transfer.spool import CHUNK
+from gpurun.node.folder.holes import ContentDigest, blocks
+from gpurun.node.transfer.spool import ChunkHashes
 
 _KINDS = frozenset(("dir", "file", "link"))
 
@@ -21,7 +21,7 @@ def damage(path: str, digest: str) -> Iterator[int]:
     """
     rows = _rows(path, digest)
     hashes = _content(os.path.join(path, HASHES))
-    chunks = _Chunks()
+    chunks = ChunkHashes()
     try:
         top = below.open_top(os.path.join(path, TREE))
     except OSError as error:
@@ -54,7 +54,7 @@ def _content(path: str) -> bytes:
         raise OpError("corrupt", "%s: %s" % (os.path.basename(path), error.strerror)) from None
 
 
-def _entry(cursor: below.Cursor, row: Row, chunks: "_Chunks") -> Iterator[int]:
+def _entry(cursor: below.Cursor, row: Row, chunks: ChunkHashes) -> Iterator[int]:
     path, kind, _, _, size, digest, target = row
     parts = below.parts_of(path)
     above = cursor.at(parts[:-1])
@@ -64,37 +64,15 @@ def _entry(cursor: below.Cursor, row: Row, chunks: "_Chunks") -> Iterator[int]:
         if os.readlink(parts[-1], dir_fd=above) != target.encode("utf-8", "surrogateescape"):
             raise OpError("corrupt", "%.200r leads elsewhere" % path)
     else:
-        descriptor, whole = below.open_file(above, parts[-1]), hashlib.sha256()
-        before = chunks.size
+        descriptor, whole = below.open_file(above, parts[-1]), ContentDigest()
         try:
-            for piece in iter(lambda: os.read(descriptor, CHUNK), b""):
-                whole.update(piece)
+            is_right = os.fstat(descriptor).st_size == size
+            for zeros, piece in blocks(descriptor, size if is_right else 0):
+                whole.add(zeros, piece)
+                chunks.skip(zeros)
                 chunks.add(piece)
                 yield chunks.size
         finally:
             os.close(descriptor)
-        if "sha256:" + whole.hexdigest() != digest or chunks.size - before != size:
+        if not is_right or str(whole) != digest:
             raise OpError("corrupt", "%.200r is not what the digest of the set says" % path)
-
-
-class _Chunks:
-    """The hashes of the chunks of a set's blob, while the files are read one after the other."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._done = bytearray()
-        self._chunk = hashlib.sha256()
-
-    def add(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        while view:
-            part = view[: CHUNK - self.size % CHUNK]
-            self._chunk.update(part)
-            self.size, view = self.size + len(part), view[len(part) :]
-            if self.size % CHUNK == 0:
-                self._done += self._chunk.digest()
-                self._chunk = hashlib.sha256()
-
-    def hashes(self) -> bytes:
-        """Return the hashes. Call it once, at the end."""
-        return bytes(self._done) + (self._chunk.digest() if self.size % CHUNK else b"")

@@ -6,7 +6,6 @@ is complete.
 """
 
 import ctypes
-import hashlib
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from gpurun.node.data import data_store, reading
 from gpurun.node.data.data_store import TREE, Row
 from gpurun.node.folder import below
 from gpurun.node.folder.contents import Listed
+from gpurun.node.folder.holes import ContentDigest, blocks
 from gpurun.node.folder.making import Maker
 from gpurun.node.job import job_lock, job_parts
 from gpurun.node.transfer import blobs
@@ -66,6 +66,7 @@ class ArrivingSet:
             stream.write(hashes)
         content = ManyFiles(os.dup(self._top), data_store.files_of(self._rows), writable=True)
         self.blob = FilesBlob(blob, hashes, content, os.dup(self._descriptor))
+        self.blob.take_holes()
         return self.blob
 
     def finish(self, call: Call, verify: bool) -> None:
@@ -131,10 +132,14 @@ def use(call: Call, digests: List[str], job: str = "", attempt: int = 0) -> List
         return [digest for digest in digests if data_store.is_here(digest)]
 
 
-def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, keep: Sequence[str] = ()) -> None:
+def begin(
+    call: Call, transfer: str, digest: str, quota: Optional[int] = None, keep: Sequence[str] = (),
+    stored: Optional[int] = None,
+) -> None:  # fmt: skip
     """Free space for a set and begin to receive it; the payload is its entries, packed.
 
     Args:
+        stored: how many of its bytes take space here; None = all.
         quota: how many bytes all sets may take here; None = a quarter of the disk.
         keep: sets that must not be removed for it, besides those that jobs use here.
 
@@ -145,8 +150,9 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
     entries = call.whole(data_store.MOST_DESCRIBED_BYTES)
     rows = data_store.unpacked(entries)
     with data_store.alone(call):
-        data_store.make_room(sum(size for _, size in data_store.files_of(rows)), quota, keep)
-        path, descriptor = data_store.begin(digest, rows, entries)
+        size = sum(size for _, size in data_store.files_of(rows)) if stored is None else stored
+        data_store.make_room(size, quota, keep)
+        path, descriptor = data_store.begin(digest, rows, entries, size)
     arriving = ArrivingSet(digest, rows, path, descriptor)
     with _lock:
         _arriving[transfer] = arriving
@@ -278,10 +284,10 @@ def folders(call: Call, paths: List[str]) -> Dict[str, str]:
 
 
 def _digest(descriptor: int) -> str:
-    whole = hashlib.sha256()
-    for piece in iter(lambda: os.read(descriptor, _PIECE), b""):
-        whole.update(piece)
-    return "sha256:" + whole.hexdigest()
+    whole = ContentDigest()
+    for zeros, piece in blocks(descriptor, os.fstat(descriptor).st_size):
+        whole.add(zeros, piece)
+    return str(whole)
 
 
 def _sync(descriptor: int) -> None:

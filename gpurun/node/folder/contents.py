@@ -27,7 +27,8 @@ from gpurun.node.agent import frames
 from gpurun.node.agent.call import OpError
 from gpurun.node.folder import below, mapped
 from gpurun.node.folder.batches import SMALL, Item
-from gpurun.node.folder.beginnings import Begun, counted_beginning, seek
+from gpurun.node.folder.beginnings import Begun
+from gpurun.node.folder.holes import ContentDigest, blocks, seek
 from gpurun.node.folder.walk import look
 
 WHOLE = frames.PIECE // 2
@@ -236,11 +237,11 @@ def _large(
             yield {"n": number}, b""  # a sign of life
     position = 0
     if known is not None and known.marks == marks and known.size <= size:
-        beginning = hashlib.sha256()
-        for piece in counted_beginning(descriptor, known.size):
-            beginning.update(piece)
+        beginning = ContentDigest()
+        for zeros, piece in blocks(descriptor, known.size):
+            beginning.add(zeros, piece)
             yield {"n": number}, b""  # a sign of life
-        if beginning.hexdigest() == known.sha:
+        if str(beginning) == known.sha:
             position = known.size
             whole.update(known.counted())
             yield {"n": number, "from": position}, b""

@@ -22,6 +22,7 @@ from gpurun.node.folder.below import forget
 # A host forwards a chunk when it has all of it: sixteen hosts in a row then add sixteen chunks' time to a transfer.
 CHUNK = 256 << 10
 HASH_BYTES = 32
+ZEROS_HASH = hashlib.sha256(bytes(CHUNK)).digest()
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # Files of a transfer that was never resumed are removed after a day.
 STALE_S = 24 * 3600.0
@@ -37,15 +38,61 @@ class Corrupt(OpError):
         super().__init__("corrupt", message, digest=digest, index=index)
 
 
-def chunk_hashes(path: str) -> bytes:
-    """Return the SHA-256 of every chunk of a file, one after the other."""
-    hashes = bytearray()
-    with open(path, "rb", buffering=0) as file:
-        while True:
-            piece = file.read(CHUNK)
-            if not piece:
-                return bytes(hashes)
-            hashes += hashlib.sha256(piece).digest()
+class ChunkHashes:
+    """The hashes of a blob's chunks, while its bytes come one after the other.
+
+    Attributes:
+        size: how many bytes came.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._done = bytearray()
+        self._chunk = hashlib.sha256()
+
+    def add(self, piece: "bytes | memoryview") -> None:
+        """Add the next piece, of any size."""
+        view = memoryview(piece)
+        while view:
+            part = view[: CHUNK - self.size % CHUNK]
+            self._chunk.update(part)
+            self.size, view = self.size + len(part), view[len(part) :]
+            if self.size % CHUNK == 0:
+                self._done += self._chunk.digest()
+                self._chunk = hashlib.sha256()
+
+    def skip(self, zeros: int) -> None:
+        """Add that many zeros. Whole chunks of them cost nothing."""
+        first = min(zeros, -self.size % CHUNK)
+        self.add(bytes(first))
+        whole = (zeros - first) // CHUNK
+        self._done += ZEROS_HASH * whole
+        self.size += whole * CHUNK
+        self.add(bytes(zeros - first - whole * CHUNK))
+
+    def hashes(self) -> bytes:
+        """Return the hashes of all chunks, one after the other."""
+        return bytes(self._done) + (self._chunk.digest() if self.size % CHUNK else b"")
+
+
+def runs_of_zeros(hashes: bytes) -> Iterator[Tuple[int, int]]:
+    """Yield (number of the first, how many) of the chunks that are zeros, by their hashes."""
+    many = ZEROS_HASH * 1024
+    at = hashes.find(ZEROS_HASH)
+    while at >= 0:
+        end = at
+        if at % HASH_BYTES == 0:
+            while hashes.startswith(many, end):
+                end += len(many)
+            while hashes.startswith(ZEROS_HASH, end):
+                end += HASH_BYTES
+            yield at // HASH_BYTES, (end - at) // HASH_BYTES
+        at = hashes.find(ZEROS_HASH, max(end, at + 1))
+
+
+def stored_of(hashes: bytes, size: int) -> int:
+    """Return how many of a blob's bytes a host must store: those outside of chunks of zeros."""
+    return max(0, size - CHUNK * sum(count for _, count in runs_of_zeros(hashes)))
 
 
 def checked(digest: str) -> str:
@@ -139,6 +186,15 @@ class Blob:
                 if self._is(index, piece):
                     self._mark(index)
                 position = (index + 1) * CHUNK
+
+    def take_holes(self) -> None:
+        """Count the whole chunks of zeros as arrived: the file is new, and one hole."""
+        with self._arrived:
+            for first, found in runs_of_zeros(self._hashes):
+                count = min(found, self.size // CHUNK - first)
+                if count > 0:
+                    self._have[first : first + count] = b"\1" * count
+                    self._missing -= count
 
     def _is(self, index: int, piece: "bytes | memoryview") -> bool:
         expected = self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
