@@ -16,7 +16,7 @@ from waiting import LIMIT_S, until
 
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import OpError
-from gpurun.node.job import rank_folders, ranks
+from gpurun.node.job import job_parts, rank_folders, ranks
 from gpurun.runtime import gpurun_runtime
 
 
@@ -139,6 +139,33 @@ def test_a_rank_that_was_killed_says_whether_it_was_seen_to_fall_with_its_contai
         fell = {r.value["rank"]: r.value.get("container", False) for r in stream.came if r.value["kind"] == "end"}
         assert fell == {4: False, 5: False, 6: True}
     assert not any("container" in reply.value for reply in follow()), "another agent has not seen it"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a PID namespace")
+def test_a_container_that_the_kernel_is_still_ending_has_fallen_too(host):
+    """A busy host takes seconds for all its processes. Here one of them stays, for its parent reaps no child."""
+    container = subprocess.Popen(["unshare", "--fork", "--pid", "sleep", "1000"], start_new_session=True)
+    host.started.append(container)
+    (main,) = until(lambda: children_of(container.pid))
+    until(lambda: processes.command_line(main)[0] == "sleep")
+    entered = subprocess.Popen(["nsenter", "--target", str(main), "--pid", "sleep", "1000"], start_new_session=True)
+    host.started.append(entered)
+    until(lambda: children_of(entered.pid))
+    entered.send_signal(signal.SIGSTOP)
+    processes.note(str(host.folder / "main.json"), processes.read_process(main))
+    with following() as stream:
+        rank = host.start(5, "sh", "-c", WAIT)
+        stream.until(lambda came: text(came, 5))
+        os.kill(main, signal.SIGKILL)
+        os.killpg(rank.pid, signal.SIGKILL)
+        stream.until(ends)
+        (end,) = (reply.value for reply in stream.came if reply.value["kind"] == "end")
+    assert end["container"] is True
+    assert not job_parts.has_ended(JOB), "the kernel is still at it"
+
+
+def children_of(pid: int) -> list[int]:
+    return [each.pid for each in processes.list_processes() if each.parent == pid]
 
 
 def test_another_attempt_is_another_story(host):

@@ -9,6 +9,8 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 _MOST_COMMAND = 1 << 16
 """No more of a command line is kept: a program can write megabytes into its own, a thousand times."""
 
+_EXITING = 0x4
+"""The kernel's PF_EXITING in field `flags` (man proc_pid_stat; include/linux/sched.h)."""
 SESSION_S = 2.0
 """A process that is killed is gone at once, unless it waits for a device."""
 
@@ -65,6 +67,18 @@ def read_process(pid: int) -> "Process | None":
     if fields[0] in (b"Z", b"X"):
         return None
     return Process(pid, int(fields[1]), int(fields[19]), uid, command)
+
+
+def is_ending(pid: int, started: int) -> bool:
+    """Return whether a process is gone or will be: the kernel is ending it, and no signal or program can undo that.
+
+    The first process of a PID namespace stays so until all others in it are gone, which takes seconds on a busy host.
+    """
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING) or int(fields[19]) != started
 
 
 def _stat(pid: int) -> List[bytes]:

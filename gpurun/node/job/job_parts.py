@@ -49,6 +49,14 @@ def has_ended(job: str) -> bool:
     return main is not None and (now is None or now.started != main[1])
 
 
+def is_ending(job: str) -> bool:
+    """Return whether the container's main process, recorded at its start, is gone, or on its way: the kernel has begun
+    to end it, and ends everything else in the container before it.
+    """
+    main = processes.noted(os.path.join(folder(job), MAIN_FILE))
+    return main is not None and processes.is_ending(*main)
+
+
 def container_of_main(job: str) -> str:
     """Return the id of the container whose main process was recorded at its start; "" if unknown or gone."""
     main = processes.noted(os.path.join(folder(job), MAIN_FILE))

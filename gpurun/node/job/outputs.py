@@ -1,6 +1,7 @@
 """List, read, write and remove a job's outputs on this host. A container may change them at the same time."""
 
 import errno
+import hashlib
 import os
 from typing import Any, Dict, Generator, Iterator, Optional
 
@@ -70,6 +71,37 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
                 os.close(descriptor)
 
 
+def sums(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
+    """Return digests of files, as a stream of frames, in the requested order: so that hosts' files can be compared.
+
+    The payload is a sequence of frames ``{"p": path}``. The answers are ``{"n", "sha", "marks"}``: the digest of the
+    content (a hole counts as such) and the marks of the file. Without ``sha``, the file changed meanwhile or cannot be
+    read. Frames with ``n`` alone are signs of life.
+    """
+    top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
+    try:
+        for piece in batches.packed(_sums(_contents(call, top, force))):
+            yield OpReply(None, piece)
+    finally:
+        os.close(top)
+
+
+def _sums(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the digests of contents, each once it ends, and signs of life."""
+    digest, marks = hashlib.sha256(), []  # type: Any, Any
+    for header, payload in items:
+        digest.update(b"hole:%d;" % header["skip"] if "skip" in header else payload)
+        marks = header.get("marks", marks)
+        if "gone" in header or header.get("after", marks) != marks:
+            yield {"n": header["n"], "marks": []}, b""
+        elif "whole" in header or "after" in header:
+            yield {"n": header["n"], "marks": header.get("whole", marks), "sha": digest.hexdigest()}, b""
+        else:
+            yield {"n": header["n"]}, b""
+            continue
+        digest, marks = hashlib.sha256(), []
+
+
 def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
     """Create entries in the outputs. Keeps entries that the payload does not name.
 
@@ -137,4 +169,4 @@ def remove(call: Call, job: str, attempt: int) -> None:
             below.remove_path(job_parts.outputs_folder(job))
 
 
-OPS = {"list": listing, "read": read, "write": write, "remove": remove}
+OPS = {"list": listing, "read": read, "sums": sums, "write": write, "remove": remove}

@@ -127,11 +127,8 @@ class _Scripts:
         return self._sees_containers if process is None else not processes.is_same(process)
 
     def fell_with_container(self, name: Name) -> bool:
-        """Return whether a script that was running is gone together with everything else in the job's container.
-
-        The kernel ends the container's main process last.
-        """
-        return self._found.get(name.id) is not None and job_parts.has_ended(self._job)
+        """Return whether a script that was running is gone together with everything else in the job's container."""
+        return self._found.get(name.id) is not None and job_parts.is_ending(self._job)
 
     def _look(self) -> None:
         living = processes.list_processes()
