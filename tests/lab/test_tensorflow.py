@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SAYS_WHERE = ("-e", "PYTHONFAULTHANDLER=1")
-"""A chief of TensorFlow 2.15 has died by SIGSEGV as it began, once in some fifty runs: if it does again, it says where."""
+"""A chief of TensorFlow 2.15 has died by SIGSEGV as it began, once in some fifty runs. The next one says where."""
 
 
 def start(cluster, recipe, *, epochs=3, images=10_000):
