@@ -5,7 +5,7 @@ The objective, each line only among the answers that are best by the lines above
 1. one generation, fewest racks, fewest hosts;
 2. the tightest hosts (see `gpurun.scheduler.fit`), so that the largest gangs stay possible on one host, on two, …;
 3. fewest empty racks opened, then fewest empty hosts, then the tightest racks;
-4. inside a host: one NVLink island, GPUs near the HCA (see `gpurun.scheduler.gpus`);
+4. inside a host: one NVLink island, GPUs near the HCA, the same on all hosts (see `gpurun.scheduler.gpus`);
 5. fewest hosts that lack its data;
 6. the inventory's order.
 """
@@ -13,8 +13,10 @@ The objective, each line only among the answers that are best by the lines above
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from itertools import combinations
 from math import comb
+from operator import and_
 from typing import Any
 
 from gpurun.jobs.spec import Locality
@@ -240,10 +242,11 @@ def _hosts(index: Index, racks: Sequence[Rack], fit: Fit, need: Need) -> Chosen:
 def _placement(index: Index, generation: str, chosen: Chosen, need: Need) -> Placement:
     surplus = 0 if need.per_host else sum(usable for _, usable in chosen) - need.gpus
     tail = min(chosen, key=lambda item: (item[1], item[0]))[0]  # the surplus stays on the tightest host
+    common = reduce(and_, (index.free[number] for number, _ in chosen))
     grants = []
     for number, usable in chosen:
         gpus = need.per_host or usable - (surplus if number == tail else 0)
         host = index.hosts[number]
-        grants.append(Grant(host.name, choose(host, index.free[number], gpus)))
+        grants.append(Grant(host.name, choose(host, index.free[number], gpus, common)))
     racks = tuple(dict.fromkeys(index.hosts[number].rack for number, _ in chosen))
     return Placement(generation, racks, tuple(grants))

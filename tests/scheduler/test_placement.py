@@ -256,6 +256,44 @@ def test_islands_and_the_hca(taken, gpus, expected):
     assert place(snapshot, Gang("g", gpus)).grants[0].gpus == expected
 
 
+def gpus_of(answer):
+    return [grant.gpus for grant in answer.grants]
+
+
+@pytest.mark.parametrize(
+    ("taken", "gpus", "expected"),
+    [
+        ({"r0h1": range(6)}, 2, [(6, 7), (6, 7)]),
+        ({"r0h0": (0,), "r0h1": (1, 2)}, 4, [(3, 4, 5, 6)] * 2),
+        ({"r0h0": (0, 1, 2, 3), "r0h1": (4, 5, 6, 7)}, 2, [(4, 5), (0, 1)]),  # they have none in common
+        ({"r0h0": (7,), "r0h1": (0, 2, 4, 6, 7)}, 3, [(1, 3, 5)] * 2),
+        ({}, 3, [(0, 1, 2)] * 2),
+    ],
+)
+def test_hosts_give_the_same_gpus_if_they_can(taken, gpus, expected):
+    """Where each GPU has a NIC of its own, NCCL connects NICs of the same number without crossing switches."""
+    gang = Gang("g", 2 * gpus, constraints=Constraints(gpus_per_host=gpus))
+    for islands in ({}, {"nvlink": (tuple(range(8)),)}):
+        snapshot = Snapshot(cluster([8, 8], **islands), taken={host: tuple(some) for host, some in taken.items()})
+        assert gpus_of(place(snapshot, gang)) == expected
+
+
+def test_same_gpus_come_after_nvlink_and_the_hca():
+    taken = {"r0h1": (0, 1, 2, 3)}
+    gang = Gang("g", 4, constraints=Constraints(gpus_per_host=2))
+    near = Snapshot(cluster([8, 8], near_hca=(0, 1, 4, 5)), taken=taken)
+    assert gpus_of(place(near, gang)) == [(4, 5), (4, 5)]
+    near = Snapshot(cluster([8, 8], near_hca=(0, 1)), taken=taken)
+    assert gpus_of(place(near, gang)) == [(0, 1), (4, 5)]
+    islands = ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert gpus_of(place(Snapshot(cluster([8, 8], nvlink=islands), taken=taken), gang)) == [(4, 5), (4, 5)]
+
+
+def test_the_part_of_a_last_host_has_gpus_that_the_others_have():
+    answer = place(Snapshot(cluster([8, 8]), taken={"r0h1": (0, 1)}), Gang("g", 13))
+    assert gpus_of(answer) == [tuple(range(8)), (2, 3, 4, 5, 6)]
+
+
 def test_nvlink_only_counts_what_is_connected():
     snapshot = Snapshot(cluster([8, 8], **ISLANDS), taken={"r0h0": (0, 4)})
     gang = Gang("g", 7, constraints=Constraints(nvlink=True))
