@@ -14,7 +14,7 @@ from gpurun.launch.launchers import launcher_of
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.supervisor.causes import Cause, explained
 from gpurun.supervisor.ends import End
-from gpurun.supervisor.exit_codes import code_words
+from gpurun.supervisor.exit_codes import code_words, full_shm_words
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank, first_failed
 
@@ -99,13 +99,15 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
 
 def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> End:
     """Return the end with the last lines of the rank that failed first, which may show that the image lacks the
-    command.
+    command, or that ``/dev/shm`` was full.
     """
     if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
         return end
     failure = replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank))
     if not _lacks_command(failure, spec.command[0]):
-        return replace(end, failure=failure)
+        full = full_shm_words(failure.exit_code, (line.text for line in lines if line.rank == failure.rank))
+        reason = f"{end.reason}; {full}" if full else end.reason
+        return replace(end, reason=reason, failure=replace(failure, reason=reason if full else failure.reason))
     reason = f"the image {spec.image} has no {spec.command[0]}: {end.reason}"
     return replace(end, reason=reason, code=2, failure=replace(failure, reason=reason))
 
