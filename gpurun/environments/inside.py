@@ -58,7 +58,8 @@ def main(options: List[str]) -> int:
     )
     if code:
         return code
-    os.write(1, COMPILING)
+    sys.stdout.buffer.write(COMPILING)
+    sys.stdout.flush()
     subprocess.call(
         [
             python,

@@ -143,4 +143,4 @@ def _sign(descriptor: int) -> None:
     me = LockHolder(os.getpid(), user_name(os.getuid()), command_name(sys.argv), time.time())
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(me), 0)
+        durable.write_all(descriptor, msgspec.json.encode(me), 0)

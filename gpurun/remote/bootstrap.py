@@ -25,7 +25,7 @@ _START = (
     'sys.version_info<(3,8) and sys.exit("gpurun needs Python 3.8 or newer, this is "+sys.version.split()[0]);'
     "d=sys.stdin.buffer.read({size});"
     'f=os.memfd_create("gpurun-agent");'
-    "os.write(f,d);"
+    'o=open(f,"wb",closefd=False);o.write(d);o.close();'
     "del d;"
     'sys.path.insert(0,"/proc/self/fd/"+str(f));'
     "from gpurun.node.agent.serve import main;"

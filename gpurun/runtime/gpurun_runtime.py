@@ -28,6 +28,7 @@ _MIN_INTERVAL_S = 1.0
 
 _stopping = threading.Event()
 _last_s = 0.0
+_is_cut = False
 _told_rank = os.environ.get("HOROVOD_RANK")
 
 
@@ -136,6 +137,7 @@ def report(step: int, **metrics: float) -> None:
 
     If several ranks report a metric, the lowest rank counts.
     """
+    global _is_cut
     told = {"time": time.time(), "step": int(step), "metrics": {k: float(v) for k, v in metrics.items()}}
     _progress(step, None, metrics)
     folder = _rank_folder()
@@ -144,7 +146,8 @@ def report(step: int, **metrics: float) -> None:
     try:
         descriptor = os.open(os.path.join(folder, "m"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, (json.dumps(told) + "\n").encode())
+            line = ("\n" * _is_cut + json.dumps(told) + "\n").encode()
+            _is_cut = os.write(descriptor, line) < len(line)  # by a full disk: the next one is on a line of its own
         finally:
             os.close(descriptor)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -193,11 +194,12 @@ def make_like(descriptor: int, status: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it. Raises OSError."""
+def write_all(descriptor: int, data: bytes, position: int | None = None) -> None:
+    """Write all of it, at the file's own position or at another one. Raises OSError."""
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        written = os.write(descriptor, view) if position is None else os.pwrite(descriptor, view, position)
+        view, position = view[written:], None if position is None else position + written
 
 
 def append_line(path: StatePath, line: str, *, mode: int = 0o644) -> None:
@@ -207,13 +209,15 @@ def append_line(path: StatePath, line: str, *, mode: int = 0o644) -> None:
     writing just now may look torn: then an empty line parts the two.
 
     Raises:
-        StateError: it is not a file, or cannot be written.
+        StateError: it is not a file, or cannot be written whole.
     """
     descriptor = path.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     try:
         size = os.fstat(descriptor).st_size
         torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, f"{chr(10) if torn else ''}{line}\n".encode())
+        data = f"{chr(10) if torn else ''}{line}\n".encode()
+        if os.write(descriptor, data) < len(data):  # the rest would not be the same write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise told(error, path, "written") from error
     finally:

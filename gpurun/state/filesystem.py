@@ -22,7 +22,7 @@ import msgspec
 
 from gpurun.errors import StateError, StateUnavailable, UnsafeState
 from gpurun.msgspec_types import ready
-from gpurun.state import lock
+from gpurun.state import durable, lock
 from gpurun.state.clock import boot_id
 from gpurun.state.path import StatePath, may_pass
 from gpurun.state.shared import MARK
@@ -130,9 +130,11 @@ def check_locks(home: Path) -> None:
         _warn(home, mount)
     with suppress(OSError, StateError):  # else it is tried again next time
         descriptor = stamp.open_file(os.O_WRONLY | os.O_CREAT, 0o664)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, msgspec.json.encode(now))
-        os.close(descriptor)
+        try:
+            os.ftruncate(descriptor, 0)
+            durable.write_all(descriptor, msgspec.json.encode(now))
+        finally:
+            os.close(descriptor)
 
 
 def _read_stamp(path: StatePath) -> _Stamp | None:

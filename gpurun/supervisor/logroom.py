@@ -12,6 +12,8 @@ import errno
 import os
 from collections.abc import Callable
 
+from gpurun.state import durable
+
 LEAST_BYTES = 64 << 20
 """No limit is smaller: a log's end holds what a supervisor needs that continues it."""
 BLOCK_BYTES = 4096
@@ -76,7 +78,8 @@ class LogRoom:
                     self._next = size + self._limit // TRIES_PER_LIMIT
                 return
             whole = _to_line(descriptor, end, size)
-            os.pwrite(descriptor, _filled(self._note(whole - self.kept), begin - self.kept), self.kept)
+            note = _filled(self._note(whole - self.kept), begin - self.kept)
+            durable.write_all(descriptor, note, self.kept)
             self.gone = end
         finally:
             os.close(descriptor)
@@ -114,7 +117,7 @@ def _to_line(descriptor: int, offset: int, size: int) -> int:
         piece = os.pread(descriptor, 1 << 16, at)
         cut = piece.find(b"\n")
         used = cut + 1 if cut >= 0 else len(piece)
-        os.pwrite(descriptor, b"\n" * used, at)
+        durable.write_all(descriptor, b"\n" * used, at)
         at += used
         if cut >= 0 or not piece:
             break

@@ -43,7 +43,7 @@ def test_a_folder_is_made_as_a_job_would_and_left_empty_but_for_a_sign(tmp_path)
     assert facts(home / ".gpurun")["folder_fault"] == ""
 
 
-def failing(monkeypatch, number, where="write"):
+def failing(monkeypatch, number, where="pwrite"):
     """Let a call of the probe fail."""
 
     def fail(*_, **__):
@@ -52,7 +52,7 @@ def failing(monkeypatch, number, where="write"):
     monkeypatch.setattr(folder_facts.os, where, fail)
 
 
-@pytest.mark.parametrize("where", ["makedirs", "open", "write", "fsync"])
+@pytest.mark.parametrize("where", ["makedirs", "open", "pwrite", "fsync"])
 @pytest.mark.parametrize(
     ("number", "fault", "words"),
     [

@@ -6,6 +6,7 @@ import threading
 from typing import Any, Dict, List, Tuple
 
 from gpurun.node.agent import place
+from gpurun.node.folder.contents import write_all
 from gpurun.node.probe import folder_signs
 
 TRY_TIMEOUT_S = 25.0
@@ -84,7 +85,7 @@ def _write_one(folder: str) -> None:
     path = os.path.join(folder, ".probe." + os.urandom(8).hex())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, _SMALL)
+        write_all(descriptor, _SMALL, 0)
         _sync(descriptor)
     finally:
         os.close(descriptor)

@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 from gpurun.node.agent import frames
 from gpurun.node.agent.call import OpError
+from gpurun.node.folder.contents import write_all
 from gpurun.node.transfer.pace import Pace
 from gpurun.node.transfer.packing import Packs
 from gpurun.node.transfer.spool import CHUNK, Blob
@@ -54,7 +55,7 @@ def context(server: bool, certificate: str, key: str) -> ssl.SSLContext:
     # OpenSSL reads keys only from files: one in memory, which is gone when it is closed.
     memory = os.memfd_create("gpurun-tls")
     try:
-        os.write(memory, (key + certificate).encode("ascii"))
+        write_all(memory, (key + certificate).encode("ascii"), 0)
         made.load_cert_chain("/proc/self/fd/%d" % memory)
     finally:
         os.close(memory)
