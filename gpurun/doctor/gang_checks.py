@@ -12,8 +12,8 @@ from gpurun.doctor.host_checks import plain_addresses
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.model import FabricKind, Inventory
-from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
-from gpurun.launch.fabric_roce import candidates
+from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
+from gpurun.launch.fabric_roce import candidates, kind_of
 from gpurun.state.filesystem import is_shared
 
 CLOCK_WARNING_S = 1.0
@@ -34,6 +34,7 @@ def check_gang(inventory: Inventory, found: Found) -> Iterator[Finding]:
         if inventory.fabrics[fabric_name].kind is not FabricKind.TCP:
             yield from _hca_rate(hosts, inventory, fabric_name)
             yield from _gid_index(hosts, inventory, fabric_name)
+            yield from _gid_kind(hosts, inventory, fabric_name)
     for hosts in _groups(inventory, found, lambda name: inventory.by_name[name].generation).values():
         yield from _drivers(hosts)
     yield from check_clocks(found)
@@ -174,6 +175,27 @@ def _gid_index(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator
         "gid-table", Severity.NOTE, "the RoCE v2 GID's index", indices,
         lambda _: "nothing: gpurun sets it host by host. Never set NCCL_IB_GID_INDEX for the whole gang",
     )  # fmt: skip
+
+
+def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[Finding]:
+    """Check that hosts use RoCE addresses of one kind: a connection has the same kind at both ends.
+
+    A host with only link-local addresses is the one that lost its own.
+    """
+    fabric = inventory.fabrics[fabric_name]
+    if fabric.kind is not FabricKind.ROCE or fabric.gid_index is not None:
+        return
+    ports = {name: choose_ports(fabric, found) for name, found in hosts.items()}
+    kinds = {
+        name: kind_of(chosen[0].probed.gids, fabric) for name, chosen in ports.items() if chosen and chosen[0].probed
+    }
+    lost = tuple(name for name, kind in kinds.items() if kind == "link-local")
+    remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}, or the interface of the port"
+    if lost and len(lost) < len(kinds):
+        evidence = "its RoCE ports have only link-local addresses, those of other hosts have addresses of their own"
+        yield Finding("roce-gid", Severity.ERROR, lost, evidence, remedy)
+        kinds = {name: kind for name, kind in kinds.items() if name not in lost}
+    yield from _differing("roce-gid", Severity.ERROR, "the kind of RoCE addresses", kinds, lambda _: remedy)
 
 
 def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpurun.facts.hardware import Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind
-from gpurun.launch.fabric_roce import has_gid
+from gpurun.launch.fabric_roce import best_kind, has_gid, kind_of
 
 LINK_LAYER = {FabricKind.INFINIBAND: "InfiniBand", FabricKind.ROCE: "Ethernet"}
 
@@ -47,7 +47,9 @@ def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ..
     only with its like on other hosts, and NCCL cannot find out (NVIDIA/nccl issues 366, 836).
 
     If the inventory names no HCAs, these are the ports that work, of HCAs that are the nearest of some GPU of the host:
-    a NIC for storage or logins is farther away. Without facts, or if none of the fabric's ports works, exactly what the
+    a NIC for storage or logins is farther away. On RoCE, ports without an address of their own are left out if others
+    have one: the kernel gives each interface that is up a link-local one, which reaches no port that has another kind
+    (NVIDIA/nccl issue 769). Without facts, or if none of the fabric's ports works, exactly what the
     inventory says.
     """
     if facts is None:
@@ -62,6 +64,9 @@ def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ..
         reason = "active and nearest to the host's GPUs" if len(near) < len(facts.hcas) else reason
     if not working:
         return _named(fabric, "none of them works here; hcas of fabric")
+    if fabric.kind is FabricKind.ROCE and fabric.gid_index is None:
+        kind = best_kind(kind_of(port.gids, fabric) for _, port in working)
+        working = [(hca, port) for hca, port in working if kind_of(port.gids, fabric) == kind]
     return tuple(ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working)
 
 

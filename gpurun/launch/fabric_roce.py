@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpurun.facts.hardware import Gid
 from gpurun.inventory.model import Fabric
 
 ROCE_V2 = "RoCE v2"
+_KINDS = ("ipv4", "ipv6", "link-local", "")
+"""Kinds of addresses, the one that reaches most hosts first."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,17 @@ def has_gid(gids: tuple[Gid, ...], fabric: Fabric) -> bool:
     return any(gid.index == fabric.gid_index and gid.kind == ROCE_V2 for gid in gids)
 
 
+def kind_of(gids: tuple[Gid, ...], fabric: Fabric) -> str:
+    """Return the kind of address by which a job uses a port; empty if it has none."""
+    best = candidates(gids, fabric.interface)
+    return address_kind(best[0].address) if best else ""
+
+
+def best_kind(kinds: Iterable[str]) -> str:
+    """Return the kind that reaches most hosts."""
+    return min(kinds, key=_KINDS.index, default="")
+
+
 def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
     """RoCE v2 entries, best first: the fabric's interface, then IPv4, IPv6, link-local, then lowest index.
 
@@ -70,8 +83,7 @@ def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
     """
     v2 = [gid for gid in gids if gid.kind == ROCE_V2 and address_kind(gid.address)]
     own = [gid for gid in v2 if gid.interface == interface]
-    order = ("ipv4", "ipv6", "link-local")
-    return tuple(sorted(own or v2, key=lambda gid: (order.index(address_kind(gid.address)), gid.index)))
+    return tuple(sorted(own or v2, key=lambda gid: (_KINDS.index(address_kind(gid.address)), gid.index)))
 
 
 def address_kind(address: str) -> str:
