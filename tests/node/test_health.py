@@ -11,6 +11,7 @@ import time
 import pytest
 from waiting import until
 
+from gpurun.node.agent.call import Call
 from gpurun.node.job import container_watch, health
 
 XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
@@ -128,6 +129,25 @@ def test_what_the_kernel_says_while_a_watch_runs_is_its_own_whatever_the_stamp(l
     found = list(kernel_log.lines())
     assert [item["line"] for item in found] == [XID, XID + " ahead"]
     assert all(0.0 <= item["age_s"] < 30 for item in found)
+
+
+def test_after_a_failure_the_kernel_s_lines_since_the_watch_began_count_whatever_their_stamps(log, monkeypatch):
+    """Each of them, also one that the watch has told, and one that it has not read yet."""
+    monkeypatch.setenv("GPURUN_DEV", str(log.parent))
+    monkeypatch.setattr(health._Seen, "slowly", lambda *_: [])
+    call = Call(1, lambda *_: None, False, b"")
+    say(log, XID + " before", age_s=60)
+    watch = health.watch(call, "j-0000000e", [], 30)
+    assert next(watch) == []
+    say(log, XID, age_s=60)
+    assert [item["line"] for item in next(watch)] == [XID]
+    say(log, XID + " unread", age_s=60)
+    for _ in range(2):
+        found = health.recent(call, "j-0000000e", 30)
+        assert [item["line"] for item in found] == [XID, XID + " unread"] and found[0]["age_s"] < 30
+    assert health.recent(call, "j-0000000f", 30) == []  # nobody watched: only stamps tell what is new
+    watch.close()
+    assert health.recent(call, "j-0000000e", 30) == [] and health._logs == {}
 
 
 def test_ranks_that_have_ended_are_forgotten_after_a_while(monkeypatch):

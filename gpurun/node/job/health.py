@@ -5,9 +5,11 @@ Reads the kernel's log, NVML, free disk space, and what the kernel counts of the
 as they are; the head interprets them (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
 """
 
+import collections
 import os
 import re
 import stat
+import threading
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -40,13 +42,15 @@ class KernelLog:
     """``/dev/kmsg`` from some time on: one record per read (Documentation/ABI/testing/dev-kmsg).
 
     Of what the log has at the start, only the stamps tell what is new. They come from a clock that is never corrected:
-    after months of uptime it is a minute off. So what arrives later counts whatever its stamp.
+    after months of uptime it is a minute off. So what arrives later counts whatever its stamp. Thread-safe.
 
     If this user may not read it (``dmesg_restrict``), there are no lines. In the lab a regular file replaces it; lines
     without a record's prefix are skipped.
     """
 
     def __init__(self, age_s: float, path: str = "") -> None:
+        self._lock = threading.Lock()
+        self._told: "collections.deque[Dict[str, Any]]" = collections.deque(maxlen=10 * MOST_LINES)
         self._looked_s = time.monotonic()
         self._rest = b""
         try:
@@ -57,13 +61,22 @@ class KernelLog:
             self._fd = None
         self._old = [item for item in self._arrived() if item["age_s"] <= age_s]
 
-    def lines(self) -> Iterator[Dict[str, Any]]:
-        """Yield ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call, at most `MOST_LINES`."""
-        old, self._old = self._old, []
-        now_s = time.monotonic()
-        most_s, self._looked_s = now_s - self._looked_s, now_s
-        new = [{**item, "age_s": min(item["age_s"], most_s)} for item in self._arrived()]
-        yield from (old + new)[:MOST_LINES]
+    def lines(self) -> List[Dict[str, Any]]:
+        """Return ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call, at most `MOST_LINES`."""
+        with self._lock:
+            old, self._old = self._old, []
+            now_s = time.monotonic()
+            most_s, self._looked_s = now_s - self._looked_s, now_s
+            new = [{**item, "age_s": min(item["age_s"], most_s)} for item in self._arrived()]
+            found = (old + new)[:MOST_LINES]
+            self._told += [{**item, "at_s": now_s - item["age_s"]} for item in found]
+            return found
+
+    def all(self) -> List[Dict[str, Any]]:
+        """Return the last lines, those of earlier calls of `lines` too."""
+        self.lines()
+        with self._lock:
+            return [{"line": item["line"], "age_s": time.monotonic() - item["at_s"]} for item in self._told]
 
     def _arrived(self) -> Iterator[Dict[str, Any]]:
         for record in self._records():
@@ -104,9 +117,14 @@ class KernelLog:
 
     def close(self) -> None:
         """Close it."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+
+_logs: Dict[str, KernelLog] = {}
+"""Job → the log that its watch follows."""
 
 
 def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[Dict[str, Any]]]:
@@ -124,7 +142,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         ``{"kind": "filled", "what", "path", "free_bytes", "written_bytes"}``: the container filled a disk and was
         killed, ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
     """
-    log = KernelLog(age_s)
+    log = _logs[job] = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
     cards = job_parts.cards(job, gpus)
     seen, use = _Seen(job_parts.known_cards(job), ContainerWatch(job)), UseTally(cards)
@@ -150,21 +168,27 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
                 yield found
             call.check()
     finally:
+        if _logs.get(job) is log:
+            del _logs[job]
         log.close()
         if nvml is not None:
             nvml.close()
 
 
 def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
-    """Return problems of the last `age_s` seconds in the kernel's log, of the disks and of the container, after an
-    attempt has failed.
+    """Return problems in the kernel's log, of the disks and of the container, after an attempt has failed.
+
+    Args:
+        age_s: without a watch: older lines of the kernel's log are ignored. With one, it knows what is new.
     """
-    log = KernelLog(age_s)
+    watched = _logs.get(job)
+    log = KernelLog(age_s) if watched is None else watched
     seen = _Seen(job_parts.known_cards(job), ContainerWatch(job))
     try:
-        return seen.slowly(job) + seen.container.counts() + [_named(item, job, seen) for item in log.lines()]
+        return seen.slowly(job) + seen.container.counts() + [_named(item, job, seen) for item in log.all()]
     finally:
-        log.close()
+        if watched is None:
+            log.close()
 
 
 class _Seen:
