@@ -208,10 +208,12 @@ class RecipeKeys(TypedDict, total=False):
         OutputsPath,
         means(
             "a folder in the container that survives restarts (`$GPURUN_OUTPUTS`). Each host has its own, and every "
-            "rank may write to it. gpurun copies all of them to the head; if several hosts have a file, the head keeps "
-            "the newest. The next attempt gets the folder back: on all hosts, with `horovod` on rank 0's. Write a "
-            "checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each save: a "
-            "host may fail in the middle of a save. gpurun does not copy pipes, sockets and devices, and names them",
+            "rank may write to it. gpurun copies all of them to the head. If files of one name differ, the first host "
+            "in rank order has the name, and the others' are kept as `NAME.HOST`. The next attempt gets the folder "
+            "back: on all hosts, with `horovod` on rank 0's; each host gets its own version of such files, and a new "
+            "host the first one's. Write a checkpoint beside its name and rename it, or call "
+            "`gpurun_runtime.checkpointed(step)` after each save: a host may fail in the middle of a save. gpurun does "
+            "not copy pipes, sockets and devices, and names them",
             "/checkpoints",
         ),
     ]

@@ -402,6 +402,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "images.prune": AnswerTypes(list[PlacedImage]),
     "outputs.list": AnswerTypes(ListedOutputs),
     "outputs.read": AnswerTypes(),
+    "outputs.sums": AnswerTypes(),
     "outputs.write": AnswerTypes(fields(files=Count)),
     "outputs.remove": AnswerTypes(),
     "probe.facts": AnswerTypes(CONVERTED_BY_FACTS),

@@ -67,7 +67,7 @@ class SupervisedJob:
         self.image_ids: dict[str, str] = {}  # what each host's engine calls the image
         self.state_id = state_id(home)
         self.lost: tuple[Lease, LeaseLock] | None = None
-        self.outputs = HeadCopy(self.folder, self.spec.outputs_limit)
+        self.outputs = HeadCopy(self.folder, self.spec.outputs_limit, is_elastic=self.spec.min_gpus is not None)
         self.asked = Asked(home, lease.job)
         self.drains = DrainWatch(home, lambda: self.lease)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
@@ -272,6 +272,7 @@ class SupervisedJob:
             uid=said["uid"], gid=said["gid"], user=said["user"], folder=said["folder"], hostname=said["hostname"],
             address=address or "127.0.0.1", sshd=said["sshd"], docker_host=said["docker_host"],
             groups=tuple((gid, name) for gid, name in said["groups"]),
+            names=tuple((name, at) for name, at in said["names"]),
         )  # fmt: skip
 
     def request(self) -> CancelRequest | None:

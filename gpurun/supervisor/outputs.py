@@ -32,7 +32,8 @@ from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.outputs_generations import is_complete
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought, list_outputs
-from gpurun.supervisor.outputs_plan import IN_THE_WAY, is_changing, is_same, lacking, left_of
+from gpurun.supervisor.outputs_plan import IN_THE_WAY, is_changing, lacking, left_of
+from gpurun.supervisor.outputs_versions import is_same
 
 TRIES = 3
 AGAIN_S = 0.5
@@ -54,9 +55,9 @@ def send_outputs(job: SupervisedJob) -> None:
             if is_whole:
                 mine = job.outputs.entries()
                 job.links.each(lambda agent: _remove_others(job, agent, mine), job.hosts).raise_first()
-            if mine := job.outputs.entries():
-                there = job.links.each(lambda agent: _send(job, agent, mine), readers).raise_first()
-                job.outputs.gave(mine, [there[host] for host in readers])
+            mine = job.outputs.entries()
+            there = job.links.each(lambda agent: _send(job, agent, mine), readers if mine else ()).raise_first()
+            job.outputs.gave(mine, [there[host] for host in readers if host in there])
     except OSError as error:
         raise failed(told(error, job.folder.path / "outputs", "read")) from error
     except GpurunError as error:
@@ -65,6 +66,7 @@ def send_outputs(job: SupervisedJob) -> None:
 
 def _remove_others(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> None:
     """Remove a host's outputs of earlier attempts if they hold anything that the head's copy does not."""
+    mine, _ = job.outputs.of_host(mine, agent.host)
     theirs = list_outputs(agent, job.lease.job, force=True)
     if theirs is not None and any(
         path not in mine or not is_same(mine[path], entry) for path, entry in theirs.entries.items()
@@ -73,11 +75,12 @@ def _remove_others(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed])
 
 
 def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostOutputs:
+    mine, names = job.outputs.of_host(mine, agent.host)
     theirs = list_outputs(agent, job.lease.job, force=True) or HostOutputs(agent.host, {})
     sent = lacking(mine, theirs.entries)
     if not sent:
         return theirs
-    payload = batches.packed(job.outputs.contents_of(sent))
+    payload = batches.packed(job.outputs.contents_of(sent, names))
     written = None
     for reply in agent.stream("outputs.write", job=job.lease.job, attempt=job.lease.attempt, payload_in=payload):
         written = reply.value
@@ -114,6 +117,9 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
             time.sleep(AGAIN_S)
         if is_complete(unbrought, frozenset()):
             job.outputs.keeper.forget()
+    job.outputs.tell_of_versions()
+    for text in job.outputs.keeper.notes():
+        job.note(text)
     left = left_of(unbrought)
     if left != job.record.outputs_left:
         job.amend(outputs_left=left)
@@ -129,7 +135,7 @@ def collect_leaving(
 ) -> Sequence[Unbrought]:
     """Copy the outputs of hosts that leave a gang to the head, and remove them there. Idempotent.
 
-    Also copies the members' outputs: if several hosts have a file, the head keeps the newest.
+    Also copies the members' outputs: what hosts have under one name is compared.
 
     Returns:
         Outputs of `leaving` that the head does not have. These hosts keep all of their outputs.
@@ -262,7 +268,7 @@ def copy_outputs(
     unbrought: Sequence[Unbrought] = ()
     if not asked.failed and copy.keeper.look(look_s, found):
         with copy.alone():
-            copy.keeper.keep()
+            copy.keeper.keep(copy.versions)
     if found and tuple(found) != copy.seen and not (at_rest and not copy.keeper.looks.is_at_rest):
         agents = {each.host: job.links.agent(each.host) for each in found}
         with copy.alone():
@@ -274,7 +280,7 @@ def copy_outputs(
             else:
                 copy.keeper.copied(look_s, unbrought)
                 if copy.keeper.has_one_file:
-                    copy.keeper.keep()
+                    copy.keeper.keep(copy.versions)
     for error in asked.failed.values():
         raise error
     return [each for each in unbrought if each.no_room or each.why == IN_THE_WAY]

@@ -19,13 +19,14 @@ from gpurun.node.folder.making import Maker
 from gpurun.state import syncing
 from gpurun.state.path import may_pass
 from gpurun.supervisor.outputs_plan import CopyPlan
+from gpurun.supervisor.outputs_versions import Version, Versions
 
 CHANGES, DRAFT = b"changes", b"changes.new"
 SYNCED_ONE_BY_ONE = 100
 
 Change = Mapping[str, Any]
-"""``{"rm": path}``; ``{"put": path}``, a file or folder that has arrived; ``{"twin": path, "of": path}``; or a folder
-or link (`Listed.header`)."""
+"""``{"rm": path}``; ``{"put": path}``, a file or folder that has arrived; ``{"twin": path, "of": path}``; a folder or
+link (`Listed.header`); or ``{"version": name, "of": path, "host": host}``, a fact about the copy (`Version`)."""
 
 
 def changes_of(old: Mapping[str, Listed], plan: CopyPlan, brought: Collection[str]) -> list[Change]:
@@ -33,10 +34,10 @@ def changes_of(old: Mapping[str, Listed], plan: CopyPlan, brought: Collection[st
 
     Args:
         old: the entries of the present copy.
-        brought: planned files that have arrived. Of the others, the present version stays if it is a file.
+        brought: planned and moved files that have arrived. Of the others, the present content stays if it is a file.
     """
     made = {entry.path: entry for entry in plan.made}
-    fetched = [entry.path for wanted in plan.fetched.values() for entry in wanted]
+    fetched = [*(entry.path for wanted in plan.fetched.values() for entry in wanted), *plan.moved]
     stay = {path for path in (*fetched, *plan.twins) if path in old and old[path].kind == "file"}
     twins = {path: first for path, first in plan.twins.items() if first in brought}
     files = {*plan.kept, *(path for path in fetched if path in brought), *twins, *stay}
@@ -124,6 +125,7 @@ def make(changes: Sequence[Change], top: int, arrived: below.Cursor) -> Iterator
     Raises:
         OSError: the disk is full or broken.
     """
+    changes = [change for change in changes if "version" not in change]
     with Maker(top) as maker:
         for change in changes:
             path = _path(change)
@@ -136,6 +138,20 @@ def make(changes: Sequence[Change], top: int, arrived: below.Cursor) -> Iterator
                     yield path, error
         maker.close_folders()
     _sync(changes, top)
+
+
+def of_versions(versions: Versions) -> list[Change]:
+    """Return the changes that record which versions the copy then holds."""
+    return [{"version": name, "of": version.path, "host": version.host} for name, version in versions.items()]
+
+
+def versions_in(changes: Sequence[Change]) -> Versions:
+    """Return the versions that the changes record."""
+    return {
+        str(change["version"]): Version(str(change["host"]), str(change["of"]))
+        for change in changes
+        if "version" in change
+    }
 
 
 def _path(change: Change) -> str:

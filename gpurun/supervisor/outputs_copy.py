@@ -9,35 +9,39 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from gpurun.errors import HostFailure
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.usage import measure
-from gpurun.node.agent import frames
-from gpurun.node.agent.call import OpError
-from gpurun.node.folder import batches, below, contents
+from gpurun.node.folder import below, contents
 from gpurun.node.folder.batches import Item
-from gpurun.node.folder.beginnings import Begun
 from gpurun.node.folder.contents import Listed
-from gpurun.node.folder.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.own_lock import open_own_lock
-from gpurun.state.path import may_pass, told
+from gpurun.state.path import told
 from gpurun.supervisor import outputs_changes, outputs_whole
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
-from gpurun.supervisor.outputs_changes import Change, changes_of
+from gpurun.supervisor.outputs_changes import Change, changes_of, of_versions
+from gpurun.supervisor.outputs_fetching import Arrival
 from gpurun.supervisor.outputs_keeping import Keeper
-from gpurun.supervisor.outputs_listed import COPIED, SILENCE_S, HostOutputs, Unbrought
-from gpurun.supervisor.outputs_plan import (
-    CopyPlan,
-    Origin,
-    is_changing,
-    is_same,
-    plan_copy,
-)
+from gpurun.supervisor.outputs_known import read_given, read_versions, write_given, write_versions
+from gpurun.supervisor.outputs_listed import COPIED, HostOutputs, Unbrought
+from gpurun.supervisor.outputs_plan import is_changing, plan_copy
 from gpurun.supervisor.outputs_room import OutputsRoom
+from gpurun.supervisor.outputs_sums import ask_sums
+from gpurun.supervisor.outputs_versions import (
+    Given,
+    Origin,
+    Shares,
+    Sums,
+    Versions,
+    is_as_given,
+    of_host,
+    share,
+)
 
 OUTPUTS = b"outputs"
 
@@ -47,6 +51,7 @@ class HeadCopy:
 
     Args:
         limit: its largest size in bytes; None = as much as the disk can hold.
+        is_elastic: see `outputs_versions.share`.
 
     Attributes:
         seen: what the hosts had when the copy was made; empty if it does not hold all of that.
@@ -54,11 +59,14 @@ class HeadCopy:
         keeper: keeps whole states of the copy.
     """
 
-    def __init__(self, folder: JobFolder, limit: int | None = None) -> None:
+    def __init__(self, folder: JobFolder, limit: int | None = None, *, is_elastic: bool = False) -> None:
         self._folder = folder
         self._limit = limit
+        self._is_elastic = is_elastic
         self._origins: dict[str, Origin] = {}
-        self._given: dict[str, Mapping[str, Listed]] = {}
+        self._given: Given | None = None
+        self._versions: Versions | None = None
+        self._sums: Sums = {}
         self.seen: tuple[HostOutputs, ...] = ()
         self.listed: dict[str, HostOutputs] = {}
         self.keeper = Keeper(folder, limit)
@@ -121,9 +129,12 @@ class HeadCopy:
             mine = _held(_old(stack, home), has_sizes=late or self._limit is not None)
             came_before = measure(self._folder.path / os.fsdecode(NAME)).total
             room = OutputsRoom(home, self._limit, came_before)
-            plan = plan_copy(mine, hosts, self._origins, onto=onto, late=late, given=self._given, room=room)
+            before, shares = self.versions, self._share(mine, agents, hosts, late=late, force=force)
+            plan = plan_copy(mine, hosts, self._origins, shares, self.given, onto=onto, late=late, room=room)
             arriving = stack.enter_context(Arriving(home))
-            arrival = _Arrival(arriving, room, job=self._folder.id, force=force, cancelled=cancelled)
+            arrival = Arrival(arriving, room, shares.versions, job=self._folder.id, force=force, cancelled=cancelled)
+            if plan.moved and (top := _old(stack, home)) is not None:
+                arriving.link_all(top, plan.moved)
             try:
                 arrival.fetch_all(plan, agents)
                 arriving.end()
@@ -134,14 +145,73 @@ class HeadCopy:
                 if not arriving.break_off():
                     discard(home)
                 raise
-            refused = self._make(home, changes_of(mine, plan, arrival.origins.keys()))
+            changes = changes_of(mine, plan, {*arrival.origins, *plan.moved})
+            refused = self._make(home, [*changes, *of_versions(shares.versions)])
             discard(home)
         arrival.refused(refused)
-        unbrought = (*(each for host in hosts for each in host.unbrought), *plan.unfit, *arrival.unbrought)
-        kept = {path: self._origins[path] for path in plan.kept if path in self._origins}
-        self._origins = {**kept, **arrival.origins}
+        self.tell_of_versions(before)
+        unbrought = (
+            *(each for host in hosts for each in host.unbrought),
+            *(_by_path(each, shares.versions) for each in (*plan.unfit, *arrival.unbrought)),
+        )
+        asked = (entry.path for wanted in plan.fetched.values() for entry in wanted)  # what has not come stays
+        kept = {path: self._origins[path] for path in (*plan.kept, *asked, *plan.twins) if path in self._origins}
+        links = {
+            name: (version.host, entry.marks)
+            for name, version in shares.versions.items()
+            if (entry := shares.hosts.get(version.host, {}).get(name)) is not None and entry.kind == "link"
+        }
+        self._origins = {**kept, **links, **arrival.origins}
         self.seen = () if is_changing(arrival.unbrought) else tuple(hosts)
         return unbrought
+
+    def _share(
+        self, mine: Mapping[str, Listed], agents: Mapping[str, Agent], hosts: Sequence[HostOutputs], *, late: bool,
+        force: bool,
+    ) -> Shares:  # fmt: skip
+        """Decide what each host gives, and compare contents where that is needed."""
+        said = [each for each in hosts if each.host in agents]
+        decide = partial(
+            share, mine, said, self._origins, versions=self.versions, given=self.given, late=late,
+            is_elastic=self._is_elastic,
+        )  # fmt: skip
+        shares = decide(sums=self._sums)
+        if shares.doubtful:
+            self._sums = {**self._sums, **ask_sums(agents, shares.doubtful, self._folder.id, force=force)}
+            shares = decide(sums=self._sums)
+            there = {each.host: each.entries for each in hosts}
+            self._sums = {at: sum_ for at, sum_ in self._sums.items() if at[1] in there.get(at[0], {})}
+        return shares
+
+    def tell_of_versions(self, before: Versions | None = None) -> None:
+        """Say once that hosts have different files of one name.
+
+        Args:
+            before: those of an earlier copy. What is not among them may be gone in the next copy: ranks save one after
+                the other.
+        """
+        own = sorted(name for name, version in self.versions.items() if name != version.path)
+        if lasting := [name for name in own if before is None or name in before]:
+            of = self.versions[lasting[0]]
+            more = f", and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+            self.keeper.say(
+                "versions",
+                f"hosts have different files of one name: {of.path!r} of {of.host} is kept as {lasting[0]!r}{more}",
+            )
+
+    @property
+    def versions(self) -> Versions:
+        """Return which names of the copy hold versions of several hosts."""
+        if self._versions is None:
+            self._versions = read_versions(self._folder.path)
+        return self._versions
+
+    @property
+    def given(self) -> Given:
+        """Return what hosts got of the copy when the attempt began."""
+        if self._given is None:
+            self._given = read_given(self._folder.path)
+        return self._given
 
     def _make(self, home: int, changes: Sequence[Change]) -> list[tuple[str, OSError]]:
         """Make changes to the copy, after their files have arrived; return those that the file system refuses."""
@@ -159,6 +229,8 @@ class HeadCopy:
             cursor = stack.enter_context(below.Cursor(_opened(stack, below.open_folder(arriving, NEW)), below.CHANGE))
             refused = list(outputs_changes.make(changes, top, cursor))
         durable.sync_folder(self._folder.path)
+        self._versions = outputs_changes.versions_in(changes)
+        write_versions(self._folder.path, self._versions)
         os.unlink(outputs_changes.CHANGES, dir_fd=arriving)
         syncing.sync_open_folder(arriving)
         return refused
@@ -189,7 +261,8 @@ class HeadCopy:
                 return False
             discard(home)
             os.mkdir(NAME, 0o700, dir_fd=home)
-            changes = outputs_whole.back(home, *found, _opened(stack, below.open_folder(home, NAME)))
+            arriving = _opened(stack, below.open_folder(home, NAME))
+            changes = outputs_whole.back(home, *found, arriving, self.versions)
             self._make(home, changes)
             discard(home)
         return True
@@ -201,159 +274,41 @@ class HeadCopy:
             mine: what the copy holds.
             hosts: the hosts that received it, in rank order.
         """
+        self._given = write_given(self._folder.path, mine, self.versions, hosts, is_elastic=self._is_elastic)
         for each in reversed(hosts):
-            same = {path: there for path, there in each.entries.items() if path in mine and is_same(mine[path], there)}
-            self._given[each.host] = same
-            self._origins.update((path, (each.host, there.marks)) for path, there in same.items())
+            _, names = self.of_host(mine, each.host)
+            given = self._given.get(each.host, {})
+            for path, there in each.entries.items():
+                if is_as_given(given.get(name := names.get(path, path)), there):
+                    self._origins[name] = (each.host, there.marks)
 
     def entries(self) -> Mapping[str, Listed]:
         """Return what the copy holds; nothing if there is none."""
         with ExitStack() as stack:
             return _held(_old(stack, _opened(stack, self._folder.path.open_folder())), has_sizes=True)
 
-    def contents_of(self, entries: Sequence[Listed]) -> Iterator[Item]:
-        """Yield entries as frames, each file's followed by its content."""
+    def of_host(self, mine: Mapping[str, Listed], host: str) -> tuple[Mapping[str, Listed], Mapping[str, str]]:
+        """Return what a host gets of the copy; see `outputs_versions.of_host`."""
+        return of_host(mine, self.versions, host, is_elastic=self._is_elastic)
+
+    def contents_of(self, entries: Sequence[Listed], names: Mapping[str, str]) -> Iterator[Item]:
+        """Yield entries as frames, each file's followed by its content.
+
+        Args:
+            names: those entries' names in the copy that are not their paths.
+        """
         with ExitStack() as stack:
             top = _opened(stack, below.open_folder(_opened(stack, self._folder.path.open_folder()), OUTPUTS))
             cursor = stack.enter_context(below.Cursor(top, below.READ))
             for number, entry in enumerate(entries):
                 yield entry.header(), b""
                 if entry.kind == "file":
-                    parts = below.parts_of(entry.path)
+                    parts = below.parts_of(names.get(entry.path, entry.path))
                     descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1], force=True)
                     try:
                         yield from contents.content(number, descriptor, status)
                     finally:
                         os.close(descriptor)
-
-
-class _Arrival:
-    """Fetches the files that the next copy needs."""
-
-    def __init__(
-        self, arriving: Arriving, room: OutputsRoom, *, job: str, force: bool, cancelled: Callable[[], bool]
-    ) -> None:
-        self._arriving = arriving
-        self._room = room
-        self._came = 0
-        self._job = job
-        self._force = force
-        self._cancelled = cancelled
-        self.unbrought: list[Unbrought] = []
-        self.origins: dict[str, Origin] = {}
-
-    def fetch_all(self, plan: CopyPlan, agents: Mapping[str, Agent]) -> None:
-        """Fetch every planned file, from an earlier copy's files or from its host."""
-        left = {host: self._resume(host, wanted) for host, wanted in plan.fetched.items()}
-        self._arriving.forget_others()
-        for host, (lacking, begun) in left.items():
-            if lacking:
-                self._arriving.of(host)
-                self._fetch(agents[host], lacking, begun)
-        for path, first in plan.twins.items():
-            if first in self.origins:
-                self.origins[path] = self.origins[first]
-
-    def refused(self, refused: Sequence[tuple[str, OSError]]) -> None:
-        """Report what the head's file system refuses, with everything below it."""
-        for path, error in refused:
-            lost = [path, *(name for name in self.origins if name.startswith(f"{path}/"))]
-            for name in lost:
-                host, _ = self.origins.pop(name, ("", []))
-                self.unbrought.append(Unbrought(host, name, f"cannot be kept on the head ({error.strerror})"))
-
-    def _resume(self, host: str, wanted: Sequence[Listed]) -> tuple[list[Listed], Mapping[str, Begun]]:
-        """Return the files that a host must still send, and their beginnings that are here."""
-        lacking, begun = [], {}
-        for entry in wanted:
-            left = self._arriving.resume(host, entry, check=lambda: self._check(host))
-            if left is True:
-                held = self._arriving.held(entry.path)
-                if refused := self._room.refuses(entry, held, 0):
-                    self._arriving.remove(entry.path)
-                    self.unbrought.append(Unbrought(host, entry.path, refused, no_room=True))
-                    continue
-                self._room.end(entry, held)
-                self.origins[entry.path] = (host, entry.marks)
-                continue
-            lacking.append(entry)
-            if left:
-                begun[entry.path] = left
-        return lacking, begun
-
-    def _check(self, host: str) -> None:
-        if self._cancelled():
-            raise HostFailure("the copy was cancelled", host=host)
-
-    def _fetch(self, agent: Agent, wanted: Sequence[Listed], begun: Mapping[str, Begun]) -> None:
-        """Fetch files from one host."""
-        asked = batches.packed((_question(entry, begun.get(entry.path)), b"") for entry in wanted)
-        stream = agent.stream("outputs.read", job=self._job, force=self._force, payload_in=asked, silence_s=SILENCE_S)
-        receiver, number, is_refused = Receiver(self._arriving), 0, False
-
-        def pieces() -> Iterator[bytes]:
-            for reply in stream:
-                self._check(agent.host)
-                yield reply.payload
-
-        try:
-            for frame in batches.unpacked(pieces()):
-                if number == len(wanted) or frame.header.get("n") != number:
-                    raise OpError("corrupt", "it sends files that nobody asked for")
-                ended, is_refused = self._take(agent.host, wanted[number], receiver, frame, is_refused)
-                number += ended
-        except OpError as error:
-            self._arriving.distrust(agent.host)
-            name = f"{wanted[number].path!r:.200}: " if number < len(wanted) else ""
-            raise HostFailure(f"what it sent is not its outputs: {name}{error.message}", host=agent.host) from error
-        except _NoRoomError as error:
-            for entry in wanted[number:]:
-                self.unbrought.append(Unbrought(agent.host, entry.path, f"{error}", no_room=True))
-                self._arriving.forget(entry.path)
-            return
-        finally:
-            stream.close()
-        if number < len(wanted):
-            raise HostFailure(f"it sent {number} of {len(wanted)} files", host=agent.host)
-
-    def _take(
-        self, host: str, entry: Listed, receiver: Receiver, frame: frames.Frame, is_refused: bool
-    ) -> tuple[bool, bool]:
-        """Take one frame; return whether the file's content has ended, and whether to skip the rest of it."""
-        header, payload = frame
-        ends = "whole" in header or "sha" in header or "gone" in header
-        if is_refused:
-            return ends, not ends
-        self._came += len(payload)
-        if refused := self._room.refuses(entry, self._came, len(payload)):
-            receiver.forget()
-            self._came = 0
-            raise _NoRoomError(refused)
-        try:
-            why = receiver.take(entry, header, payload)
-        except OSError as error:
-            if may_pass(error):
-                raise  # it ends everything; what else the head's file system refuses is one name
-            self.unbrought.append(Unbrought(host, entry.path, f"cannot be kept on the head ({error.strerror})"))
-            receiver.forget()
-            self._arriving.forget(entry.path)
-            self._came = 0
-            return ends, not ends
-        self._came += header.get("from", 0)  # the receiver knows that so much is there
-        if why is None:
-            return False, False
-        if why:
-            self.unbrought.append(Unbrought(host, entry.path, why))
-            self._arriving.forget(entry.path)
-        else:
-            self._room.end(entry, self._came)
-            self.origins[entry.path] = (host, receiver.marks)
-        self._came = 0
-        return True, False
-
-
-class _NoRoomError(Exception):
-    """What arrives does not fit, so no more of this host is taken."""
 
 
 def _opened(stack: ExitStack, descriptor: int) -> int:
@@ -377,7 +332,7 @@ def _held(top: int | None, *, has_sizes: bool) -> Mapping[str, Listed]:
     return {entry.path: entry for entry in found if entry.kind in COPIED}
 
 
-def _question(entry: Listed, begun: Begun | None) -> dict[str, Any]:
-    if begun is None:
-        return {"p": entry.path}
-    return {"p": entry.path, "marks": begun.marks, "at": begun.size, "sha": begun.sha}
+def _by_path(unbrought: Unbrought, versions: Versions) -> Unbrought:
+    """Return something by its path on its host, not by its name in the copy."""
+    version = versions.get(unbrought.path)
+    return unbrought if version is None else replace(unbrought, path=version.path)

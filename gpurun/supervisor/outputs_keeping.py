@@ -12,6 +12,7 @@ from gpurun.jobs.usage import measure
 from gpurun.supervisor import outputs_whole
 from gpurun.supervisor.outputs_generations import REST_S, OutputsSeen, is_complete, same_state
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
+from gpurun.supervisor.outputs_versions import Versions, names_of
 from gpurun.supervisor.outputs_whole import About
 
 NEVER_S = 300.0
@@ -52,7 +53,7 @@ class Keeper:
         if self.is_kept or looks.rested_s >= REST_S or self._rested_s is None:
             self._rested_s = at_s if hosts else None
         elif at_s - self._rested_s >= NEVER_S:
-            self._say(
+            self.say(
                 "never",
                 f"the outputs never rest for {REST_S:g} s, so the head has no whole copy of their newest state:"
                 " call gpurun_runtime.checkpointed(step) after each save, or save less often",
@@ -75,21 +76,26 @@ class Keeper:
         looks = self.looks
         return self._copied_s == looks.at_s and looks.is_one_file and is_complete(self._left, looks.logs)
 
-    def keep(self) -> None:
-        """Make the head's copy, which is whole, the newest generation. If the disk refuses, say so."""
-        logs = tuple(sorted({path for _, path in self.looks.logs}))
+    def keep(self, versions: Versions) -> None:
+        """Make the head's copy, which is whole, the newest generation. If the disk refuses, say so.
+
+        Args:
+            versions: those of the copy.
+        """
+        names = {host: names_of(host, versions) for host in self.looks.hosts}
+        logs = tuple(sorted({names[host].get(path, path) for host, path in self.looks.logs}))
         home = self._folder.path.open_folder()
         try:
-            outputs_whole.keep(home, self._folder.path.plain, About(time.time(), self.looks.step, logs))
+            outputs_whole.keep(home, self._folder.path.plain, About(time.time(), self.looks.step, logs, versions))
         except OSError as error:
-            self._say("kept", f"the head keeps no whole copy of the outputs: {error.strerror or error}")
+            self.say("kept", f"the head keeps no whole copy of the outputs: {error.strerror or error}")
             return
         finally:
             os.close(home)
         self._kept, self.is_kept = self.looks, True
         if logs:
             more = f" and {len(logs) - 3} others" if len(logs) > 3 else ""
-            self._say(
+            self.say(
                 "logs",
                 f"{', '.join(map(repr, logs[:3]))}{more} changes all the time: a restart gets it as it last came, and"
                 " everything else as it was when nothing changed",
@@ -121,7 +127,7 @@ class Keeper:
         finally:
             os.close(home)
         self._kept, self.is_kept = None, False
-        self._say("room", "the newest outputs need the room of the last whole copy, which is removed")
+        self.say("room", "the newest outputs need the room of the last whole copy, which is removed")
         return True
 
     def _is_over_limit(self) -> bool:
@@ -140,7 +146,8 @@ class Keeper:
         finally:
             os.close(home)
 
-    def _say(self, what: str, text: str) -> None:
+    def say(self, what: str, text: str) -> None:
+        """Note something once."""
         if what not in self._told:
             self._told.add(what)
             self._notes.append(text)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from gpurun.jobs.record import OutputsLeft
 from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
 from gpurun.supervisor.outputs_room import OutputsRoom
+from gpurun.supervisor.outputs_versions import Given, Origin, Shares, is_as_given, is_same
 
 FIRST = 5
 """So many of the files that could not be brought are named."""
 
 IN_THE_WAY = "stays on its host: one host has a folder of this name, another has none"
-
-Origin = tuple[str, list[int]]
-"""Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
-Given = Mapping[str, Mapping[str, Listed]]
-"""What hosts got back of the head's copy when the attempt began, as it was there then: by host and path."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +26,7 @@ class CopyPlan:
         kept: files that stay as they are in the present copy.
         fetched: the files to fetch from each host.
         twins: files that are hard links of a fetched file, and of which one.
+        moved: files of the present copy that get other names: new names, and the present ones.
         unfit: what does not fit on the head, and what is in a folder where another host has a newer file or link.
     """
 
@@ -38,6 +34,7 @@ class CopyPlan:
     kept: Sequence[str]
     fetched: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
     twins: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
     unfit: Sequence[Unbrought] = ()
 
 
@@ -45,26 +42,28 @@ def plan_copy(
     old: Mapping[str, Listed],
     hosts: Sequence[HostOutputs],
     origins: Mapping[str, Origin],
+    shares: Shares,
+    given: Given,
     *,
     onto: bool,
     late: bool = False,
-    given: Given = MappingProxyType({}),
     room: OutputsRoom | None = None,
 ) -> CopyPlan:
     """Plan how the head's copy becomes what the hosts have.
 
     Args:
         old: what the present copy holds.
-        hosts: in rank order. Of files with the same path the newest is taken; of equally new ones, the first host's. A
-            folder is taken before files and links, and these stay on their hosts: no folder's content is dropped.
+        hosts: in rank order. A folder is taken before files and links, and these stay on their hosts: no folder's
+            content is dropped.
         origins: the hosts of files in the present copy, as far as known.
+        shares: what each host gives, by its name in the copy.
+        given: if one host has changed or removed a given file, do not take it back from a host that has not touched it.
         onto: keep what the present copy also has, unless it came from one of these hosts.
         late: the hosts were lost for a while: keep newer files that the present copy has since got from others.
-        given: if one host has changed or removed a given file, do not take it back from a host that has not touched it.
         room: the copy's largest size; None = unlimited. Of a file that does not fit, the copy keeps the older version.
     """
-    wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
-    planner = _Planner(old, origins, room)
+    wanted = _wanted(old, shares, origins, onto, late, given)
+    planner = _Planner(old, origins, shares.moved, room)
     planner.hold(wanted)
     planner.leave_what_folders_replace(hosts, wanted)
     for path in sorted(wanted, key=lambda path: path.replace("/", "\0")):
@@ -75,9 +74,17 @@ def plan_copy(
 class _Planner:
     """Decides entry by entry, each folder before its content."""
 
-    def __init__(self, old: Mapping[str, Listed], origins: Mapping[str, Origin], room: OutputsRoom | None) -> None:
+    def __init__(
+        self,
+        old: Mapping[str, Listed],
+        origins: Mapping[str, Origin],
+        moved: Mapping[str, str],
+        room: OutputsRoom | None,
+    ) -> None:
         self._old = old
         self._origins = origins
+        self._moving = moved
+        self._moved: dict[str, str] = {}
         self._room = room
         self._made: list[Listed] = []
         self._kept: list[str] = []
@@ -122,7 +129,9 @@ class _Planner:
             self._folders.update([path] if entry.kind == "dir" else [])
 
     def _add_file(self, path: str, host: str, entry: Listed) -> None:
-        if self._is_kept(host, entry):
+        if path in self._moving:
+            self._moved[path] = self._moving[path]
+        elif self._is_kept(host, entry):
             self._kept.append(path)
         elif (first := self._first_of.setdefault((host, entry.mark), path)) != path:
             if first in self._unfit:
@@ -151,42 +160,53 @@ class _Planner:
 
     def plan(self) -> CopyPlan:
         """Return the plan."""
-        return CopyPlan(self._made, self._kept, self._fetched, self._twins, (*self._unfit.values(), *self._stays))
+        unfit = (*self._unfit.values(), *self._stays)
+        return CopyPlan(self._made, self._kept, self._fetched, self._twins, self._moved, unfit)
 
 
 def _wanted(
-    old: Mapping[str, Listed], said: Given, origins: Mapping[str, Origin], onto: bool, late: bool, given: Given
+    old: Mapping[str, Listed], shares: Shares, origins: Mapping[str, Origin], onto: bool, late: bool, given: Given
 ) -> Mapping[str, tuple[str, Listed]]:
     """Return what the copy should hold, and the host that has it; an empty name means the present copy."""
+    said = shares.hosts
     wanted: dict[str, tuple[str, Listed]] = {}
     if onto:
-        wanted = {path: ("", entry) for path, entry in old.items() if origins.get(path, ("",))[0] not in said}
+        wanted = {
+            path: ("", entry)
+            for path, entry in old.items()
+            if origins.get(path, ("",))[0] not in said and path not in shares.ended
+        }
     touched = {
         path
         for host in said.keys() & given.keys()
         for path, entry in given[host].items()
-        if not _is_as_given(entry, said[host].get(path))
+        if not is_as_given(entry, said[host].get(path))
     }
     needed: set[str] = set()
-    if not wanted and not touched and len(said) == 1:
+    if not wanted and not touched and len(said) == 1 and not shares.versions:
         return {path: (host, entry) for host, entries in said.items() for path, entry in entries.items()}
     for host, entries in said.items():
         for path in reversed(list(entries)):  # what is in a folder, then the folder
             entry, other = entries[path], wanted.get(path)
             if other is not None and (other[0] or late) and not _replaces(entry, *other):
                 continue
-            if path in touched and path not in needed and _is_as_given(given.get(host, {}).get(path), entry):
+            if path in touched and path not in needed and is_as_given(given.get(host, {}).get(path), entry):
                 continue
             wanted[path] = (host, entry)
             needed.add(path.rpartition("/")[0])
+    _add_absent(wanted, old, shares)
     return wanted
 
 
-def _is_as_given(given: Listed | None, now: Listed | None) -> bool:
-    """Return whether a host has not touched an entry since it received it."""
-    if given is None or now is None or given.kind != now.kind:
-        return False
-    return now.kind == "dir" or (now.marks, now.target) == (given.marks, given.target)
+def _add_absent(wanted: dict[str, tuple[str, Listed]], old: Mapping[str, Listed], shares: Shares) -> None:
+    """Add versions of hosts that are not there, with the folders above them."""
+    for name, now in {**{name: name for name in shares.stay}, **shares.moved}.items():
+        if now in old and name not in wanted:
+            wanted[name] = ("", old[now]._replace(path=name))
+            folder = name.rpartition("/")[0]
+            while folder and folder not in wanted and folder in old:
+                wanted[folder] = ("", old[folder])
+                folder = folder.rpartition("/")[0]
 
 
 def _replaces(entry: Listed, host: str, other: Listed) -> bool:
@@ -228,15 +248,6 @@ def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Li
         elif other.kind != entry.kind:
             passed.add(path)  # what the host has there is newer
     return sent
-
-
-def is_same(one: Listed, other: Listed) -> bool:
-    """Return whether the head and a host have the same file, by size and time."""
-    if one.kind != other.kind or one.kind == "dir":
-        return one.kind == other.kind
-    if one.kind == "link":
-        return one.target == other.target
-    return (one.size, one.mtime_ns) == (other.size, other.mtime_ns)
 
 
 def left_of(unbrought: Sequence[Unbrought]) -> OutputsLeft | None:

@@ -13,8 +13,9 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gpurun.jobs.usage import measure
 from gpurun.node.folder import below, contents
@@ -23,9 +24,11 @@ from gpurun.node.folder.making import Maker
 from gpurun.state import syncing
 from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs_arriving import NEW as ARRIVED
-from gpurun.supervisor.outputs_changes import Change, changes_of
+from gpurun.supervisor.outputs_changes import Change, changes_of, of_versions
+from gpurun.supervisor.outputs_known import json_of, versions_of
 from gpurun.supervisor.outputs_listed import COPIED
 from gpurun.supervisor.outputs_plan import CopyPlan
+from gpurun.supervisor.outputs_versions import Versions
 
 NAME, NEW, OUTPUTS, ABOUT = b"outputs.whole", b"new", b"outputs", b"about.json"
 MOST_ABOUT_BYTES = 64 << 20
@@ -38,12 +41,18 @@ class About:
     Attributes:
         at_s: when gpurun found it whole, by the head's wall clock.
         step: the last step that the program had said it saved; None = it never said.
-        logs: paths of logs, which are no part of it.
+        logs: names of logs in the head's copy, which are no part of it.
+        versions: those that the head's copy held, with its logs.
     """
 
     at_s: float
     step: int | None = None
     logs: tuple[str, ...] = ()
+    versions: Versions = field(default_factory=dict)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return it as JSON; `_about` reads it."""
+        return {**vars(self), "versions": json_of(self.versions)}
 
 
 def keep(home: int, path: Path, about: About) -> None:
@@ -66,7 +75,7 @@ def keep(home: int, path: Path, about: About) -> None:
         live = _opened(stack, below.open_folder(home, OUTPUTS, below.READ))
         _link(live, _opened(stack, below.open_folder(new, OUTPUTS)), without=frozenset(about.logs))
         with os.fdopen(below.create(new, ABOUT), "w", encoding="ascii") as file:
-            json.dump(asdict(about), file)
+            json.dump(about.as_json(), file)
             os.fchmod(file.fileno(), 0o644)
         syncing.sync_tree(path / os.fsdecode(NAME) / os.fsdecode(NEW))
         before = _numbers(folder)
@@ -110,13 +119,14 @@ def beside(path: StatePath) -> int:
     return used.total + sum(each.size for each in used.linked.values() if each.names == each.of)
 
 
-def back(home: int, number: int, about: About, arriving: int) -> list[Change]:
+def back(home: int, number: int, about: About, arriving: int, versions: Versions) -> list[Change]:
     """Bring a generation's files to where copies arrive, and return the changes that make the head's copy what it is.
 
     The copy keeps its logs.
 
     Args:
         arriving: a descriptor of the folder of arriving files, which has none.
+        versions: those of the copy.
     """
     with ExitStack() as stack:
         top = b"%s/%d/%s" % (NAME, number, OUTPUTS)
@@ -140,7 +150,10 @@ def back(home: int, number: int, about: About, arriving: int) -> list[Change]:
                 with suppress(FileExistsError):
                     os.mkdir(parts[depth - 1], 0o700, dir_fd=to.at(parts[: depth - 1]))
             below.link_file(source.at(parts[:-1]), parts[-1], to.at(parts[:-1]), parts[-1])
-        return changes_of(old, plan, put)
+        kept = {*whole, *plan.kept}
+        of_logs = {name: versions[name] for name in about.logs if name in versions}
+        now = {name: version for name, version in {**about.versions, **of_logs}.items() if name in kept}
+        return [*changes_of(old, plan, put), *of_versions(now)]
 
 
 def _plan(old: Mapping[str, Listed], whole: Mapping[str, Listed], logs: Collection[str]) -> CopyPlan:
@@ -193,7 +206,8 @@ def _about(folder: int, number: int) -> About:
             with os.fdopen(below.open_file(inner, ABOUT), encoding="ascii", errors="replace") as file:
                 said = json.loads(file.read(MOST_ABOUT_BYTES))
             step = said["step"]
-            return About(float(said["at_s"]), None if step is None else int(step), tuple(map(str, said["logs"])))
+            logs, versions = tuple(map(str, said["logs"])), versions_of(said.get("versions"))
+            return About(float(said["at_s"]), None if step is None else int(step), logs, versions)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return About(0.0)
 

@@ -8,6 +8,7 @@ import random
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 from local_agents import Hosts
 from outputs_world import meanwhile, outputs_job, shape
@@ -70,8 +71,13 @@ def of_one_host(folder: Path, seed: int) -> None:
         hosts.close()
 
 
+def is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """The same content, or both are folders: modes and times are the first host's."""
+    return one[0] == other[0] and (stat.S_ISDIR(one[0]) or one[-1] == other[-1])
+
+
 def of_two_hosts(folder: Path, seed: int) -> None:
-    """What either has is on the head, as one of them has it; what is none where the other has a folder stays there."""
+    """What either has is on the head, also if both have other content; what is where the other has a folder stays."""
     hosts, chance = Hosts(folder), random.Random(seed)
     job = outputs_job(folder, hosts, "h1", "h2")
     tops = [os.fsencode(job.host(name)) for name in ("h1", "h2")]
@@ -84,10 +90,15 @@ def of_two_hosts(folder: Path, seed: int) -> None:
         left = [shape(job.host(name)) for name in ("h1", "h2")]
         kept = collect_outputs(job)
         head = shape(job.head)
-        assert all(any(entry == one.get(path) for one in left) for path, entry in head.items()), seed
+        of = {os.fsencode(name): version for name, version in job.outputs.versions.items()}
+        for path, entry in head.items():
+            was = os.fsencode(of[path].path) if path in of else path
+            assert any(entry == one.get(was) for one in left), (seed, path)
         for name, one in zip(("h1", "h2"), left, strict=True):
-            for path, (kind, *_) in one.items():
-                if path not in head or (stat.S_ISDIR(head[path][0]) and not stat.S_ISDIR(kind)):
+            names = {os.fsencode(version.path): path for path, version in of.items() if version.host == name}
+            for path, entry in one.items():
+                brought = head.get(names.get(path, path))
+                if brought is None or not is_same(brought, entry):
                     assert name in kept and path in shape(job.host(name)), (seed, path)
     finally:
         hosts.close()

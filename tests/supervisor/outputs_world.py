@@ -72,7 +72,7 @@ def outputs_job(
     made = JobFolder(StatePath(folder) / JOB)
     (folder / JOB).mkdir(exist_ok=True)
     job = OutputsJob(
-        world=hosts, folder=made, outputs=HeadCopy(made), hosts=names, members=names, notes=[],
+        world=hosts, folder=made, outputs=HeadCopy(made, is_elastic=elastic), hosts=names, members=names, notes=[],
         links=OutputsLinks(hosts.fleet(*names)), lease=SimpleNamespace(job=JOB, attempt=1),
         spec=SimpleNamespace(outputs="/out", min_gpus=1 if elastic else None), launcher=launcher,
         record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None),

@@ -216,17 +216,17 @@ def written(path, text, at_s):
     os.utime(path, (at_s, at_s))
 
 
-def test_of_a_host_that_leaves_the_head_has_all_but_what_others_have_written_since(elastic):
+def test_of_a_host_that_leaves_the_head_has_everything_and_the_newest_has_the_name(elastic):
     written(elastic.host("h2") / "model", "older", 1_000_000)
     written(elastic.host("h2") / "profile", "of h2 alone", 1_000_000)
     written(elastic.host("h1") / "model", "newer", 2_000_000)
     elastic.members = ("h1",)
     assert collect_leaving(elastic, ["h2"]) == []
-    assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
+    assert files(elastic) == {"model": b"newer", "model.h2": b"older", "profile": b"of h2 alone"}
     assert elastic.host("h1").exists() and not elastic.host("h2").exists()
     assert set(elastic.outputs.listed) == {"h1"}, "nothing is remembered of hosts that have left"
     copy_outputs(elastic)
-    assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
+    assert files(elastic) == {"model": b"newer", "model.h2": b"older", "profile": b"of h2 alone"}
 
 
 def test_a_member_that_does_not_answer_keeps_no_other_host_from_leaving(elastic):

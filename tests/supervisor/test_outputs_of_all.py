@@ -17,6 +17,7 @@ from gpurun.node.folder.contents import Listed
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 from gpurun.supervisor.outputs_listed import HostOutputs
 from gpurun.supervisor.outputs_plan import plan_copy
+from gpurun.supervisor.outputs_versions import share
 
 
 @pytest.fixture
@@ -63,14 +64,15 @@ def test_horovods_rank_0_alone_reads_what_there_was(tmp_path, launcher, reads):
     hosts.close()
 
 
-def test_of_a_file_that_all_write_the_last_one_stays_and_of_the_same_age_the_first_ranks(job):
+def test_of_a_file_that_all_write_the_first_ranks_has_the_name(job):
     for name, ages in {"log": (1, 2), "same": (1, 1), "first": (2, 1)}.items():
         for host, age in zip(("h1", "h2"), ages, strict=True):
             write(job, host, name, host, 1_000_000.0 + age)
     copy_outputs(job)
-    assert files(job.head) == {"log": "h2", "same": "h1", "first": "h1"}
+    there = {name + ending: host for name in ("log", "same", "first") for ending, host in (("", "h1"), (".h2", "h2"))}
+    assert files(job.head) == there
     assert collect_outputs(job) == set()
-    assert files(job.head) == {"log": "h2", "same": "h1", "first": "h1"}
+    assert files(job.head) == there
 
 
 def test_what_its_writer_removes_does_not_come_back_from_a_host_that_was_given_it(job):
@@ -135,16 +137,21 @@ def entry(path, mtime_ns=1, kind="file", size=1):
     return Listed(path=path, kind=kind, size=size, mtime_ns=mtime_ns, mark=(len(path), hash(path)))
 
 
+def planned_copy(old, said, origins=None, *, late=False, **known):
+    shares = share(old, said, origins or {}, late=late, **known)
+    return plan_copy(old, said, origins or {}, shares, known.get("given", {}), onto=True, late=late)
+
+
 def planned(*hosts, old=(), origins=None, **options):
     said = [HostOutputs(host, {each.path: each for each in entries}) for host, entries in hosts]
-    plan = plan_copy({each.path: each for each in old}, said, origins or {}, onto=True, **options)
+    plan = planned_copy({each.path: each for each in old}, said, origins, **options)
     return {**dict.fromkeys(plan.kept, ""), **{each.path: host for host, all_ in plan.fetched.items() for each in all_}}
 
 
 def test_late_hosts_replace_nothing_that_is_newer():
     """A host was lost and the gang went on elsewhere: what it alone has comes, what others have written since stays."""
     there = ("h1", [entry("model", 5), entry("alone", 1)])
-    assert planned(there, old=[entry("model", 9)], late=True) == {"model": "", "alone": "h1"}
+    assert planned(there, old=[entry("model", 9)], late=True) == {"model": "", "model.h1": "h1", "alone": "h1"}
     assert planned(there, old=[entry("model", 3)], late=True) == {"model": "h1", "alone": "h1"}
     assert planned(there, old=[entry("model", 9)], late=False) == {"model": "h1", "alone": "h1"}
 
@@ -178,7 +185,7 @@ def test_a_folder_where_another_host_has_a_link_or_file_comes_and_the_other_stay
 
 def test_what_a_lost_host_has_in_the_place_of_a_newer_file_stays_there_and_is_said(job):
     there = HostOutputs("h1", {each.path: each for each in [entry("it", 5, "dir"), entry("it/below")]})
-    plan = plan_copy({"it": entry("it", 9)}, [there], {}, onto=True, late=True)
+    plan = planned_copy({"it": entry("it", 9)}, [there], late=True)
     assert [(each.host, each.path, each.no_room) for each in plan.unfit] == [("h1", "it/below", False)]
     assert plan.kept == ["it"]
 

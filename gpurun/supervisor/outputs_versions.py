@@ -1,0 +1,332 @@
+"""Decide which name in the head's copy the files of each host get. No I/O.
+
+Several hosts may have files of one name. The same content counts once. If it differs, the first host in rank order gets
+the name, and what each other host has is kept as ``NAME.HOST``. These are the *versions* of a path: the head remembers
+whose they are, so that a restart gives each host its own version under the path's name. A version of a host that has
+left the gang stays until the hosts that are there have removed the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gpurun.node.folder.contents import Listed
+from gpurun.supervisor.outputs_listed import HostOutputs
+
+LONGEST_NAME = 255
+"""No file system of hosts takes a longer name, in bytes."""
+LONGEST_HOST = 64
+"""So much of a host's name, in bytes, is part of a long name."""
+
+Origin = tuple[str, list[int]]
+"""Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
+Given = Mapping[str, Mapping[str, Listed]]
+"""What hosts got back of the head's copy when the attempt began: by host and by name in the head's copy. Its mark is
+the last change of any of it there, by the host's clock."""
+Sums = Mapping[tuple[str, str], tuple[list[int], str]]
+"""Marks and SHA-256 of files, by host and path."""
+Entries = Mapping[str, Listed]
+
+
+@dataclass(frozen=True)
+class Version:
+    """What one host has at a path at which other hosts have other content."""
+
+    host: str
+    path: str
+
+
+Versions = Mapping[str, Version]
+"""Versions by name in the head's copy. The first host's name is the path itself."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each host gives to the head's copy.
+
+    Attributes:
+        hosts: what each host gives, by name in the copy.
+        versions: of all paths of which the copy holds several versions.
+        moved: versions of hosts that are not there, whose name another now needs: new names, and the present ones.
+        stay: versions of hosts that are not there, which stay.
+        ended: versions of the present copy that do not stay as they are.
+        doubtful: files of equal size whose content must be compared, by host.
+    """
+
+    hosts: Mapping[str, Entries]
+    versions: Versions = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+    stay: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+    doubtful: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def share(
+    old: Entries,
+    hosts: Sequence[HostOutputs],
+    origins: Mapping[str, Origin],
+    *,
+    versions: Versions = MappingProxyType({}),
+    given: Given = MappingProxyType({}),
+    sums: Sums = MappingProxyType({}),
+    late: bool = False,
+    is_elastic: bool = False,
+) -> Shares:
+    """Decide what each host gives to the head's copy, and under which names.
+
+    Args:
+        old: what the present copy holds.
+        hosts: in rank order.
+        origins: the hosts of files in the present copy, as far as known.
+        versions: those of the present copy.
+        given: what a host was given and has not touched is not its own content.
+        sums: contents that were compared.
+        late: see `plan_copy`: what is older than the present copy's is a version.
+        is_elastic: ranks move between hosts. The newest file gets the name, and every host gets that one back.
+    """
+    said = {each.host: each.entries for each in hosts}
+    sharing = _Sharing(old, said, origins, versions, given, sums, is_elastic=is_elastic)
+    for path in sharing.paths(late=late):
+        if late:
+            sharing.decide_late(path)
+        else:
+            sharing.decide(path)
+    return sharing.shares()
+
+
+def is_as_given(given: Listed | None, now: Listed | None) -> bool:
+    """Return whether a host has not touched an entry since it received it."""
+    if given is None or now is None or given.kind != now.kind:
+        return False
+    if now.kind != "file":
+        return now.target == given.target
+    return (now.size, now.mtime_ns) == (given.size, given.mtime_ns) and now.mark[:1] <= given.mark[:1]
+
+
+def is_same(one: Listed, other: Listed) -> bool:
+    """Return whether two entries are the same file, by size and time."""
+    if one.kind != other.kind or one.kind == "dir":
+        return one.kind == other.kind
+    if one.kind == "link":
+        return one.target == other.target
+    return (one.size, one.mtime_ns) == (other.size, other.mtime_ns)
+
+
+def of_host(
+    mine: Entries, versions: Versions, host: str, *, is_elastic: bool = False
+) -> tuple[Entries, Mapping[str, str]]:
+    """Return what a host gets of the head's copy: the files at its paths, and the names of its own versions by path."""
+    own = {} if is_elastic else names_of(host, versions)
+    names = {path: name for path, name in own.items() if name in mine}
+    given = {name: entry for name, entry in mine.items() if name not in versions or name == versions[name].path}
+    given |= {path: mine[name]._replace(path=path) for path, name in names.items()}
+    return given, names
+
+
+def names_of(host: str, versions: Versions) -> Mapping[str, str]:
+    """Return the names of a host's versions, by path."""
+    return {version.path: name for name, version in versions.items() if version.host == host}
+
+
+def candidates(path: str, host: str) -> Iterator[str]:
+    """Yield names for a host's version of a path, best first. None is longer than a file system takes."""
+    folder, slash, name = path.rpartition("/")
+    for number in range(1, 1 << 30):
+        ending = f".{host}" if number == 1 else f".{host}.{number}"
+        if len(name.encode("utf-8", "surrogateescape")) + len(ending.encode()) > LONGEST_NAME:
+            short = host.encode()[:LONGEST_HOST].decode("utf-8", "ignore")
+            ending = f".{short}" if number == 1 else f".{short}.{number}"
+        kept = name.encode("utf-8", "surrogateescape")[: LONGEST_NAME - len(ending.encode())]
+        yield f"{folder}{slash}{_whole_letters(kept, name)}{ending}"
+
+
+def _whole_letters(kept: bytes, name: str) -> str:
+    """Return the beginning of a name without half of a letter at its end."""
+    text = kept.decode("utf-8", "surrogateescape")
+    while not name.startswith(text):
+        text = text[:-1]
+    return text
+
+
+class _Sharing:
+    """Decides path by path."""
+
+    def __init__(
+        self,
+        old: Entries,
+        said: Mapping[str, Entries],
+        origins: Mapping[str, Origin],
+        versions: Versions,
+        given: Given,
+        sums: Sums,
+        *,
+        is_elastic: bool,
+    ) -> None:
+        self._old = old
+        self._said = said
+        self._origins = origins
+        self._before = {name: version for name, version in versions.items() if name in old}
+        self._given = given
+        self._sums = sums
+        self._is_elastic = is_elastic
+        self._hosts: dict[str, Entries] = dict(said)
+        self._changed: dict[str, dict[str, Listed]] = {}
+        self._versions: dict[str, Version] = {}
+        self._moved: dict[str, str] = {}
+        self._stay: set[str] = set()
+        self._doubtful: dict[str, list[str]] = {}
+        self._taken: dict[str, Version] = {}
+        self._known: dict[str, dict[str, str]] = {}
+        for name, version in self._before.items():
+            self._known.setdefault(version.path, {})[version.host] = name
+
+    def paths(self, *, late: bool) -> Collection[str]:
+        """Return the paths to decide: those that several hosts have, or that have versions."""
+        found = dict.fromkeys(self._known)
+        once: set[str] = set(self._old) if late else set()
+        for entries in self._said.values() if late or len(self._said) > 1 else ():
+            for path, entry in entries.items():
+                if entry.kind == "dir":
+                    continue
+                if path in once:
+                    found[path] = None
+                else:
+                    once.add(path)
+        return found
+
+    def decide(self, path: str) -> None:
+        """Decide for the hosts of a running gang, or of one that has ended."""
+        there = {host: entries[path] for host, entries in self._said.items() if path in entries}
+        known = self._known.get(path, {})
+        counting = [host for host, entry in there.items() if self._counts(host, entry, known)]
+        absent = {
+            host: name
+            for host, name in known.items()
+            if host not in counting and (host in there or not self._removed(host, name))
+        }
+        if any(entry.kind == "dir" for entry in there.values()):
+            self._keep_absent(path, absent, is_free=False)
+            return
+        if not counting:
+            if known and not any(
+                self._removed(host, known.get(host, path)) for host in self._said if host not in there
+            ):
+                self._stay.add(path)
+                self._keep_absent(path, absent)
+            return
+        for host in [host for host in there if host not in counting]:
+            self._rename(host, path, None)
+        if self._is_elastic:
+            counting.sort(key=lambda host: -there[host].mtime_ns)
+        first = counting[0]
+        names = {first: path}
+        for host in counting[1:]:
+            if self._is_equal(first, host, path):
+                self._rename(host, path, None)
+            else:
+                names[host] = self._name(path, host, known)
+                self._rename(host, path, names[host])
+        self._keep_absent(path, absent, names, is_free=False)
+
+    def decide_late(self, path: str) -> None:
+        """Decide for a host that was lost for a while: what others have written since keeps the name."""
+        known = self._known.get(path, {})
+        names: dict[str, str] = {}
+        for host, entries in self._said.items():
+            entry, name = entries.get(path), known.get(host, path)
+            mine = self._old.get(name)
+            if entry is None or entry.kind == "dir" or mine is None or mine.kind == "dir":
+                continue
+            if is_same(mine, entry) or self._is_untouched(host, entry, name):
+                self._rename(host, path, None)
+            elif (host not in known and (known or entry.mtime_ns < mine.mtime_ns)) or name != path:
+                names[host] = self._name(path, host, known)
+                self._rename(host, path, names[host])
+        self._keep_absent(path, {host: name for host, name in known.items() if host not in names}, names)
+
+    def _keep_absent(
+        self,
+        path: str,
+        absent: Mapping[str, str],
+        present: Mapping[str, str] = MappingProxyType({}),
+        *,
+        is_free: bool = True,
+    ) -> None:
+        """Keep versions of hosts that are not there; record all versions if there are several.
+
+        Args:
+            present: names of the versions of hosts that are there.
+            is_free: the path's own name stays with the host that has it.
+        """
+        names = dict(present)
+        for host, name in absent.items():
+            if is_free if name == path else not self._is_taken(name, host, path):
+                names[host] = name
+                self._stay.add(name)
+            else:
+                names[host] = self._name(path, host, {})
+                self._moved[names[host]] = name
+        if any(name != path for name in names.values()):
+            self._versions |= {name: Version(host, path) for host, name in names.items()}
+
+    def _removed(self, host: str, name: str) -> bool:
+        """Return whether a host that is there had an entry in this attempt and no longer has it."""
+        return host in self._said and (
+            self._origins.get(name, ("",))[0] == host or name in self._given.get(host, MappingProxyType({}))
+        )
+
+    def _counts(self, host: str, entry: Listed, known: Mapping[str, str]) -> bool:
+        """Return whether what a host has is its own: it has changed it, or got its own version."""
+        return (host in known and not self._is_elastic) or not self._is_untouched(host, entry)
+
+    def _is_untouched(self, host: str, entry: Listed, name: str = "") -> bool:
+        return is_as_given(self._given.get(host, MappingProxyType({})).get(name or entry.path), entry)
+
+    def _is_equal(self, first: str, host: str, path: str) -> bool:
+        """Return whether two hosts have the same content at a path; ask for sums if sizes do not tell.
+
+        Times tell nothing: a program may have set them, or unpacked an archive.
+        """
+        one, other = self._said[first][path], self._said[host][path]
+        if not one.kind == other.kind == "file" or one.size != other.size:
+            return one.kind == other.kind == "link" and one.target == other.target
+        if one.size == 0:
+            return True
+        sums = []
+        for whose, entry in ((first, one), (host, other)):
+            marks, sha = self._sums.get((whose, path), ([], ""))
+            if marks == entry.marks:
+                sums.append(sha)
+            elif path not in self._doubtful.setdefault(whose, []):
+                self._doubtful[whose].append(path)
+        return len(sums) == 2 and sums[0] == sums[1]
+
+    def _name(self, path: str, host: str, known: Mapping[str, str]) -> str:
+        """Return a free name for a host's version: the present one if it can."""
+        name = known.get(host, path)
+        if name == path or self._is_taken(name, host, path):
+            name = next(name for name in candidates(path, host) if not self._is_taken(name, host, path))
+        self._taken[name] = Version(host, path)
+        return name
+
+    def _is_taken(self, name: str, host: str, path: str) -> bool:
+        """Return whether a name in the copy belongs to something else than a host's version of a path."""
+        is_there = name in self._taken or name in self._old
+        if is_there and self._taken.get(name, self._before.get(name)) != Version(host, path):
+            return True
+        return any(name in entries for entries in self._said.values())
+
+    def _rename(self, host: str, path: str, name: str | None) -> None:
+        """Give a host's entry another name in the copy; None: the copy does not need it."""
+        if host not in self._changed:
+            self._hosts[host] = self._changed[host] = dict(self._said[host])
+        entry = self._changed[host].pop(path)
+        if name is not None:
+            self._changed[host][name] = entry._replace(path=name)
+
+    def shares(self) -> Shares:
+        """Return the decisions."""
+        ended = self._before.keys() - self._stay
+        return Shares(self._hosts, self._versions, self._moved, frozenset(self._stay), frozenset(ended), self._doubtful)
