@@ -22,6 +22,7 @@ class HostAccount:
         sshd: absolute path of OpenSSH's server.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
         groups: number and name of each supplementary group that the container's processes have.
+        names: name and address of other machines in the host's ``/etc/hosts``.
     """
 
     uid: str
@@ -33,6 +34,7 @@ class HostAccount:
     sshd: str = "/usr/sbin/sshd"
     docker_host: str = "unix:///var/run/docker.sock"
     groups: tuple[tuple[str, str], ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
 
     def job_folder(self, job: str) -> str:
         """Return the folder of a job's files on this host; mode 0700."""
@@ -51,7 +53,7 @@ class HostAccount:
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
     """Return placeholders for a plan that is only shown: shell words that a shell on the host would expand
-    correctly. No shell word stands for each of the user's groups, so it has none.
+    correctly. No shell word stands for each of the user's groups or each line of a file, so it has none of these.
     """
     return HostAccount(
         uid="$(id -u)",

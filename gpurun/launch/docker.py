@@ -6,7 +6,7 @@ others, sees only the GPUs of its grant, and is never ``--privileged``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.facts.hardware import DockerFacts
@@ -112,7 +112,7 @@ def run_argv(
     account: HostAccount,
     image: str,
     cards: Sequence[Card],
-    names: Mapping[str, str],
+    names: Iterable[tuple[str, str]],
     environment: Mapping[str, str],
     share: HostShare,
     device_flags: Sequence[str],
@@ -125,7 +125,8 @@ def run_argv(
         image: the ID of the image in the host's engine. Docker never pulls: a registry may have another image under
             that name, which would get the job's secrets.
         cards: its GPUs on this host: device indices, and UUIDs if known.
-        names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
+        names: host name and address, first of every host of the gang: Gloo resolves them (``--add-host``). Then the
+            other machines in the host's ``/etc/hosts``: with any ``--add-host``, Docker leaves that file out.
         environment: the container's environment; ranks inherit it.
         share: its memory and cores.
         device_flags: its GPUs, and the devices, capabilities and limits that the fabric needs.
@@ -142,7 +143,7 @@ def run_argv(
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
     argv += ["--pids-limit", str(PIDS_PER_GPU * max(1, len(cards)))]
     argv += [*share.flags, *device_flags]
-    for name, address in names.items():
+    for name, address in names:
         argv += ["--add-host", f"{name}:{address}"]
     for mount in mounts(job, spec, account):
         argv += mount.argv()

@@ -148,6 +148,7 @@ def make_plan(
         for host, found in settings.items()
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
+    own_names = {name.lower() for name in names}
     container = docker.container_name(job, attempt)
     common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
     if spec.scratch is not None:
@@ -174,7 +175,7 @@ def make_plan(
             container=container,
             run=docker.run_argv(
                 claimant=claimant, spec=spec, account=mine, image=images.get(grant.host, spec.image_id or spec.image),
-                cards=own, names=names,
+                cards=own, names=(*names.items(), *(each for each in mine.names if each[0].lower() not in own_names)),
                 environment=_environment(job, attempt, spec, found), share=given[grant.host],
                 device_flags=(*docker.gpu_flags(own, probe.docker if probe else None), *found.docker_flags), main=main,
             ),
@@ -241,7 +242,7 @@ def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
 
 def _sshd_files(mine: HostAccount, job: str, container: str, ssh_port: int) -> dict[str, tuple[str, int]]:
     config = jobssh.sshd_config(
-        folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user,
+        folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user, uid=mine.uid,
         docker_host=mine.docker_host, container=container,
     )  # fmt: skip
     return {"sshd/config": (config, 0o600)}

@@ -21,6 +21,7 @@ from gpurun.msgspec_types import ready
 _MOST = 1 << 62
 _MOST_WORDS = 4000
 _MOST_GROUPS = 1 << 16
+_MOST_NAMES = 256
 MOST_SETS = 10_000
 """No host has more data sets."""
 
@@ -37,6 +38,7 @@ Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,256}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f\x7f]{0,4095}\Z")]
 Address = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9_.-]{1,15})?\Z")]
+PlainAddress = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f.:]{2,45}\Z")]
 UserName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.][A-Za-z0-9_.@+\\-]{0,255}\$?\Z")]
 GroupName = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f:,]{1,256}\Z")]
 HostName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")]
@@ -53,6 +55,7 @@ class Account(TypedDict):
     folder: Path
     hostname: HostName
     address: Annotated[str, Meta(pattern=r"\A[0-9]{1,3}(\.[0-9]{1,3}){3}\Z")] | None
+    names: Annotated[list[tuple[HostName, PlainAddress]], Meta(max_length=_MOST_NAMES)]
     sshd: Path
     docker_host: Annotated[str, Meta(pattern=r"\Aunix:///[\x21-\x7e]{1,200}\Z")]
     public_key: PublicKey

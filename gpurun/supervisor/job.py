@@ -272,6 +272,7 @@ class SupervisedJob:
             uid=said["uid"], gid=said["gid"], user=said["user"], folder=said["folder"], hostname=said["hostname"],
             address=address or "127.0.0.1", sshd=said["sshd"], docker_host=said["docker_host"],
             groups=tuple((gid, name) for gid, name in said["groups"]),
+            names=tuple((name, at) for name, at in said["names"]),
         )  # fmt: skip
 
     def request(self) -> CancelRequest | None:

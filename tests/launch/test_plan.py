@@ -136,6 +136,15 @@ def test_gpus_are_numbered_as_nvml_numbers_them():
     assert [value for value in own if "ORDER" in value] == ["CUDA_DEVICE_ORDER=FASTEST_FIRST"]
 
 
+def test_a_container_knows_the_machines_that_its_host_knows_after_those_of_the_gang():
+    """With any --add-host, Docker leaves out the host's /etc/hosts, in which small sites name their file servers."""
+    known = {"h2": replace(account("h2"), names=(("minio.site", "10.9.0.1"), ("v6", "fd00::1"), ("H3", "192.168.0.3")))}
+    first, second = plan(accounts={**known, "h3": account("h3")}).hosts
+    gang = ["h2:10.0.0.2", "h3:10.0.0.3", "H2:10.0.0.2", "H3:10.0.0.3"]
+    assert options(first.run, "--add-host") == [*gang, "minio.site:10.9.0.1", "v6:fd00::1"]
+    assert options(second.run, "--add-host") == gang
+
+
 def test_mounts_are_read_only_but_for_outputs():
     mounts = options(plan().first.run, "--mount")
     assert [mount for mount in mounts if not mount.endswith("readonly")] == [

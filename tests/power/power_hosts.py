@@ -104,7 +104,7 @@ class PowerAgent:
     def gang_prepare(self, job: str, **_: object) -> Mapping[str, Any]:
         (self.place / f"files-{job}").mkdir(exist_ok=True)
         return {
-            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "groups": [], "user": "train",
+            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "groups": [], "user": "train", "names": [],
             "folder": "/h/.gpurun", "hostname": self.host, "address": self._address(), "sshd": "/usr/sbin/sshd",
             "docker_host": "unix:///var/run/docker.sock",
         }  # fmt: skip

@@ -20,6 +20,7 @@ ACCOUNT = {
     "uid": "1000", "gid": "1000", "user": "train", "folder": "/home/train/.gpurun", "hostname": "gpu-r1-01",
     "address": "10.0.0.1", "sshd": "/usr/sbin/sshd",
     "docker_host": "unix:///var/run/docker.sock", "public_key": KEY, "groups": [("2001", "domain users")],
+    "names": [("minio.site", "10.9.0.1"), ("v6", "fd00::1")],
 }  # fmt: skip
 NOT_JSON = object()
 
@@ -83,6 +84,12 @@ def test_a_true_account_is_taken_as_it_is():
         {"groups": [["2001", "ml\nroot"]]},
         {"groups": [["2001"]]},
         {"groups": None},
+        {"names": [["minio", "10.0.0.1 evil"]]},
+        {"names": [["minio", "host-gateway"]]},
+        {"names": [["a:10.0.0.9", "10.0.0.1"]]},
+        {"names": [["-a", "10.0.0.1"]]},
+        {"names": [["a", "10.0.0.1"]] * 257},
+        {"names": None},
         {"uid": "9" * 4000},
     ],
     ids=repr,

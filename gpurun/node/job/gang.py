@@ -24,7 +24,7 @@ from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.docker import engine, kinds, run_argv
 from gpurun.node.folder import below, files
-from gpurun.node.job import claims, creating, job_lock, job_parts
+from gpurun.node.job import claims, creating, job_lock, job_parts, machines
 from gpurun.node.job.fence import fence
 from gpurun.node.job.rank_processes import signal
 from gpurun.node.job.rank_progress import progress
@@ -47,8 +47,8 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
         outputs: also create the folder for the job's outputs.
 
     Returns:
-        ``{"uid", "gid", "groups": [[gid, name]…], "user", "folder", "hostname", "address", "sshd", "docker_host",
-        "public_key"}``; ``address`` is None if the interface has none.
+        ``{"uid", "gid", "groups": [[gid, name]…], "user", "folder", "hostname", "address", "names": [[name, address]…],
+        "sshd", "docker_host", "public_key"}``; ``address`` is None if the interface has none.
 
     Raises:
         OpError: ``no-tool`` if OpenSSH is not installed; errors of the file system.
@@ -71,6 +71,7 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
         "folder": place.root(),
         "hostname": socket.gethostname(),
         "address": _address(interface),
+        "names": machines.known(),
         "sshd": _tool("sshd"),
         "docker_host": _docker_host(),
         "public_key": public_key,
