@@ -71,7 +71,7 @@ def status(
 
         record = with_trouble(store, store.find(job).record())
         if as_json:
-            print_json({"hosts": [], "jobs": [job_json(record)]})
+            print_json({"hosts": [], "jobs": [job_json(record) | {"whole": whole_json(store.get(record.id))}]})
         else:
             _print_job(store, record)
         return
@@ -175,7 +175,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
-        "whole": _whole(folder),
+        "whole": whole_text(folder),
     }
     for key, value in rows.items():
         if value:
@@ -191,8 +191,8 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'':>10}  | {printed(text)}")
 
 
-def _whole(folder: JobFolder) -> str:
-    """Return step, age and path of the whole copy of the outputs, which a restart gets; "" if there is none."""
+def whole_json(folder: JobFolder) -> dict[str, Any] | None:
+    """Return what is known of the whole copy of the outputs, which a restart gets; None if there is none."""
     from gpurun.supervisor import outputs_whole
 
     home = folder.path.open_folder()
@@ -201,11 +201,19 @@ def _whole(folder: JobFolder) -> str:
     finally:
         os.close(home)
     if found is None:
-        return ""
+        return None
     number, about = found
-    step = "" if about.step is None else f"step {about.step}, "
     top = folder.path.plain / outputs_whole.NAME.decode() / str(number) / outputs_whole.OUTPUTS.decode()
-    return f"{step}{duration(max(0.0, time.time() - about.at_s))} old, {top}"
+    return {"at_s": about.at_s, "step": about.step, "path": str(top)}
+
+
+def whole_text(folder: JobFolder) -> str:
+    """Return step, age and path of that copy for people; "" if there is none."""
+    found = whole_json(folder)
+    if found is None:
+        return ""
+    step = "" if found["step"] is None else f"step {found['step']}, "
+    return f"{step}{duration(max(0.0, time.time() - found['at_s']))} old, {found['path']}"
 
 
 def _lost(store: JobStore, folder: JobFolder) -> list[str]:

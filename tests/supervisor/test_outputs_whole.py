@@ -13,7 +13,7 @@ import pytest
 from outputs_programs import Declared, InPlace, Renamed, VirtualTime
 from outputs_world import JOB, outputs_job, shape
 
-from gpurun.cli.jobs import _whole
+from gpurun.cli.jobs import whole_json, whole_text
 from gpurun.jobs.usage import measure
 from gpurun.launch.launchers.direct import TORCHRUN
 from gpurun.supervisor import outputs, outputs_watch, outputs_whole
@@ -350,7 +350,11 @@ def test_status_names_the_whole_copy_with_its_step_and_age(job):
     job.head.mkdir()
     put(job.head, model="1")
     home = os.open(job.folder.path.plain, os.O_RDONLY)
-    assert _whole(job.folder) == ""
+    assert whole_text(job.folder) == "" and whole_json(job.folder) is None
     outputs_whole.keep(home, job.folder.path.plain, outputs_whole.About(time.time() - 90, 7))
     os.close(home)
-    assert _whole(job.folder) == f"step 7, 1m30s old, {newest(job)}"
+    assert whole_text(job.folder) == f"step 7, 1m30s old, {newest(job)}"
+    found = whole_json(job.folder)
+    assert found == {"at_s": pytest.approx(time.time() - 90, abs=60), "step": 7, "path": str(newest(job))}
+    (newest(job).parent / "about.json").write_text("damaged")
+    assert whole_json(job.folder) == {"at_s": 0.0, "step": None, "path": str(newest(job))}

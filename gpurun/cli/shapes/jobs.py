@@ -50,22 +50,21 @@ class FirstFailureShape(TypedDict):
     evidence: str
 
 
-class JobShape(TypedDict):
-    """A job. Times are seconds since 1970.
+class WholeShape(TypedDict):
+    """The last whole copy of a job's outputs. A restart gets it.
 
     Attributes:
-        hosts: the hosts that the job holds now.
-        pool: null: no pool.
-        started_s: when RUNNING began; null before.
-        exit_code: the first failed rank's, or 0.
-        reason: why the job is in this state; empty: no reason.
-        owner: the user who submitted the job.
-        attempt: how often gpurun has started the job.
-        restarts: how often gpurun restarted the job after a host's fault.
-        restart: when gpurun starts the job again; null if no restart is planned.
-        outputs_left: outputs that are not on the head; null if all are.
+        at_s: when gpurun found the outputs at rest; seconds since 1970.
+        step: the last step that the program had said it saved; null if it never said.
+        path: the folder with the copy. Its files may be read, not changed.
     """
 
+    at_s: float
+    step: int | None
+    path: str
+
+
+class _JobAlways(TypedDict):
     id: str
     name: str
     state: State
@@ -85,6 +84,26 @@ class JobShape(TypedDict):
     restart: Restart | None
     outputs_left: OutputsLeft | None
     first_failure: FirstFailureShape | None
+
+
+class JobShape(_JobAlways, total=False):
+    """A job. Times are seconds since 1970.
+
+    Attributes:
+        hosts: the hosts that the job holds now.
+        pool: null: no pool.
+        started_s: when RUNNING began; null before.
+        exit_code: the first failed rank's, or 0.
+        reason: why the job is in this state; empty: no reason.
+        owner: the user who submitted the job.
+        attempt: how often gpurun has started the job.
+        restarts: how often gpurun restarted the job after a host's fault.
+        restart: when gpurun starts the job again; null if no restart is planned.
+        outputs_left: outputs that are not on the head; null if all are.
+        whole: the last whole copy of its outputs beside the newest; null if there is none. Only `status JOB` says it.
+    """
+
+    whole: WholeShape | None
 
 
 class ForeignShape(TypedDict):
