@@ -13,6 +13,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "files of any bytes": (50, 2000),
     "forests of pools": (50, 2000),
     "placements, by brute force": (100, 4000),
+    "GPUs of a host, by brute force": (100, 5_000),
     "placements near data": (50, 2000),
     "racks with free GPUs": (40, 1500),
     "inventories with a change": (10, 400),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpurun.inventory.model import Host, Inventory, Rack
 from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.gpus import choose
 from gpurun.scheduler.model import Gang, Placement, Refusal, Snapshot
 from gpurun.scheduler.placement import place
 
@@ -287,6 +288,25 @@ def test_same_gpus_come_after_nvlink_and_the_hca():
     assert gpus_of(place(near, gang)) == [(0, 1), (4, 5)]
     islands = ((0, 1, 2, 3), (4, 5, 6, 7))
     assert gpus_of(place(Snapshot(cluster([8, 8], nvlink=islands), taken=taken), gang)) == [(4, 5), (4, 5)]
+
+
+@given(
+    free=st.integers(1, 255), common=st.integers(0, 255), near=st.sets(st.integers(0, 7)),
+    size=st.sampled_from([8, 4, 2, 1]), data=st.data(),
+)  # fmt: skip
+@examples("GPUs of a host, by brute force")
+def test_no_other_gpus_of_a_host_are_better(free, common, near, size, data):
+    islands = tuple(tuple(range(at, at + size)) for at in range(0, 8, size)) if size < 8 else ()
+    able = [gpu for gpu in range(8) if free >> gpu & 1]
+    gpus = data.draw(st.integers(1, len(able)))
+
+    def key(chosen):
+        touched = {gpu // size for gpu in chosen}
+        left = sum(gpu // size in touched for gpu in able) - gpus
+        return len(touched), -len(near & set(chosen)), left, -sum(common >> gpu & 1 for gpu in chosen), chosen
+
+    host = Host("h", "r", "pascal", 8, "tcp", nvlink=islands, near_hca=tuple(sorted(near)))
+    assert choose(host, free, gpus, common) == min(combinations(able, gpus), key=key)
 
 
 def test_the_part_of_a_last_host_has_gpus_that_the_others_have():
