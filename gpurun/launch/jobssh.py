@@ -53,11 +53,12 @@ def scripts() -> dict[str, str]:
     return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
 
 
-def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host: str, container: str) -> str:
+def sshd_config(*, folder: str, address: str, port: int, user: str, uid: str, docker_host: str, container: str) -> str:
     """Return the private sshd's configuration on one host.
 
     Args:
         folder: the job's folder on the host, absolute.
+        user, uid: the account that gpurun uses on the host.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
         container: the container's name.
 
@@ -65,9 +66,10 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host:
     would make sshd refuse the key without an error message.
 
     An sshd of root would admit others, and without PAM it refuses root if root's password is locked, the usual case.
-    An sshd of another account admits nobody else. AllowUsers cannot name an account with ``@``, as sssd calls its own.
+    Root may have another name. An sshd of another account admits nobody else. In AllowUsers an ``@``, as in sssd's
+    names, would begin a host: ``?`` stands for it.
     """
-    who = ["AllowUsers root", "UsePAM yes"] if user == "root" else ["UsePAM no"]
+    who = [f"AllowUsers {user.replace('@', '?')}", "UsePAM yes"] if uid == "0" else ["UsePAM no"]
     docker = shlex.join(("docker", "--host", docker_host, "exec", "-i", "-e", "GPURUN_STDIN=launcher", container))
     lines = [
         f"ListenAddress {address}:{port}",

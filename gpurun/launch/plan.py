@@ -242,7 +242,7 @@ def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
 
 def _sshd_files(mine: HostAccount, job: str, container: str, ssh_port: int) -> dict[str, tuple[str, int]]:
     config = jobssh.sshd_config(
-        folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user,
+        folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user, uid=mine.uid,
         docker_host=mine.docker_host, container=container,
     )  # fmt: skip
     return {"sshd/config": (config, 0o600)}

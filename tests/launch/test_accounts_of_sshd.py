@@ -15,10 +15,13 @@ PASSWD = "root:x:0:0:root:/root:/bin/sh\n{user}:x:0:0::/tmp:/bin/sh\nsshd:x:100:
 
 
 @pytest.mark.parametrize(
-    ("user", "password"),
-    [("root", "*"), ("root", "!"), ("root", "!!"), ("bob", "*"), ("alice@corp.example.com", "*"), ("CORP\\carol", "*")],
-)
-def test_the_jobs_sshd_admits_the_user_of_the_host(tmp_path: Path, user: str, password: str) -> None:
+    ("user", "uid", "password"),
+    [
+        ("root", "0", "*"), ("root", "0", "!"), ("root", "0", "!!"), ("toor", "0", "!"), ("admin@corp", "0", "!!"),
+        ("bob", "1000", "*"), ("alice@corp.example.com", "1000", "*"), ("CORP\\carol", "1000", "*"),
+    ],
+)  # fmt: skip
+def test_the_jobs_sshd_admits_the_user_of_the_host(tmp_path: Path, user: str, uid: str, password: str) -> None:
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("replaces /etc/passwd and /etc/shadow in a mount namespace of its own")
     for name in ("sshd", "bin"):
@@ -30,7 +33,7 @@ def test_the_jobs_sshd_admits_the_user_of_the_host(tmp_path: Path, user: str, pa
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     (tmp_path / "sshd/authorized_keys").write_text(jobssh.authorized_keys((tmp_path / "id.pub").read_text()))
     config = jobssh.sshd_config(
-        folder=str(tmp_path), address="127.0.0.1", port=1, user=user, docker_host="unix:///x", container="box"
+        folder=str(tmp_path), address="127.0.0.1", port=1, user=user, uid=uid, docker_host="unix:///x", container="box"
     )
     (tmp_path / "sshd/config").write_text(config)
     (tmp_path / "passwd").write_text(PASSWD.format(user=user))

@@ -23,7 +23,7 @@ from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call
 from gpurun.node.gpu import holders
 from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
-from gpurun.node.job import job_parts
+from gpurun.node.job import job_lock, job_parts
 from gpurun.node.job.fence import fence
 from gpurun.supervisor.fence import what_is_left
 
@@ -136,6 +136,49 @@ def test_an_x_server_keeps_no_gpu_from_its_proof_because_preflight_lets_jobs_sta
     assert xorg.poll() is None and browser.poll() is None
     state.change(gpus, 0, {"processes": f"{browser.pid}:512"})  # one that computes, too
     assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [browser.pid]
+
+
+def test_what_was_there_before_the_job_is_none_of_the_job_s(gpus, process, monkeypatch):
+    """It keeps no GPU from its proof: pre-flight of the next job names it. What came later does."""
+    older = process()
+    me = processes.read_process(os.getpid())
+    agent = processes.read_process(older.pid)._replace(pid=me.pid)
+    agent = agent._replace(started=agent.started + 1)
+    (folder() / "run").mkdir(parents=True)
+    monkeypatch.setattr(
+        processes, "read_process", lambda pid, real=processes.read_process: agent if pid == me.pid else real(pid)
+    )
+    job_lock.own(JOB, 1)
+    time.sleep(2 / os.sysconf("SC_CLK_TCK"))
+    younger = process()
+    state.change(gpus, 0, {"processes": f"{older.pid}:9 {younger.pid}:9"})
+    for _ in range(2):  # while it is held, the note stays
+        assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [younger.pid]
+    state.change(gpus, 0, {"processes": f"{older.pid}:9"})
+    assert not any(fenced(gpus=[0]).values()) and older.poll() is None and not folder().exists()
+
+
+@pytest.mark.parametrize(("noted", "kept"), [(None, 500), (400, 400), (500, 500), (9_000, 500), ("x", 500)])
+def test_the_oldest_agent_of_a_job_is_noted_across_boots(gpus, monkeypatch, noted, kept):
+    """After a reboot, the numbers begin anew: too small a one only counts more processes."""
+    (folder() / "run").mkdir(parents=True)
+    if noted is not None:
+        (folder() / "agent.json").write_text(json.dumps({"pid": 7, "started": noted}))
+    monkeypatch.setattr(processes, "read_process", lambda pid: processes.Process(pid, 1, 500, 0, ""))
+    job_lock.own(JOB, 1)
+    assert job_parts.began(JOB) == kept
+
+
+def test_a_daemon_with_every_device_open_is_no_heir_of_a_process_that_has_ended(gpus, process, tmp_path):
+    """Such as nvidia-persistenced, which root sees."""
+    (tmp_path / "dev/nvidia0").touch()
+    daemon = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia0')!r})")
+    since = processes.read_process(daemon.pid).started + 1
+    with contextlib.closing(Orphan(process, tmp_path)) as nvml:
+        nvml.parent.wait()
+        found = holders.find(nvml, [(0, "")], since=since).holders
+        assert daemon.pid not in [one["pid"] for one in found] and len(found) == 1
+        assert daemon.pid in [one["pid"] for one in holders.find(nvml, [(0, "")]).holders]
 
 
 def test_a_process_of_a_job_that_only_draws_holds_its_gpu(gpus, process):

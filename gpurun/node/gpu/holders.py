@@ -6,6 +6,9 @@ A host without such a device has no GPU that could be held.
 A process that only draws, such as an X server or a browser, holds no GPU, just as it keeps no job from starting
 (`gpurun.node.gpu.nvml_facts`). If it is a gpurun job's, it does.
 
+A process that is older than the job's time on this host is none of the job's: such as a driver's daemon that has every
+device open, or a notebook that pre-flight of the next job will name.
+
 A process that uses CUDA can fork, as a DataLoader of PyTorch does. If the parent ends and the child stays, the driver
 keeps the memory, and NVML still lists the parent (seen with driver 580 on an H200). Then the child is the holder.
 """
@@ -32,8 +35,12 @@ class Users:
         self.problem = problem
 
 
-def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
-    """Return the processes that hold these GPUs now. Never raises: `problem` has what cannot be known."""
+def find(nvml: Nvml, cards: List[Card], proc: str = "/proc", since: int = 0) -> Users:
+    """Return the processes that hold these GPUs now. Never raises: `problem` has what cannot be known.
+
+    Args:
+        since: older processes do not count, as in `Process.started`.
+    """
     try:
         said = nvml.ask(cards)
     except NoAnswer as error:
@@ -49,11 +56,13 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
         drawing = {pid: _is_a_jobs(pid, proc) for pid in gpu.get("draws", ())}
         desktop[gpu["index"]] = [pid for pid, is_a_jobs in drawing.items() if not is_a_jobs]
         pids = [*(gpu["pids"] or ()), *(pid for pid, is_a_jobs in drawing.items() if is_a_jobs)]
-        if pids:
-            by_gpu[gpu["index"]] = pids
+        by_gpu[gpu["index"]] = [pid for pid in pids if not _is_older(pid, since)]
     ended = [gpu for gpu, pids in by_gpu.items() if not all(_lives(pid, proc) for pid in pids)]
     opened = _by_device([*silent, *ended], proc)
-    opened = {gpu: [pid for pid in pids if pid not in desktop.get(gpu, ())] for gpu, pids in opened.items()}
+    opened = {
+        gpu: [pid for pid in pids if pid not in desktop.get(gpu, ()) and not _is_older(pid, since)]
+        for gpu, pids in opened.items()
+    }
     for gpu in ended:
         by_gpu[gpu] = _with_heirs(by_gpu[gpu], opened.pop(gpu, []), proc)
     by_gpu.update(opened)
@@ -67,6 +76,11 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
         for one in gpu["processes"]
     ]
     return Users(holders, "; ".join(problems))
+
+
+def _is_older(pid: int, since: int) -> bool:
+    process = read_process(pid) if since else None
+    return process is not None and process.started < since
 
 
 def _is_a_jobs(pid: int, proc: str) -> bool:

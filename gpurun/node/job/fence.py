@@ -12,7 +12,7 @@ from gpurun.node.gpu import holders
 from gpurun.node.gpu.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.gpu.nvml_apart import Nvml
 from gpurun.node.job import claim_store, claims, creating, hooks, job_lock, job_parts
-from gpurun.node.job.job_parts import CARDS_FILE
+from gpurun.node.job.job_parts import AGENT_FILE, CARDS_FILE
 
 STRANGER_S = 2.0
 """How long a fence waits for a GPU that somebody else holds; who asked asks again."""
@@ -40,7 +40,7 @@ def fence(
         containers: False if no container was ever made here: then Docker need not answer.
         outputs: remove the job's outputs, too.
         gpus: its GPUs here: no process may hold one. Ends the job's processes, and names others. Ignores a process in
-            another gpurun job's container, which holds and claims the GPU for that job.
+            another gpurun job's container, which holds and claims the GPU for that job, and what was here before the job.
         claimant: the fields of a `Claimant`: releases the attempt's claims last. None releases nothing, because the
             attempt continues here, or no claim was made.
         epilog: the arguments of `hooks.epilog`. It runs once the containers are gone and nothing uses the GPUs.
@@ -124,14 +124,15 @@ def _free_gpus(
 ) -> holders.Users:
     """End the attempt's processes on its GPUs, with SIGTERM, then SIGKILL; return who still holds a GPU."""
     job, attempt = fenced
-    users = holders.find(nvml, cards)
+    since = job_parts.began(job)
+    users = holders.find(nvml, cards, since=since)
     others: List[Container] = []
     if any(holder["container"] for holder in users.holders):
         others = claims.of_others(call, job, attempt)
     ours = [holders.of_job(one, job, containers) for one in users.holders if not _is_in(others, one)]
     if any(ours):
         processes.end([process for process in ours if process is not None], grace_s=0.5)
-        users = holders.find(nvml, cards)
+        users = holders.find(nvml, cards, since=since)
     return holders.Users([one for one in users.holders if not _is_of(others, one, cards)], users.problem)
 
 
@@ -146,12 +147,12 @@ def _is_of(others: List[Container], holder: Dict[str, Any], cards: List[Card]) -
 
 
 def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
-    """Remove the job's folder, but keep the list of its GPUs while it is needed."""
+    """Remove the job's folder, but keep the list of its GPUs, and since when it had them, while these are needed."""
     folder = job_parts.folder(job)
     if not keep_cards:
         _remove(folder)
     elif os.path.isdir(folder):
-        for name in set(os.listdir(folder)) - {CARDS_FILE}:
+        for name in set(os.listdir(folder)) - {CARDS_FILE, AGENT_FILE}:
             _remove(os.path.join(folder, name))
     if outputs:
         _remove(job_parts.outputs_folder(job))

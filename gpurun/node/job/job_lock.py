@@ -144,6 +144,7 @@ def owner(job: str) -> int:
 
 def own(job: str, attempt: int) -> None:
     """Make an attempt the owner of the existing folder, unless a later one owns it. The caller holds the lock."""
+    job_parts.note_agent(job)
     if owner(job) >= attempt:
         return
     path = os.path.join(job_parts.folder(job), ATTEMPT_FILE)

@@ -17,6 +17,8 @@ CARDS_FILE = "cards.json"
 """In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
 MAIN_FILE = "main.json"
 """In a job's folder: its container's main process."""
+AGENT_FILE = "agent.json"
+"""In a job's folder: the first agent that prepared it. Every process of the job is younger."""
 _JOB = re.compile(r"j-[0-9a-f]{8}\Z")
 # An sshd's listener and sessions, or a docker client, by the way ps shows them.
 _STARTED = re.compile(r"(^|/)(sshd|docker)\b")
@@ -40,6 +42,23 @@ def _checked(job: str) -> str:
     if not _JOB.match(job):
         raise OpError("bad-request", "%r is not a job's id" % job)
     return job
+
+
+def note_agent(job: str) -> None:
+    """Record this process as the one that prepares the existing folder, unless an older one has.
+
+    After a reboot the clock of `Process.started` begins anew: then the smaller number is right, too.
+    """
+    path = os.path.join(folder(job), AGENT_FILE)
+    before, me = processes.noted(path), processes.read_process(os.getpid())
+    if me is not None and (before is None or me.started < before[1]):
+        processes.note(path, me)
+
+
+def began(job: str) -> int:
+    """Return a `Process.started` before which no process of the job started; 0 if unknown."""
+    agent = processes.noted(os.path.join(folder(job), AGENT_FILE))
+    return 0 if agent is None else agent[1]
 
 
 def has_ended(job: str) -> bool:
