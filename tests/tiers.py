@@ -20,6 +20,7 @@ SESSION = timedelta(hours=6)
 """Without a base, a change is all commits that are at most so much older than the newest one."""
 
 ROOMS = {
+    "test_behind_one_jump": "remote",
     "test_bench": "doctor node",
     "test_broken_hosts": "head supervisor doctor leases",
     "test_causes": "supervisor node facts doctor",
