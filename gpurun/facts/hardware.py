@@ -211,6 +211,7 @@ class Hardware:
         peermem: version of the ``nvidia_peermem`` module; empty = not loaded.
         dmabuf: whether driver and kernel can do GPUDirect by DMA-BUF; None = not known.
         infiniband_nodes: names in /dev/infiniband.
+        gdrdrv: whether there is /dev/gdrdrv, by which GDRCopy copies small messages of GPUs.
         folder: where gpurun keeps its files there.
         folder_kind: the type of file system that holds it, such as ``ext4`` or ``nfs4``.
         folder_fault: why a job can keep no files there: ``denied``, ``read-only``, ``full``, ``hangs`` or ``broken``.
@@ -240,6 +241,7 @@ class Hardware:
     hcas: tuple[Hca, ...] = ()
     nics: tuple[Nic, ...] = ()
     infiniband_nodes: tuple[str, ...] = ()
+    gdrdrv: bool = False
     docker: DockerFacts = DockerFacts()
     limits: Limits = Limits()
     folder: str = ""

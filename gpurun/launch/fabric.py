@@ -230,7 +230,7 @@ def _limits(fabric: Fabric, facts: Hardware | None) -> tuple[str, ...]:
 
 
 def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None) -> tuple[str, ...]:
-    """Return the device files of the job's own HCAs, nothing else.
+    """Return the device files of the job's own HCAs, and GDRCopy's, nothing else.
 
     With a folder, ``docker run --device`` passes every device in it. gpurun does that only without a probe, because it
     then does not know which ``uverbsN`` belongs to which HCA. IPC_LOCK lets verbs pin memory for a user who is not
@@ -245,5 +245,7 @@ def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | No
     else:
         shared = tuple(name for name in ("rdma_cm",) if name in facts.infiniband_nodes)
         paths = tuple(f"/dev/infiniband/{name}" for name in (*nodes, *shared))
+    if facts is not None and facts.gdrdrv:
+        paths = (*paths, "/dev/gdrdrv")
     flags = [flag for path in paths for flag in ("--device", path)]
     return (*flags, "--cap-add", "IPC_LOCK")

@@ -135,6 +135,13 @@ def test_a_probed_hca_gets_its_own_device_nodes_only():
     assert devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
 
 
+@pytest.mark.parametrize(("has", "fabric", "given"), [(True, ROCE, True), (False, ROCE, False), (True, TCP, False)])
+def test_gdrcopy_s_device_goes_with_rdma_if_the_host_has_it(has, fabric, given):
+    flags = settings(fabric, HOST, roce_facts(V2_IPV4, gdrdrv=has)).docker_flags
+    assert ("/dev/gdrdrv" in flags) == given
+    assert "/dev/gdrdrv" not in settings(ROCE, HOST, None).docker_flags
+
+
 def test_a_device_node_that_is_not_there_is_not_asked_for():
     found = settings(ROCE, HOST, roce_facts(V2_IPV4, infiniband_nodes=("uverbs0",)))
     assert "/dev/infiniband/rdma_cm" not in found.docker_flags

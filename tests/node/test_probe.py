@@ -284,3 +284,10 @@ def test_look_up_knows_absent_names_from_silence(monkeypatch):
     assert probe.look_up(["good", "none"], LIMIT_S) == known
     assert probe.look_up(["slow", *known], 0.3)["slow"] is None
     silent.set()
+
+
+def test_the_probe_sees_gdrcopy_s_device(tmp_path):
+    roots = probe.Roots(dev=str(tmp_path))
+    assert probe._hcas(roots)["gdrdrv"] is False
+    (tmp_path / "gdrdrv").touch()
+    assert probe._hcas(roots)["gdrdrv"] is True

@@ -128,7 +128,8 @@ def look_up(names: List[str], timeout_s: float = 3.0) -> Dict[str, Optional[List
 
 def _hcas(roots: Roots) -> Dict[str, Any]:
     nodes = sysfs_facts.names(roots.dev, "infiniband")
-    return {"hcas": sysfs_facts.hcas(roots.sysfs), "infiniband_nodes": nodes}
+    gdrdrv = "gdrdrv" in sysfs_facts.names(roots.dev)
+    return {"hcas": sysfs_facts.hcas(roots.sysfs), "infiniband_nodes": nodes, "gdrdrv": gdrdrv}
 
 
 def _nics(roots: Roots) -> Dict[str, Any]:
