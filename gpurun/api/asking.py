@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -156,4 +157,7 @@ def _spec(
         )
     flags = {key: (key, value) for key, value in settings.items() if key in FIELDS}
     places = {key: (key, value) for key, value in settings.items() if key in CONSTRAINTS}
-    return spec_of(recipe, inventory, flags, places)[0]
+    spec, said = spec_of(recipe, inventory, flags, places)
+    for text in said:
+        sys.stderr.write(f"{text}\n")
+    return spec

@@ -176,8 +176,8 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
     from gpurun.head import wish
 
     spec, said = wish.spec_of(recipe, inventory, flags, places)
-    if said:
-        say(said)
+    for text in said:
+        say(printable(text))
     _warn_of_secrets(spec)
     return spec
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpurun.errors import NeverFits
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.recipe import Recipe, build, convert_flag
+from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
 from gpurun.scheduler.gangs import new_gang
@@ -20,8 +20,10 @@ Flags = Mapping[str, tuple[str, object]]
 """Flag → the recipe's key of the same meaning, and what was given; None = it was not."""
 
 
-def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> tuple[JobSpec, str]:
-    """Return a recipe and flags as one spec, and a note about a launcher command that the user typed ("" = none).
+def spec_of(
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Return a recipe and flags as one spec, and lines that tell the user how gpurun read the command.
 
     Args:
         places: flags of the recipe's constraints.
@@ -34,6 +36,7 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
     constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
     is_named = "launcher" in overrides or (recipe is not None and "launcher" in recipe.given)
     spec, said = settled(build(recipe, overrides, constraints), is_named=is_named)
+    check_length(spec)
     refuse_impossible(spec, inventory)
     return spec, said
 

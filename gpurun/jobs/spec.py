@@ -260,6 +260,7 @@ class JobSpec:
             command lines.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
+        launcher_flags: flags of the launcher's own command line that a person typed and gpurun keeps.
         roles: the roles of its ranks; None if all ranks are alike.
         controller: how horovodrun starts ranks.
         time_limit_s: seconds in RUNNING before gpurun stops the gang; None = unlimited.
@@ -319,6 +320,7 @@ class JobSpec:
     project: str | None = None
     notify: tuple[NotifyWish, ...] = ()
     log_limit_mib: int = 2048
+    launcher_flags: tuple[str, ...] = ()
 
     @property
     def is_live_elastic(self) -> bool:

@@ -38,4 +38,4 @@ def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, .
     timeout_s = elastic.GLOO_TIMEOUT_S if spec.min_gpus else GLOO_TIMEOUT_S
     timeline = f"{spec.outputs}/{TIMELINE_FILE}" if spec.outputs else TIMELINE
     knobs = flags(spec.horovod, autotune_log=AUTOTUNE_LOG, gloo_timeout_s=timeout_s, timeline=timeline)
-    return (*command, *knobs, RANK_SCRIPT, *spec.command)
+    return (*command, *knobs, *spec.launcher_flags, RANK_SCRIPT, *spec.command)

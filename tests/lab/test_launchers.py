@@ -56,10 +56,16 @@ if dist.get_rank() == 1:
     raise ValueError(f"no such layer, {one.item():g} ranks")
 dist.all_reduce(one)
 """
+MPIRUN = (
+    "mpirun", "-np", "3", "-H", "server1:2,server2:1", "--tag-output", "--report-bindings", "-bind-to", "none",
+    "-map-by", "slot", "-x", "MYFLAG=yes", "-x", "LD_LIBRARY_PATH", "-x", "PATH", "-mca", "pml", "ob1", "-mca", "btl",
+    "^openib", "python3", "-c", BY_MPI,
+)  # fmt: skip
+"""As Horovod's documentation has it."""
 UNEQUAL = {
     "torchrun and mpirun, as they are typed": [
         (TINY, (), ("torchrun", "--nproc-per-node=2", "--no-python", "python3", "-c", MEET)),
-        (TRAIN, (), ("mpirun", "-np", "9", "python3", "-c", BY_MPI)),
+        (TRAIN, (), MPIRUN),
     ],
     "horovod by gloo and by mpi": [
         (TRAIN, ("--controller", each), ("python3", "-c", BY_HOROVOD)) for each in ("gloo", "mpi")

@@ -1,4 +1,4 @@
-"""What starts the ranks of a gang: what each rank is told, and what people type out of habit."""
+"""What starts the ranks of a gang, and what each rank is told; `test_typed_lines` has what people type."""
 
 from __future__ import annotations
 
@@ -176,30 +176,6 @@ def test_mpirun_itself_reaches_every_host_of_a_large_gang(hosts, is_direct):
     )  # fmt: skip
     argv = launcher_of(replace(SPEC, launcher="mpirun")).argv(SPEC, gang)
     assert ("-mca plm_rsh_no_tree_spawn 1" in " ".join(argv)) == is_direct
-
-
-@pytest.mark.parametrize(
-    ("typed", "launcher", "command"),
-    [
-        ("torchrun --nproc_per_node=4 --nnodes 2 train.py --lr 0.1", "torchrun", "python3 -u train.py --lr 0.1"),
-        ("torchrun --standalone -m pkg.train -m x", "torchrun", "python3 -u -m pkg.train -m x"),
-        ("torchrun --no-python ./train -n 3", "torchrun", "./train -n 3"),
-        ("torchrun --no_python ./train", "torchrun", "./train"),
-        ("/opt/conda/bin/torchrun train.py", "torchrun", "python3 -u train.py"),
-        ("python -m torch.distributed.run --nnodes=2 train.py -u", "torchrun", "python3 -u train.py -u"),
-        ("/opt/venv/bin/python3.11 -u -m torch.distributed.run -m pkg", "torchrun", "python3 -u -m pkg"),
-        ("python3 -m torch.distributed.launch x.py", "horovod", "python3 -m torch.distributed.launch x.py"),
-        ("deepspeed --num_gpus=4 --module pkg.train --deepspeed", "deepspeed", "python3 -u -m pkg.train --deepspeed"),
-        ("deepspeed --no_local_rank --hostfile h train.py", "deepspeed", "python3 -u train.py"),
-        ("mpirun -np 4 -H a:2,b:2 --allow-run-as-root python3 x.py -np 3", "mpirun", "python3 x.py -np 3"),
-        ("horovodrun -np 4 python3 train.py", "horovod", "python3 train.py"),
-        ("python3 train.py", "horovod", "python3 train.py"),
-    ],
-)
-def test_a_launcher_that_is_typed_out_of_habit_is_understood(typed, launcher, command):
-    spec, said = settled(replace(SPEC, command=tuple(typed.split())), is_named=False)
-    assert (spec.launcher, " ".join(spec.command)) == (launcher, command)
-    assert bool(said) == (typed != command)
 
 
 @pytest.mark.parametrize("named", [False, True])

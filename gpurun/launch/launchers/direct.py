@@ -8,7 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang, Typed
+from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang
+from gpurun.launch.launchers.lines.line import PYTHON
+from gpurun.launch.launchers.lines.torch import with_local_rank
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.launch.seats import RankSeat
 
@@ -101,60 +103,14 @@ def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     }  # fmt: skip
 
 
-PYTHON = ("python3", "-u")
-
-
-def _python(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what torchrun runs: Python with a script, a module, or any program."""
-    flags = {flag.replace("_", "-") for flag in found}
-    if "--no-python" in flags:
-        return words
-    return (*PYTHON, *(["-m"] if {"-m", "--module"} & flags else []), *words)
-
-
-_WITH_VALUE = (
-    "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval start-method "
-    "role log-dir redirects tee local-ranks-filter node-rank master-addr master-port local-addr"
-)
 TORCHRUN = Launcher(
-    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON, elastic="anew",
-    typed=Typed(
-        "torchrun",
-        with_value=frozenset(
-            {f"--{name}" for flag in _WITH_VALUE.split() for name in (flag, flag.replace("-", "_"))} | {"-r", "-t"}
-        ),
-        alone=frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"}),
-        module="torch.distributed.run",
-        rest=_python,
-    ),
-)  # fmt: skip
-
-WITH_LOCAL_RANK = (
-    "sh", "-c", 'script="$1"; shift; exec python3 -u "$script" --local_rank="$LOCAL_RANK" "$@"', "deepspeed",
+    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON, elastic="anew"
+)
+DEEPSPEED = Launcher(
+    "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment,
+    interpreter=with_local_rank(PYTHON), elastic="anew",
 )  # fmt: skip
 """DeepSpeed's own launcher gives the number to a script as its first flag, too (`deepspeed.launcher.launch`)."""
-
-
-def _deepspeed(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what ``deepspeed`` runs: a Python script, a module, or any program."""
-    if {"--no_python", "--module", "--no_local_rank"} & found.keys():
-        return _python(found, words)
-    return (*WITH_LOCAL_RANK, *words)
-
-
-DEEPSPEED = Launcher(
-    "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment, interpreter=WITH_LOCAL_RANK,
-    elastic="anew",
-    typed=Typed(
-        "deepspeed",
-        with_value=frozenset({
-            "-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--master_port",
-            "--master_addr", "--node_rank", "--launcher", "--launcher_args", "--ssh_port", "--enable_each_rank_log",
-        }),
-        alone=frozenset({"--module", "--no_python", "--no_local_rank", "--no_ssh", "--no_ssh_check", "--force_multi"}),
-        rest=_deepspeed,
-    ),
-)  # fmt: skip
 
 
 def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch import horovodrun
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 
 NEEDS = "/bin/sh, Horovod and OpenSSH's client; see recipes/images"
-TYPED = Typed(
-    "horovodrun",
-    with_value=frozenset({"-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port",
-                          "-i", "--ssh-identity-file", "--network-interfaces", "--start-timeout"}),
-    alone=frozenset({"--gloo", "--mpi", "--disable-cache", "--verbose"}),
-)  # fmt: skip
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
@@ -22,9 +16,9 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
 
 GLOO = Launcher(
     "horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, elastic="live", all_read_outputs=False,
-    typed=TYPED,
+    program="horovodrun",
 )  # fmt: skip
 MPI = Launcher(
     "horovod", NEEDS, rank_variable="OMPI_COMM_WORLD_RANK", tells="group", argv=argv, all_read_outputs=False,
-    typed=TYPED,
+    program="horovodrun",
 )  # fmt: skip

@@ -74,25 +74,6 @@ class PlacedGang:
 
 
 @dataclass(frozen=True)
-class Typed:
-    """A launcher's own command line, so that gpurun recognises a user's command that begins with it.
-
-    Attributes:
-        program: its name.
-        module: the module that ``python -m`` runs instead of it; "" if there is none.
-        with_value: flags with a value.
-        alone: flags without a value.
-        rest: computes a rank's command from the flags and the words after them; None = the words.
-    """
-
-    program: str
-    with_value: frozenset[str]
-    alone: frozenset[str] = frozenset()
-    module: str = ""
-    rest: Callable[[Mapping[str, str], tuple[str, ...]], tuple[str, ...]] | None = None
-
-
-@dataclass(frozen=True)
 class Launcher:
     """How the ranks of a gang are started.
 
@@ -112,7 +93,7 @@ class Launcher:
         all_read_outputs: each rank may read what earlier attempts left. Otherwise rank 0 reads it and passes it on, as
             Horovod's guide recommends.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
-        typed: its own command line.
+        program: the name of what starts the ranks, for people.
     """
 
     name: str
@@ -125,9 +106,4 @@ class Launcher:
     elastic: Literal["live", "anew", "no"] = "no"
     all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()
-    typed: Typed | None = None
-
-    @property
-    def program(self) -> str:
-        """Return the name of what starts the ranks, for people."""
-        return self.typed.program if self.argv is not None and self.typed is not None else "the ranks"
+    program: str = "the ranks"

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.horovodrun import slots
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang
+from gpurun.launch.launchers.lines.flags import as_mpi
 from gpurun.launch.rank import RANK_SCRIPT
 
 RADIX = 64
 """``mpirun`` starts so many daemons itself, and these start the others (``plm_rsh_no_tree_spawn``)."""
-
-TYPED = Typed(
-    "mpirun",
-    with_value=frozenset({"-np", "-n", "--np", "-c", "-H", "-host", "--host", "-hostfile", "--hostfile",
-                          "-machinefile", "--machinefile", "-N", "--bind-to", "-bind-to", "--map-by", "-map-by", "-x"}),
-    alone=frozenset({"--allow-run-as-root", "--oversubscribe", "-oversubscribe"}),
-)  # fmt: skip
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
@@ -29,19 +23,23 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
     have data loaders. Only the first host has the key to the others, so it starts all daemons (as Horovod's
     `runner/mpi_run.py`).
     """
+    chosen = {as_mpi(word) for word in spec.launcher_flags}
     command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants)]
-    command += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]
+    for flag, value in (("--map-by", "slot"), ("--rank-by", "slot"), ("--bind-to", "none")):
+        if not any(each.startswith(flag) for each in chosen):
+            command += [flag, value]
     if len(gang.grants) > 1:
         interface = gang.interfaces[gang.first]
         command += ["-mca", "btl_tcp_if_include", interface, "-mca", "oob_tcp_if_include", interface]
     if len(gang.grants) > RADIX:
         command += ["-mca", "plm_rsh_no_tree_spawn", "1"]
     if gang.is_tcp:
-        command += ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
-    return (*command, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT, *spec.command)
+        for name, value in (("pml", "ob1"), ("btl", "^openib")):
+            command += ["-mca", name, value] if name not in spec.launcher_flags else []
+    return (*command, *spec.launcher_flags, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT, *spec.command)
 
 
 MPIRUN = Launcher(
     "mpirun", "/bin/sh, Open MPI and OpenSSH's client", rank_variable="OMPI_COMM_WORLD_RANK", tells="group",
-    argv=argv, typed=TYPED, elastic="anew",
+    argv=argv, program="mpirun", elastic="anew",
 )  # fmt: skip

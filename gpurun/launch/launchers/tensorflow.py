@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec, Roles
-from gpurun.launch.launchers.direct import PYTHON
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
+from gpurun.launch.launchers.lines.line import PYTHON
 from gpurun.launch.seats import EVALUATOR, SERVER, WORKER, RankSeat
 
 WITH_FLAGS = (

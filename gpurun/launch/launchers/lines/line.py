@@ -1,0 +1,184 @@
+"""Read a command line: what stands in front, the launcher, and the words behind it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gpurun.launch.launchers.lines import wrappers
+from gpurun.launch.launchers.lines.flags import (
+    NO_COUNTS,
+    Counts,
+    FoundFlag,
+    Typed,
+    number_of,
+    read_flags,
+    taken_of,
+    value_of,
+)
+from gpurun.launch.launchers.lines.table import LAUNCHERS, SRUN
+
+PYTHON = ("python3", "-u")
+DEPTH = 20
+"""More wrappers than this are none of a person's."""
+FIRST = frozenset(name.split()[0] for typed in LAUNCHERS for name in typed.programs)
+
+
+class Start(NamedTuple):
+    """A launcher at the beginning of a command.
+
+    Attributes:
+        typed: the launcher.
+        words: the words behind its name.
+        interpreter: what it runs Python scripts with.
+        taken: reason → words that gpurun leaves out.
+    """
+
+    typed: Typed
+    words: tuple[str, ...]
+    interpreter: tuple[str, ...] = PYTHON
+    taken: Mapping[str, tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line, read.
+
+    Attributes:
+        words: the words behind the launcher; without a launcher, the command itself.
+        whole: `words` with the launcher's name.
+        typed: the launcher; None if there is none.
+        interpreter: what the launcher runs Python scripts with.
+        around: wrappers that stay in front of the command of each rank.
+        env: the variables that the line sets for each rank.
+        taken: reason → words that gpurun leaves out.
+        counts: the processes that ``srun`` wants.
+        is_read: whether something in front must not stay: an assignment, or ``srun``.
+        by_srun: whether ``srun`` stands in front.
+        hidden: the launcher in a part that gpurun cannot read, such as a shell's text; None if there is none.
+    """
+
+    words: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+    typed: Typed | None = None
+    interpreter: tuple[str, ...] = PYTHON
+    around: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counts: Counts = NO_COUNTS
+    is_read: bool = False
+    by_srun: bool = False
+    hidden: Typed | None = None
+
+
+def read_line(command: tuple[str, ...]) -> Line:
+    """Read a command.
+
+    Raises:
+        BadInput: ``srun`` has a flag that gpurun does not know, or cannot obey.
+    """
+    line = Line(command)
+    for _ in range(DEPTH):
+        if (start := _start(line.words)) is not None:
+            return replace(line, words=start.words, whole=line.words, typed=start.typed, interpreter=start.interpreter,
+                           taken={**line.taken, **start.taken})  # fmt: skip
+        if wrappers.name_of(line.words) == "srun":
+            line = _behind_srun(line)
+        elif (inner := wrappers.look_through(line.words)) is not None:
+            assigned = wrappers.ASSIGNMENT.fullmatch(line.words[0]) is not None
+            line = replace(
+                line, words=inner.words, around=(*line.around, *inner.around), env={**line.env, **inner.env},
+                is_read=line.is_read or (assigned and line.words == command),
+            )  # fmt: skip
+        else:
+            break
+    return replace(line, whole=line.words, hidden=_hidden(line.words))
+
+
+def _start(words: tuple[str, ...]) -> Start | None:
+    """Return the launcher that a command begins with, by its name or as a Python module; None if it does not."""
+    program = wrappers.name_of(words)
+    if program.startswith("python"):
+        return _by_python(words)
+    for typed in LAUNCHERS:
+        for name in typed.programs:
+            size = len(name.split())
+            if (program, *words[1:size]) == tuple(name.split()) and typed.is_it(words[size:]):
+                return Start(typed, words[size:])
+    return None
+
+
+def _by_python(words: tuple[str, ...]) -> Start | None:
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m" and not words[at].startswith("-c"):
+        at += 2 if words[at] in ("-X", "-W") else 1
+    own, rest = tuple(word for word in words[1:at] if word != "-u"), words[at:]
+    taken = {"they are for the launcher's own Python": own} if own else {}
+    interpreter = (words[0], "-u")
+    if rest[:1] == ("-m",):
+        for typed in LAUNCHERS:
+            for name in typed.modules:
+                size = 1 + len(name.split())
+                if rest[1:size] == tuple(name.split()):
+                    return Start(typed, rest[size:], interpreter, taken)
+        return None
+    start = _start(rest) if rest and "/" in rest[0] and not rest[0].endswith(".py") else None
+    return start._replace(interpreter=interpreter, taken=taken) if start is not None else None
+
+
+def _behind_srun(line: Line) -> Line:
+    found, words = read_flags(SRUN, line.words[1:])
+    env, export = dict[str, str](), value_of(found, "--export")
+    for word in (export or "").split(","):
+        name, equals, value = word.partition("=")
+        if equals:
+            env[name] = value
+    taken = taken_of([*found, *(_named(each) for each in found if each.name == "--export")])
+    said = taken or {"gpurun starts the ranks": ("srun",)}
+    ranks = number_of("srun", found, "--ntasks", "-n")
+    hosts = number_of("srun", found, "--nodes", "-N")
+    each = number_of("srun", found, "--ntasks-per-node", "--tasks-per-node")
+    total = ranks if ranks is not None else hosts * each if hosts is not None and each is not None else None
+    return replace(
+        line, words=words, env={**line.env, **env}, taken={**line.taken, **said}, is_read=True, by_srun=True,
+        counts=Counts(total),
+    )  # fmt: skip
+
+
+def _named(each: FoundFlag) -> FoundFlag:
+    """Return srun's ``--export`` as a flag that gpurun replaces: its values are set, the rest is the image's."""
+    return each._replace(
+        flag=each.flag._replace(does="taken", why="its values are set for each rank, the rest is the image's")
+    )
+
+
+def _hidden(words: tuple[str, ...]) -> Typed | None:
+    """Return the launcher that a command seems to start where gpurun cannot see its flags."""
+    text = wrappers.shell_text(words)
+    if text is not None:
+        inner = (read_start(command) for command in wrappers.simple_commands(text))
+        return next((typed for typed in inner if typed is not None), None)
+    if wrappers.name_of(words).startswith("python"):
+        return None
+    for at in range(1, len(words) - 1):
+        name = words[at].rpartition("/")[2]
+        is_like = name.startswith("python") or (name in FIRST and not words[at - 1].startswith("--"))
+        start = _start(words[at:]) if is_like else None
+        if start is not None:
+            return start.typed
+    return None
+
+
+def read_start(words: tuple[str, ...]) -> Typed | None:
+    """Return the launcher of one command of a shell's text."""
+    for _ in range(DEPTH):
+        if not words:
+            return None
+        if (start := _start(words)) is not None:
+            return start.typed
+        inner = wrappers.look_through(words)
+        if inner is None:
+            return _hidden(words)
+        words = inner.words
+    return None

@@ -1,0 +1,148 @@
+"""The command lines of ``mpirun`` and ``horovodrun``. Pure.
+
+Sources: ``mpirun(1)`` of Open MPI 4.1 and 5.0, ``mpiexec`` of Hydra 4 (its names for what Open MPI has, too), and
+`horovod.runner.launch` of Horovod 0.28.1.
+"""
+
+from __future__ import annotations
+
+from gpurun.errors import BadInput
+from gpurun.launch.launchers.lines.flags import (
+    CHOSEN,
+    Counts,
+    FoundFlag,
+    Reading,
+    Typed,
+    as_mpi,
+    flags,
+    kept_of,
+    number_of,
+    taken_of,
+)
+
+SENT = ("PATH", "PYTHONPATH")
+"""gpurun's own command line has these variables."""
+OWN_PARAMETERS = frozenset({
+    "btl_tcp_if_include", "btl_tcp_if_exclude", "oob_tcp_if_include", "oob_tcp_if_exclude", "plm_rsh_agent",
+    "plm_rsh_args", "plm_ssh_agent", "plm_ssh_args", "plm_rsh_no_tree_spawn", "plm_ssh_no_tree_spawn", "plm",
+    "orte_default_hostfile", "prte_default_hostfile", "rmaps_base_mapping_policy", "rmaps_base_ranking_policy",
+    "rmaps_default_mapping_policy", "rmaps_default_ranking_policy",
+})  # fmt: skip
+"""MCA parameters for hosts, the way to them, and the order of ranks."""
+PARAMETERS = ("--mca", "--gmca", "--omca", "--pmca", "--prtemca", "--pmixmca")
+MAPPED = "gpurun gives ranks their GPUs host by host (--map-by slot)"
+SAME = "gpurun says the same"
+
+
+def _decided(each: FoundFlag) -> str:
+    """Return why gpurun leaves out a flag that it keeps with other values; "" = it keeps the flag."""
+    if each.name in PARAMETERS and each.values[0] in OWN_PARAMETERS:
+        return CHOSEN
+    if each.name in ("--map-by", "--rank-by") and each.values[0].partition(":")[0] != "slot":
+        return MAPPED
+    if each.name == "-x" and each.values[0] in SENT:
+        return SAME
+    return ""
+
+
+def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Reading:
+    if ":" in words:
+        raise BadInput(
+            "mpirun: the line starts several programs (':'), and all ranks of a job run the same command",
+            hint="let one program choose by its rank, or submit a job for each",
+        )
+    env = dict[str, str]()
+    kept, taken = list[FoundFlag](), [each for each in found if each.flag.does == "taken"]
+    for each in found:
+        name, equals, value = each.values[0].partition("=") if each.name == "-x" else ("", "", "")
+        if why := _decided(each):
+            taken.append(each._replace(flag=each.flag._replace(does="taken", why=why)))
+        elif equals:
+            env[name] = value
+        elif each.name in ("--genv", "--env"):
+            env[each.values[0]] = each.values[1]
+        elif each.flag.does == "kept":
+            kept.append(each)
+    counts = Counts(number_of("mpirun", found, "--np", "-n", "-c", "--n"))
+    return Reading(words, kept_of(kept), taken_of(taken), env, counts)
+
+
+MPIRUN = Typed(
+    "mpirun", "mpirun",
+    ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra"), (),
+    {
+        **flags(
+            "taken",
+            "--np= -n= --n= -c= -H= --host= --hosts= --hostfile= --machinefile= --default-hostfile= -f= -N= "
+            "--npernode= --pernode --npersocket= --ppn= --perhost= --rankfile= --rf= --nolocal --nooversubscribe "
+            "--oversubscribe --iface= --launcher= --hetero-nodes --launch-agent=",
+            CHOSEN,
+        ),
+        **flags("taken", "--bynode --byslot --byboard --bycore --bysocket --loadbalance", MAPPED),
+        **flags("taken", "--allow-run-as-root --genvall --envall", SAME),
+        **flags("taken", "--output-filename= --outfile-pattern= --errfile-pattern= --xterm=",
+                "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
+        **flags(
+            "kept",
+            "-x= --prefix= --mca== --gmca== --omca== --pmca== --prtemca== --pmixmca== --am= --tune= --tag-output "
+            "--timestamp-output --report-bindings --wdir= --wd= --bind-to= --map-by= --rank-by= --bind-to-core "
+            "--bind-to-none --bind-to-socket --display-map --display-allocation --display-devel-map --display= "
+            "--output= -q --quiet -v --verbose --merge-stderr-to-stdout --use-hwthread-cpus --enable-recovery "
+            "--disable-recovery --abort-on-error --tmpdir= --report-child-jobs-separately",
+        ),
+        **flags("read", "--genv== --env=="),
+        **flags("refused", "--timeout=", "write `gpurun submit --time-limit 1h`"),
+        **flags("refused", "--preload-files= --preload-binary -s", "put the files into the workdir, or use --data"),
+        **flags("refused", "--app= --configfile=", "all ranks of a job run the same command: write it on the line"),
+        **flags("refused", "--stdin= --cpus-per-proc= --cpus-per-rank= --cpu-set= --cpu-list=",
+                "gpurun gives each rank /dev/null as stdin and its share of the cores: write `numactl` in front of the "
+                "program to bind it"),
+        **flags("refused", "--genvlist= --genvnone --envlist= --envnone", "write -x NAME for each variable"),
+    },
+    spelled=as_mpi, read=_mpirun,
+)  # fmt: skip
+
+
+def _horovodrun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Reading:
+    names = {each.name for each in found}
+    most = number_of("horovodrun", found, "--max-np", "--max-num-proc")
+    ranks = most if most is not None else number_of("horovodrun", found, "-np", "--num-proc")
+    least = number_of("horovodrun", found, "--min-np", "--min-num-proc")
+    return Reading(
+        words, kept_of(found), taken_of(found), counts=Counts(ranks, least),
+        controller="mpi" if "--mpi" in names else "gloo" if "--gloo" in names else None,
+    )  # fmt: skip
+
+
+HOROVODRUN = Typed(
+    "horovodrun", "horovod", ("horovodrun",), ("horovod.runner.launch",),
+    {
+        **flags(
+            "taken",
+            "-np= --num-proc= --min-np= --min-num-proc= --max-np= --max-num-proc= --slots-per-host= --slots= -H= "
+            "--hosts= -hostfile= --hostfile= -p= --ssh-port= -i= --ssh-identity-file= --network-interfaces= "
+            "--network-interface= --host-discovery-script=",
+            CHOSEN,
+        ),
+        **flags("taken", "--disable-cache", SAME),
+        **flags("taken", "--output-filename=", "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
+        **flags(
+            "kept",
+            "--verbose --start-timeout= --fusion-threshold-mb= --cycle-time-ms= --cache-capacity= "
+            "--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather "
+            "--no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune "
+            "--autotune-log-file= --autotune-warmup-samples= --autotune-steps-per-sample= "
+            "--autotune-bayes-opt-max-samples= --autotune-gaussian-process-noise= --elastic-timeout= --reset-limit= "
+            "--cooldown-range== --timeline-filename= --timeline-mark-cycles --no-timeline-mark-cycles --stall-check "
+            "--no-stall-check --stall-check-warning-time-seconds= --stall-check-shutdown-time-seconds= "
+            "--mpi-threads-disable --no-mpi-threads-disable --mpi-args= --tcp --binding-args= --num-nccl-streams= "
+            "--thread-affinity= --gloo-timeout-seconds= --log-level= --log-with-timestamp --log-without-timestamp "
+            "-prefix-timestamp --prefix-output-with-timestamp",
+        ),
+        **flags("read", "--gloo --mpi"),
+        **flags("refused", "--jsrun", "leave it out: gpurun starts Horovod by Gloo, or by --mpi"),
+        **flags("refused", "--config-file=", "write its settings as flags, or under `horovod:` in a recipe"),
+        **flags("refused", "-v --version -cb --check-build", "ask the image: docker run IMAGE horovodrun …"),
+    },
+    read=_horovodrun,
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""The launchers whose command lines gpurun reads: a line of `LAUNCHERS` adds the next. Pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from gpurun.launch.launchers.lines.flags import CHOSEN, Typed, flags
+from gpurun.launch.launchers.lines.mpi import HOROVODRUN, MPIRUN
+from gpurun.launch.launchers.lines.torch import COLOSSALAI, COMPOSER, DEEPSPEED, LAUNCH, TORCHRUN
+
+
+def _accelerate(words: tuple[str, ...], gpus: int) -> str:
+    """Return the line that starts the same script. Its settings are variables that only ``accelerate`` knows."""
+    at = next((at for at, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), None)
+    script = shlex.join(words[at:]).replace("--module", "-m", 1) if at is not None else "SCRIPT.py ARGUMENTS"
+    precision = next((_value(words, at) for at, word in enumerate(words) if word.startswith("--mixed_precision")), "")
+    env = f"-e ACCELERATE_MIXED_PRECISION={shlex.quote(precision)} " if precision else ""
+    return f"gpurun submit -n {gpus} {env}… -- torchrun {script}"
+
+
+def _value(words: tuple[str, ...], at: int) -> str:
+    _name, equals, value = words[at].partition("=")
+    return value if equals else next(iter(words[at + 1 :]), "")
+
+
+def _llamafactory(words: tuple[str, ...], gpus: int) -> str:
+    return f"gpurun submit -n {gpus} … -- torchrun -m llamafactory.launcher {shlex.join(words)}"
+
+
+def _behind_torchrun(_words: tuple[str, ...], gpus: int) -> str:
+    return f"gpurun submit -n {gpus} … -- torchrun SCRIPT.py ARGUMENTS"
+
+
+LAUNCHERS = (
+    TORCHRUN,
+    LAUNCH,
+    DEEPSPEED,
+    COMPOSER,
+    COLOSSALAI,
+    MPIRUN,
+    HOROVODRUN,
+    Typed("accelerate launch", "", ("accelerate launch", "accelerate-launch"),
+          ("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch"), instead=_accelerate),
+    Typed("llamafactory-cli train", "", ("llamafactory-cli train", "lmf train"), ("llamafactory.cli train",),
+          instead=_llamafactory),
+    Typed("tune run", "", ("tune run",), ("torchtune._cli.tune run",), instead=_behind_torchrun),
+    Typed("fabric run", "", ("fabric run", "lightning run"), instead=_behind_torchrun),
+    Typed("torchx run", "", ("torchx run",), instead=_behind_torchrun),
+    Typed("jsrun", "", ("jsrun",), instead=_behind_torchrun),
+    Typed("aprun", "", ("aprun",), instead=_behind_torchrun),
+    Typed("ibrun", "", ("ibrun",), instead=_behind_torchrun),
+)  # fmt: skip
+"""The first ones are started by a launcher of gpurun; the others start processes of their own on each host."""
+
+SRUN = Typed(
+    "srun", "", ("srun",),
+    flags={
+        **flags(
+            "taken",
+            "-N= --nodes= -n= --ntasks= --ntasks-per-node= --ntasks-per-gpu= --ntasks-per-socket= --tasks-per-node= "
+            "-G= --gpus= --gpus-per-node= --gpus-per-task= --gres= --gpu-bind= -p= --partition= -A= --account= -q= "
+            "--qos= -w= --nodelist= -x= --exclude= -C= --constraint= --jobid= --reservation= -m= --distribution= -r= "
+            "--relative= --exclusive --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters=",
+            CHOSEN,
+        ),
+        **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input=",
+                "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
+        **flags("taken", "-K --kill-on-bad-exit= -W= --wait= --no-kill --signal= --pty --propagate",
+                "gpurun stops all ranks when one fails"),
+        **flags("taken", "--cpu-bind= --mem-bind= --hint= --threads-per-core= -B= --extra-node-info=",
+                "gpurun binds no rank to cores"),
+        **flags("taken", "-J= --job-name= --comment=", "write `gpurun submit --name N` for a name"),
+        **flags("read", "--export="),
+        **flags("refused", "-t= --time=", "write `gpurun submit --time-limit 1h`"),
+        **flags("refused", "--mem= --mem-per-cpu= --mem-per-gpu=", "write `gpurun submit --memory 64GiB`"),
+        **flags("refused", "-c= --cpus-per-task= --cpus-per-gpu= --cores-per-socket=",
+                "write `gpurun submit --cpus N` for the cores on each host"),
+        **flags("refused", "--container-image= --container-mounts= --container-name= --container-workdir= "
+                "--container-env= --no-container-mount-home --container-mount-home --container-remap-root"
+                "--container-writable", "write `gpurun submit --image IMAGE --mount A:B`"),
+        **flags("refused", "-D= --chdir=", "write `sh -c 'cd DIR && exec …'` as the command"),
+        **flags("refused", "--multi-prog", "all ranks of a job run the same command: write it on the line"),
+    },
+)  # fmt: skip
+"""Slurm's ``srun``: a launcher of its own, or in front of another one."""

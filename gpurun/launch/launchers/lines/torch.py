@@ -1,0 +1,188 @@
+"""The command lines of launchers that tell ranks what ``torchrun`` tells them. Pure.
+
+Sources: `torch.distributed.run` of PyTorch 2.13, `deepspeed.launcher.runner` of DeepSpeed 0.19,
+`composer.cli.launcher` of Composer 0.32, `colossalai.cli.launcher` of ColossalAI 0.4.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from gpurun.errors import BadInput
+from gpurun.launch.launchers.lines.flags import (
+    CHOSEN,
+    Counts,
+    FoundFlag,
+    Reading,
+    Typed,
+    flags,
+    kept_of,
+    number_of,
+    taken_of,
+    value_of,
+)
+
+LOGS = "gpurun keeps the output of every rank: `gpurun logs --rank N`"
+RESTARTS = "gpurun does not start a failed program again; `gpurun submit --max-restarts` is for hosts that fail"
+TASKS = "choose --launcher tasks: each rank sees its own GPU"
+ANY_NUMBER = ("gpu", "auto", "cpu", "xpu")
+
+
+def python(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what ``torchrun`` runs: Python with a script or a module, or any program."""
+    names = {each.name for each in found}
+    if names & {"--no-python", "-c", "--command-mode"}:
+        return words
+    is_module = names & {"-m", "--module", "--module-mode"}
+    return (*interpreter, *(["-m"] if is_module else []), *words)
+
+
+def hosts_of(typed: str, found: list[FoundFlag], *names: str) -> tuple[int, int] | None:
+    """Return the least and the most hosts, as in ``--nnodes=1:3``; None if the line does not say."""
+    value = value_of(found, *names)
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", value)
+    if match is None:
+        raise BadInput(f"{typed}: {names[0]} is {value!r}, which is no number of hosts", hint="write 2, or 1:3")
+    least = int(match[1])
+    return least, int(match[2] or least)
+
+
+def _torchrun(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+    role = value_of(found, "--role")
+    counts = Counts(
+        per_host=number_of("torchrun", found, "--nproc-per-node", words=ANY_NUMBER),
+        hosts=hosts_of("torchrun", found, "--nnodes"),
+    )
+    env = {} if role is None else {"ROLE_NAME": role}
+    return Reading(python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts)
+
+
+_TORCH_FLAGS = {
+    **flags(
+        "taken",
+        "--nnodes= --nproc-per-node= --node-rank= --master-addr= --master-port= --local-addr= --standalone "
+        "--rdzv-backend= --rdzv-endpoint= --rdzv-id= --rdzv-conf=",
+        CHOSEN,
+    ),
+    **flags("taken", "--max-restarts=", RESTARTS),
+    **flags(
+        "taken",
+        "--log-dir= --redirects= -r= --tee= -t= --local-ranks-filter= --logs-specs= --event-log-handler= "
+        "--duplicate-stdout-filters= --duplicate-stderr-filters=",
+        LOGS,
+    ),
+    **flags("taken", "--monitor-interval= --start-method= --signals-to-handle= --shutdown-timeout=",
+            "gpurun starts and watches the ranks itself"),
+    **flags("read", "-m --module --no-python --run-path --role="),
+    **flags("refused", "--virtual-local-rank", TASKS),
+    **flags("refused", "--numa-binding=", "write `numactl` in front of torchrun"),
+}  # fmt: skip
+TORCHRUN = Typed(
+    "torchrun", "torchrun", ("torchrun",), ("torch.distributed.run", "torch.distributed.elastic.run"), _TORCH_FLAGS,
+    read=_torchrun,
+)  # fmt: skip
+
+
+def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+    """Read ``torch.distributed.launch``. It hands a script its local rank as a flag, unless ``--use_env`` is there."""
+    if not any(each.name == "--use-env" for each in found):
+        typed = shlex.join([*(word for each in found for word in each.words), *words])
+        raise BadInput(
+            "torch.distributed.launch: gpurun does not hand the script --local_rank, whose spelling depends on PyTorch",
+            hint=f"if the script reads LOCAL_RANK instead, write: torchrun {typed}\n"
+            "if it needs --local_rank, write: deepspeed SCRIPT ARGUMENTS, which hands it that flag without DeepSpeed",
+        )
+    return _torchrun(found, words, interpreter)
+
+
+LAUNCH = Typed(
+    "torch.distributed.launch", "torchrun", (), ("torch.distributed.launch",),
+    {**_TORCH_FLAGS, **flags("read", "--use-env")}, read=_launch,
+)  # fmt: skip
+
+
+def with_local_rank(interpreter: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what runs a script with ``--local_rank=N`` as its first flag, as DeepSpeed's launcher does."""
+    run = f'script="$1"; shift; exec {shlex.join(interpreter)} "$script" --local_rank="$LOCAL_RANK" "$@"'
+    return "sh", "-c", run, "deepspeed"
+
+
+def _deepspeed(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+    counts = Counts(
+        per_host=number_of("deepspeed", found, "--num-gpus"), hosts=hosts_of("deepspeed", found, "--num-nodes")
+    )
+    plain = {"--no-python", "--module", "--no-local-rank"} & {each.name for each in found}
+    command = python(found, words, interpreter) if plain else (*with_local_rank(interpreter), *words)
+    return Reading(command, taken=taken_of(found), counts=counts)
+
+
+DEEPSPEED = Typed(
+    "deepspeed", "deepspeed", ("deepspeed", "ds", "deepspeed.pt"), ("deepspeed.launcher.runner",),
+    {
+        **flags(
+            "taken",
+            "-H= --hostfile= -i= --include= -e= --exclude= --num-nodes= --num-gpus= --master-port= --master-addr= "
+            "--node-rank= --launcher= --launcher-args= --ssh-port= --no-ssh --no-ssh-check --force-multi "
+            "--venv-script=",
+            CHOSEN,
+        ),
+        **flags("taken", "--enable-each-rank-log= --save-pid", LOGS),
+        **flags("taken", "--bind-cores-to-rank --bind-core-list=", "gpurun binds no rank to cores"),
+        **flags("read", "--module --no-python --no-local-rank"),
+        **flags("refused", "--elastic-training --min-elastic-nodes= --max-elastic-nodes=",
+                "write `gpurun submit --min-gpus N` for an elastic gang"),
+        **flags("refused", "--autotuning=", "run the autotuner on one machine; it starts jobs of its own"),
+    },
+    read=_deepspeed,
+)  # fmt: skip
+
+
+def _composer(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+    world = number_of("composer", found, "--world-size")
+    per_host = number_of("composer", found, "-n", "--nproc")
+    taken = {**taken_of(found)}
+    return Reading(python(found, words, interpreter), kept_of(found), taken, counts=Counts(world, None, per_host))
+
+
+COMPOSER = Typed(
+    "composer", "torchrun", ("composer",), ("composer.cli.launcher",),
+    {
+        **flags("taken", "-n= --nproc= --world-size= --base-rank= --node-rank= --master-addr= --master-port=", CHOSEN),
+        **flags("taken", "--stdout= --stderr= -v --verbose", LOGS),
+        **flags("read", "-m --module-mode -c --command-mode"),
+    },
+    read=_composer, is_it=lambda words: bool(words) and (words[0].endswith(".py") or _has_file(words)),
+)  # fmt: skip
+
+
+def _has_file(words: tuple[str, ...]) -> bool:
+    """Return whether flags and a Python file follow; PHP's ``composer`` has other words."""
+    modes = ("-m", "--module_mode", "-c", "--command_mode")
+    return words[0].startswith("-") and any(word.endswith(".py") or word in modes for word in words)
+
+
+def _colossalai(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+    counts = Counts(
+        per_host=number_of("colossalai run", found, "--nproc-per-node"),
+        hosts=hosts_of("colossalai run", found, "--num-nodes"),
+    )
+    return Reading(python(found, words, interpreter), taken=taken_of(found), counts=counts)
+
+
+COLOSSALAI = Typed(
+    "colossalai run", "torchrun", ("colossalai run",), (),
+    {
+        **flags(
+            "taken",
+            "-H= --hostfile= --host= --include= --exclude= --num-nodes= --nproc-per-node= --master-addr= "
+            "--master-port= --ssh-port=",
+            CHOSEN,
+        ),
+        **flags("read", "-m"),
+        **flags("refused", "--extra-launch-args=", "write the line with torchrun, which takes these flags itself"),
+    },
+    read=_colossalai,
+)  # fmt: skip

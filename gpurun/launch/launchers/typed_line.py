@@ -1,0 +1,229 @@
+"""Put gpurun in the place of the launcher that a person typed. Pure.
+
+Whatever the line says is in the job, in the lines for the person, or in a refusal.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.direct import TASKS, torch_environment
+from gpurun.launch.launchers.launcher import Launcher
+from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Reading, Typed, as_gnu, read_flags
+from gpurun.launch.launchers.lines.line import Line, read_line
+from gpurun.launch.launchers.lines.wrappers import refuse_names
+
+VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+TOLD = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "NNODES",
+    "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT",
+})  # fmt: skip
+"""Variables for the launcher that was typed, or from it: where a rank is, and where the first one listens."""
+ALONE = TASKS.name
+COUNTED = ("--num-processes", "--num-machines", "--nproc-per-node", "--nnodes")
+"""What launchers that gpurun cannot replace call their number of processes or hosts."""
+
+
+def typed_line(spec: JobSpec, *, is_named: bool, table: Mapping[str, Launcher]) -> tuple[JobSpec, tuple[str, ...]]:
+    """Return the spec with the command of a rank, and lines that tell the person how gpurun read the command.
+
+    Args:
+        is_named: a recipe or a flag names the launcher.
+        table: the launchers by name.
+
+    Raises:
+        BadInput: gpurun cannot run the line as it is meant; says what to write instead.
+    """
+    line = read_line(spec.command)
+    if (not line.whole and line.is_read) or (line.typed is not None and not line.words):
+        name = line.typed.name if line.typed is not None else spec.command[0]
+        raise BadInput(f"{name}: there is no command behind it", hint="write the command of each rank behind it")
+    if line.typed is not None and line.typed.launcher != "":
+        return _started(spec, line, line.typed, is_named=is_named, table=table)
+    other = line.typed or line.hidden
+    if other is not None:
+        return _by_itself(spec, line, other, is_named=is_named, table=table)
+    return _plain(spec, line, is_named=is_named, table=table)
+
+
+def _started(
+    spec: JobSpec, line: Line, typed: Typed, *, is_named: bool, table: Mapping[str, Launcher]
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Start the ranks in the place of a launcher."""
+    found, words = read_flags(typed, line.words)
+    if not words:
+        raise BadInput(f"{typed.name}: there is no command behind it", hint="write the command of each rank behind it")
+    assert typed.read is not None
+    reading = typed.read(found, words, line.interpreter)
+    name = spec.launcher if is_named else typed.launcher
+    taken = _joined(line.taken, reading.taken)
+    kept, controller = reading.kept, reading.controller
+    if name != typed.launcher:
+        taken = _joined(taken, {f"{name} starts the ranks": kept} if kept else {})
+        kept, controller = (), None
+    spec = _sized(spec, typed.name, reading.counts)
+    spec, lines = _with_env(replace(spec, launcher=name), {**line.env, **reading.env}, table)
+    spec = replace(
+        spec, command=(*line.around, *reading.command), launcher_flags=kept,
+        controller=controller or spec.controller,
+    )  # fmt: skip
+    how = f"{name}, by MPI" if controller == "mpi" else name
+    return spec, (
+        f"gpurun starts the ranks ({how}); each runs: {shlex.join(spec.command)}",
+        *(f"  kept for {typed.name}: {shlex.join(kept)}" for _ in kept[:1]),
+        *_left_out(taken), *lines, *_elastic(spec, reading),
+    )  # fmt: skip
+
+
+def _by_itself(
+    spec: JobSpec, line: Line, other: Typed, *, is_named: bool, table: Mapping[str, Launcher]
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Run a launcher that gpurun cannot replace as it is typed, if a person wants it so or there is one GPU."""
+    if spec.gpus == 1 and (several := _several(line.words)):
+        raise BadInput(
+            f"{other.name}: {several} wants several processes, and the job has 1 GPU",
+            hint="write how many GPUs the job needs: -n N",
+        )
+    if spec.gpus > 1 and not (is_named and (line.typed is None or spec.launcher == ALONE)):
+        if line.typed is None or other.instead is None:
+            raise BadInput(
+                f"the command starts {other.name} where gpurun cannot read its flags: "
+                f"{spec.gpus} ranks would each start it",
+                hint=f"write {other.name} and its flags as the command itself\n"
+                f"or choose --launcher {ALONE}, which runs this command once for each GPU",
+            )
+        raise BadInput(
+            f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
+            f"{spec.gpus} ranks would each start it",
+            hint=f"write what {other.name} and its files set into the script, and: "
+            f"{other.instead(line.words, spec.gpus)}\n"
+            f"or choose --launcher {ALONE}, which runs this command once for each GPU",
+        )
+    launcher = spec.launcher if is_named else ALONE
+    spec, lines = _with_env(replace(spec, launcher=launcher), line.env if line.is_read else {}, table)
+    command = (*line.around, *line.whole) if line.is_read else spec.command
+    ranks = "the rank starts" if spec.gpus == 1 else f"each of {spec.gpus} ranks starts"
+    return replace(spec, command=command), (
+        f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *_left_out(line.taken), *lines,
+    )  # fmt: skip
+
+
+def _several(words: tuple[str, ...]) -> str:
+    """Return the flag that wants more than one process; "" if there is none."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        flag, equals, value = word.partition("=")
+        number = value if equals else following
+        if as_gnu(flag) in COUNTED and number.isascii() and number.isdigit() and number.lstrip("0") not in ("", "1"):
+            return f"{flag} {number}"
+    return ""
+
+
+def _plain(
+    spec: JobSpec, line: Line, *, is_named: bool, table: Mapping[str, Launcher]
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Run a command without a launcher. Only assignments and ``srun`` must go from its front: no program has their
+    names in a container.
+    """
+    if not line.is_read:
+        return spec, ()
+    if line.by_srun and not is_named and spec.gpus > 1:
+        command = shlex.join(line.whole)
+        raise BadInput(
+            "srun: gpurun does not know how the ranks of this program find each other",
+            hint=f"for PyTorch write: torchrun --no-python {command}\nfor MPI: mpirun {command}\n"
+            f"for a process for each GPU: --launcher {ALONE} -- {command}",
+        )
+    spec = _sized(spec, "srun", line.counts)
+    launcher = ALONE if line.by_srun and not is_named else spec.launcher
+    spec, lines = _with_env(replace(spec, launcher=launcher), line.env, table)
+    spec = replace(spec, command=(*line.around, *line.whole))
+    return spec, (f"each rank runs: {shlex.join(spec.command)}", *_left_out(line.taken), *lines)
+
+
+def _with_env(spec: JobSpec, env: Mapping[str, str], table: Mapping[str, Launcher]) -> tuple[JobSpec, tuple[str, ...]]:
+    """Give the ranks of `spec.launcher` the variables of the line, except those that gpurun tells them itself.
+
+    Raises:
+        BadInput: a variable says where the ranks are, and the launcher tells them nothing instead.
+    """
+    refuse_names(env, frozenset(each.rank_variable for each in table.values()) | {"OMPI_COMM_WORLD_RANK"})
+    tells = spec.launcher in table and table[spec.launcher].environment is torch_environment
+    places = {name for name in env if name in TOLD or name.startswith("PET_")}
+    if places and not tells and spec.gpus > 1:
+        raise BadInput(
+            f"the line sets {', '.join(sorted(places))}, but gpurun chooses the hosts, and {spec.launcher} tells its "
+            "ranks other variables",
+            hint="for PyTorch choose --launcher torchrun, which sets them for each rank; otherwise leave them out",
+        )
+    told = {name: value for name, value in env.items() if (name in places and tells) or (name in VISIBLE and value)}
+    given = {name: value for name, value in env.items() if name not in told}
+    return replace(spec, env={**spec.env, **given}), (
+        *(f"  set for each rank: {' '.join(given)}" for _ in list(given)[:1]),
+        *_left_out({CHOSEN: tuple(f"{name}={value}" for name, value in told.items())} if told else {}),
+    )  # fmt: skip
+
+
+def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
+    """Return the spec with the least number of GPUs that the line says.
+
+    Raises:
+        BadInput: the line wants another number of processes than the job has GPUs.
+    """
+    if (wanted := _wanted(spec, name, counts)) is None:
+        return spec
+    least, most = wanted
+    if not (1 <= least <= spec.gpus <= most):
+        elastic = f" --min-gpus {least}" if least < most else ""
+        some = f"{most}" if least == most else f"{least} to {most}"
+        raise BadInput(
+            f"{name}: the line wants {some} processes, and the job has {spec.gpus} GPUs, one for each process",
+            hint=f"write -n {most}{elastic}, or leave the numbers out of the line",
+        )
+    if least in (most, spec.gpus):
+        return spec
+    if spec.min_gpus not in (None, least):
+        raise BadInput(
+            f"{name}: the line continues with {least} processes or more, and min_gpus is {spec.min_gpus}",
+            hint="leave one of them out",
+        )
+    return replace(spec, min_gpus=least)
+
+
+def _wanted(spec: JobSpec, name: str, counts: Counts) -> tuple[int, int] | None:
+    """Return the least and the most processes that the line wants; None if it does not say."""
+    if counts.ranks is not None:
+        return min(counts.least or counts.ranks, counts.ranks), counts.ranks
+    if counts.least is not None:
+        return counts.least, max(counts.least, spec.gpus)
+    if counts.hosts is None:
+        return None
+    least, most = counts.hosts
+    if counts.per_host is not None:
+        return least * counts.per_host, most * counts.per_host
+    if least == most:
+        return None
+    if not 1 <= least <= most or spec.gpus % most:
+        raise BadInput(
+            f"{name}: the line wants {least} to {most} hosts and does not say how many processes each",
+            hint="write --min-gpus N, or the number of processes on each host",
+        )
+    return least * (spec.gpus // most), spec.gpus
+
+
+def _elastic(spec: JobSpec, reading: Reading) -> tuple[str, ...]:
+    ranged = reading.counts.hosts is not None and reading.counts.hosts[0] != reading.counts.hosts[1]
+    if spec.min_gpus is None or not (ranged or reading.counts.least is not None):
+        return ()
+    return (f"  the gang is elastic: {spec.min_gpus} to {spec.gpus} GPUs",)
+
+
+def _joined(one: Mapping[str, tuple[str, ...]], two: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return {why: (*one.get(why, ()), *two.get(why, ())) for why in (*one, *(key for key in two if key not in one))}
+
+
+def _left_out(taken: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(f"  left out: {shlex.join(words)} ({why})" for why, words in taken.items())

@@ -1,0 +1,221 @@
+"""Lines as people type them, each with where it stands; what a shell would put in for a variable is put in.
+
+Each: GPUs of the job, line, what becomes of it ("launcher: command of each rank", or "refused: words of the message").
+"""
+
+LINES = [
+    # PyTorch's torchrun
+    (4, "torchrun --nproc_per_node=4 -m uarf.cli.uarf_cli run --model Qwen/Qwen2.5-7B --distributed",
+     "torchrun: python3 -u -m uarf.cli.uarf_cli run --model Qwen/Qwen2.5-7B --distributed"),  # README, UARF
+    (1, "torchrun --nproc_per_node=1 --master_port=2122 test_pose_10k.py --num_imgs 2",
+     "torchrun: python3 -u test_pose_10k.py --num_imgs 2"),  # script, RealEstate10k
+    (2, "torchrun --nproc_per_node=2 benchmark_device_communicators.py --sequence-lengths 512 1024 --num-warmup 10",
+     "torchrun: python3 -u benchmark_device_communicators.py --sequence-lengths 512 1024 --num-warmup 10"),  # vLLM
+    (4, "torchrun --nproc_per_node=4  mle.py --deepspeed ds_stage_2.json --gradient_checkpointing True",
+     "torchrun: python3 -u mle.py --deepspeed ds_stage_2.json --gradient_checkpointing True"),  # RTL-Coder
+    (32, "torchrun --nproc_per_node 8 --nnodes 4 --master_addr 10.208.55.55 --node_rank 0 --master_port 6000 "
+         "/workspace/Megatron-LM/pretrain_gpt.py --tp 4",
+     "torchrun: python3 -u /workspace/Megatron-LM/pretrain_gpt.py --tp 4"),  # script, Megatron-LM
+    (1, "CUDA_VISIBLE_DEVICES=0 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 torchrun --nproc_per_node=1 "
+        "scripts/debug_nan_training_step.py --steps 12",
+     "torchrun: python3 -u scripts/debug_nan_training_step.py --steps 12"),
+    (4, "torchrun --rdzv_backend c10d --rdzv_endpoint localhost:0 --nproc_per_node=4 train.py imagenet",
+     "torchrun: python3 -u train.py imagenet"),  # timm
+    (6, "torchrun --nnodes=1:3 --nproc_per_node=2 --rdzv_id=1 --rdzv_backend=c10d --rdzv_endpoint=ib1:8880 "
+        "train_ms.py",
+     "torchrun: python3 -u train_ms.py"),  # run_Mgpus.sh, Bert-VITS2
+    (16, "torchrun --nproc_per_node=8 --nnodes=2 --node_rank 0 --master_addr 10.10.10.16 --master_port 29500 "
+         "train.py --arg1 --arg2",
+     "torchrun: python3 -u train.py --arg1 --arg2"),  # docs, Lightning
+    (4, "torchrun --standalone --nproc_per_node=4 train_sft.py --pretrain /path/to/LLaMa-7B/ --model llama",
+     "torchrun: python3 -u train_sft.py --pretrain /path/to/LLaMa-7B/ --model llama"),  # ColossalChat
+    (8, "torchrun --local-ranks-filter 0 --role rank --tee 3 train.py --job.config_file llama3_8b.toml",
+     "torchrun: python3 -u train.py --job.config_file llama3_8b.toml"),  # torchtitan
+    (2, "python -m torch.distributed.run --nproc_per_node=2 --max_restarts=0 train.py --data coco.yaml",
+     "torchrun: python -u train.py --data coco.yaml"),  # YOLO
+    (2, "torchrun --nproc-per-node=8 --nnodes=4 train.py",
+     "refused: torchrun: the line wants 32 processes"),
+    (2, "torchrun --nnodes 2 --node_rank=1 --master_addr=10.20.1.170 --nproc_per_node 8  benchmark.py -p 3d",
+     "refused: torchrun: the line wants 16 processes"),  # ColossalAI
+    (4, "torchrun --virtual-local-rank --nproc-per-node=4 train.py",
+     "refused: torchrun: gpurun cannot do what --virtual-local-rank says"),
+    (2, "OMP_NUM_THREADS=1 python3 /opt/conda/bin/torchrun --nproc_per_node=2 train.py",
+     "torchrun: python3 -u train.py"),
+    # uv, poetry, conda, env and shells in front of it
+    (2, "CUDA_VISIBLE_DEVICES=0,1 uv run torchrun --standalone --nnodes=1 --nproc_per_node=2 scripts/train_pytorch.py "
+        "dp_libero --exp-name dp_libero_test --overwrite",
+     "torchrun: uv run python3 -u scripts/train_pytorch.py dp_libero --exp-name dp_libero_test --overwrite"),
+    (4, "uv run torchrun --nproc_per_node=4 train.py --size small --chunk-size 1024",
+     "torchrun: uv run python3 -u train.py --size small --chunk-size 1024"),
+    (2, "uv run torchrun --nproc_per_node=2 -m examples.ddp_mnist.main",
+     "torchrun: uv run python3 -u -m examples.ddp_mnist.main"),
+    (2, "uv run torchrun --standalone --nproc_per_node 2 -m zero.train.pretrain --config configs/tiny/pretrain.toml",
+     "torchrun: uv run python3 -u -m zero.train.pretrain --config configs/tiny/pretrain.toml"),
+    (2, "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1 uv run torchrun --nproc_per_node=2 "
+        "examples/ddp_fsdp.py",
+     "torchrun: uv run python3 -u examples/ddp_fsdp.py"),  # ParaRNN
+    (4, "uv run --frozen --extra gpu python -m torch.distributed.run --nproc_per_node=4 pretrain_gpt.py",
+     "torchrun: uv run --frozen --extra gpu python -u pretrain_gpt.py"),
+    (2, "conda run --no-capture-output -n train torchrun --nproc_per_node=2 train.py",
+     "torchrun: conda run --no-capture-output -n train python3 -u train.py"),
+    (8, "poetry run torchrun --nproc_per_node 8 main.py",
+     "torchrun: poetry run python3 -u main.py"),
+    (2, "bash -c 'torchrun --nproc-per-node 2 --standalone train.py --n 1,2'",
+     "torchrun: python3 -u train.py --n 1,2"),
+    (8, "/bin/bash -c 'torchrun --nnodes 1:1 --nproc-per-node 8 --rdzv_id=101 --rdzv_backend=c10d "
+        "--rdzv_endpoint=node:29400 scripts/train.py config.yaml'",
+     "torchrun: python3 -u scripts/train.py config.yaml"),  # OLMo
+    (6, "srun bash -c 'torchrun --nproc_per_node=3 --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 "
+        "pretrain_modify.py'",
+     "refused: the command starts torchrun where gpurun cannot read its flags: 6 rank"),  # scBERT
+    (8, "bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'",
+     "refused: the command starts torchrun where gpurun cannot read its flags: 8 rank"),
+    (2, "timeout 3600 nohup torchrun --nproc_per_node=2 train.py",
+     "torchrun: timeout 3600 nohup python3 -u train.py"),
+    # Slurm's srun
+    (4, "srun torchrun --nproc_per_node=4 train_autoencoder.py --workdir=/data",
+     "torchrun: python3 -u train_autoencoder.py --workdir=/data"),  # tqdne
+    (256, "srun torchrun --nproc_per_node=8 --nnodes=32 --rdzv_id=77 --rdzv_backend=c10d --rdzv_endpoint=n1:29500 "
+          "src/train.py conf.yaml",
+     "torchrun: python3 -u src/train.py conf.yaml"),  # LLaMA-Factory, Slurm
+    (2, "srun torchrun --nnodes 2 --nproc_per_node 1 --max_restarts 0 --rdzv_backend c10d --rdzv_id 5 "
+        "--rdzv_endpoint n1:29500 train.py",
+     "torchrun: python3 -u train.py"),
+    (16, "OMPI_MCA_btl_tcp_if_include=eth0 srun --exclusive --mem=0 --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 "
+         "--mpi=pmix all_reduce_perf_mpi -b 512M -e 8G -f 2 -g 1",
+     "refused: srun: gpurun cannot do what --mem=0 says"),  # nebius/soperator
+    (2, "srun -N2 --ntasks-per-node=1 --mpi=pmix python train.py",
+     "refused: srun: gpurun does not know how the ranks of this program find each oth"),
+    (1, "srun python -m torch.distributed.launch --nproc_per_node=1 diora/scripts/train_bert.py --arch mlp-shared",
+     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+    # torch.distributed.launch
+    (8, "python -m torch.distributed.launch --nproc_per_node=8 src/tools/run_gphmer_handmesh.py --arch hrnet-w64",
+     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+    (8, "python3 -m torch.distributed.launch --nproc_per_node=8 --master_port=29501 tools/test.py cfg.py w.pth "
+        "--launcher pytorch --eval track",
+     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),  # MMTracking
+    (2, "CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 "
+        "scripts/dist_train_voc_seg_neg.py --work_dir w",
+     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+    (8, "python -m torch.distributed.launch --nproc_per_node=8 --use_env main.py --model deit_small",
+     "torchrun: python -u main.py --model deit_small"),  # DeiT
+    (64, "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=8 --node_rank=0 main_ldm.py",
+     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),  # rcg
+    # DeepSpeed
+    (4, "deepspeed --num_gpus=4 --master_port=29500 scripts/train_cpt.py --deepspeed configs/ds_config_zero3.json",
+     "deepspeed: LOCAL_RANK scripts/train_cpt.py --deepspeed configs/ds_config_zero3.json"),
+    (2, "deepspeed --num_gpus 1 --num_nodes 2 --hostfile hosts --no_ssh --node_rank=0 --master_addr n1 "
+        "--master_port=12345 train.py",
+     "deepspeed: LOCAL_RANK train.py"),
+    (2, "deepspeed --num_gpus=2 --module swift.cli.sft --model Qwen/Qwen3-VL-32B-Instruct",
+     "deepspeed: python3 -u -m swift.cli.sft --model Qwen/Qwen3-VL-32B-Instruct"),
+    (4, "deepspeed --hostfile hostfile --include=work1:2,3 training.py",
+     "deepspeed: LOCAL_RANK training.py"),  # DeepSpeed 3625
+    (4, "deepspeed --include=localhost:1,2,6,7 ../pretrain_gpt2.py --model-parallel-size 2",
+     "deepspeed: LOCAL_RANK ../pretrain_gpt2.py --model-parallel-size 2"),  # DeepSpeed 2920
+    (2, "uv run deepspeed --include localhost:0,1 src/main.py",
+     "deepspeed: uv run LOCAL_RANK src/main.py"),
+    (8, "deepspeed --exclude worker-5:3 train.py",
+     "deepspeed: LOCAL_RANK train.py"),  # DeepSpeed 662
+    (4, "deepspeed --hostfile /etc/mpi/hostfile cifar10_deepspeed.py --deepspeed --deepspeed_config ds_config.json",
+     "deepspeed: LOCAL_RANK cifar10_deepspeed.py --deepspeed --deepspeed_config ds_config.json"),
+    # Horovod
+    (4, "horovodrun -np 4 -H localhost:4 python3 tensorflow_mnist.py",
+     "horovod: python3 tensorflow_mnist.py"),
+    (16, "horovodrun -np 16 -H server1:4,server2:4,server3:4,server4:4 python train_dalle.py --distributed_backend "
+         "horovod",
+     "horovod: python train_dalle.py --distributed_backend horovod"),  # DALLE-pytorch
+    (16, "horovodrun -np 16 -hostfile /home/u/ib_config -p 2222 --network-interface ib0 python "
+         "/examples/tensorflow2_keras_mnist.py",
+     "horovod: python /examples/tensorflow2_keras_mnist.py"),  # apulis
+    (8, "horovodrun -np 8 --min-np 4 --max-np 8 --host-discovery-script ./discover.sh python train.py",
+     "horovod: python train.py"),  # Horovod, elastic
+    (2, "CUDA_VISIBLE_DEVICES=6 horovodrun -np 2 --autotune --autotune-log-file /tmp/a.csv python pretrain.py",
+     "horovod: python pretrain.py"),
+    (2, "horovodrun -np 4 python distributed_training.py",
+     "refused: horovodrun: the line wants 4 processes"),
+    # mpirun and mpiexec
+    (16, "mpirun -np 16 -H server1:4,server2:4,server3:4,server4:4 -bind-to none -map-by slot -x NCCL_DEBUG=INFO "
+         "-x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib python train.py",
+     "mpirun: python train.py"),  # Horovod's documentation
+    (16, "NCCL_DEBUG=INFO mpirun -mca btl_openib_receive_queues P,128,32:P,2048,32 -x LD_LIBRARY_PATH -x "
+         "NCCL_DEBUG -n 16 "
+         "-H host1:4,host2:4,host3:4,host4:4 python tf_cnn_benchmarks.py --model resnet101",
+     "mpirun: python tf_cnn_benchmarks.py --model resnet101"),  # Horovod 21
+    (4, "mpirun -np 4 -npernode 1 -x NCCL_DEBUG=INFO -x NCCL_SOCKET_IFNAME=ib0 -x NCCL_IB_HCA=mlx4_0 -x "
+        "LD_LIBRARY_PATH "
+        "-mca btl ^openib -x UCX_MEM_MALLOC_HOOKS=no -mca btl_tcp_if_include ib0 python horovod_main_testing.py",
+     "mpirun: python horovod_main_testing.py"),  # 492
+    (2, "/usr/bin/mpirun --hostfile HOSTFILE --mca btl tcp,self --mca btl_tcp_if_exclude docker0,lo "
+        "--bind-to none -N 1 "
+        "-x NCCL_DEBUG=INFO nccl-tests/build/all_reduce_perf --minbytes 8 --ngpus 1",
+     "mpirun: nccl-tests/build/all_reduce_perf --minbytes 8 --ngpus 1"),  # nccl-tests 36
+    (2, "mpirun --allow-run-as-root --tag-output -np 2 -H localhost:2 -bind-to none -map-by slot -mca pml "
+        "ob1 -x CUDA_PATH "
+        "python train.py",
+     "mpirun: python train.py"),  # Horovod 2097
+    (4, "mpirun --allow-run-as-root -np 4 -mca coll ^hcoll ./bench --path a",
+     "mpirun: ./bench --path a"),
+    (2, "taskset -c 0-23 mpirun --allow-run-as-root -np 2 python3 test.py",
+     "mpirun: taskset -c 0-23 python3 test.py"),
+    (16, "mpirun --allow-run-as-root -np 16 --map-by ppr:8:node --rank-by slot --report-bindings --wdir /work "
+         "./all_reduce_perf -b 8",
+     "mpirun: ./all_reduce_perf -b 8"),
+    (4, "mpiexec -n 4 python ./mpi_convert.py results.txt",
+     "mpirun: python ./mpi_convert.py results.txt"),
+    (8, "mpiexec -n 8 -ppn 4 -genv NCCL_DEBUG INFO python train.py",
+     "mpirun: python train.py"),  # Hydra
+    (4, "mpirun -n 1 ./master : -n 3 ./worker",
+     "refused: mpirun: the line starts several programs (':')"),
+    # launchers that read a configuration of their own, or start processes on each host themselves
+    (4, "accelerate launch --num_processes 4 main.py",
+     "refused: accelerate launch starts processes of its own on each host"),
+    (2, "accelerate launch --multi_gpu --num_processes 2 pixart_kd_finetune.py --quant_method RPCA",
+     "refused: accelerate launch starts processes of its own on each host"),
+    (8, "accelerate launch --num_processes=8 --main_process_port 12345 -m lmms_eval --model llava_hf",
+     "refused: accelerate launch starts processes of its own on each host"),  # lmms-eval
+    (1, "uv run accelerate launch --num_processes 1 --mixed_precision bf16 packages/ltx-trainer/process_dataset.py",
+     "tasks: uv run accelerate launch --num_processes 1 --mixed_precision bf16 "
+     "packages/ltx-trainer/process_dataset.py"),
+    (8, "uv run accelerate launch --config_file configs/fsdp.yaml train.py --config_path=configs/config.yaml",
+     "refused: accelerate launch starts processes of its own on each host"),
+    (2, "FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 MASTER_ADDR=192.168.0.1 MASTER_PORT=29500 llamafactory-cli train "
+        "examples/train_lora/qwen2vl_full_sft.yaml",
+     "refused: llamafactory-cli train starts processes of its own on each host"),  # LLaMA-Factory
+    (1, "FORCE_TORCHRUN=1 llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml",
+     "tasks: llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml"),
+    (4, "bash -lc 'FORCE_TORCHRUN=1 llamafactory-cli train cfg.yaml 2>&1 | tee run.log'",
+     "refused: the command starts llamafactory-cli train where gpurun cannot read its"),
+    (8, "composer -n 8 --stderr output_{rank}.out --stdout output_{rank}.out main.py yamls/main/modernbert-base.yaml",
+     "torchrun: python3 -u main.py yamls/main/modernbert-base.yaml"),
+    (4, "colossalai run --nproc_per_node 4 --master_port 29501 benchmark.py -p 3d --pp 4 -b 16 -g -x",
+     "torchrun: python3 -u benchmark.py -p 3d --pp 4 -b 16 -g -x"),
+    (8, "colossalai run --nproc_per_node 4 --hostfile hostfile --master_port 31312 train_dpo.py --pretrain p",
+     "torchrun: python3 -u train_dpo.py --pretrain p"),
+    (2, "tune run --nproc_per_node 2 lora_finetune_distributed --config llama3/8B_lora",
+     "refused: tune run starts processes of its own on each host"),  # torchtune
+    # as they were understood before gpurun read whole lines
+    (4, "torchrun --no-python ./train -n 3", "torchrun: ./train -n 3"),
+    (4, "torchrun --no_python ./train", "torchrun: ./train"),
+    (4, "torchrun --standalone -m pkg.train -m x", "torchrun: python3 -u -m pkg.train -m x"),
+    (4, "/opt/conda/bin/torchrun train.py", "torchrun: python3 -u train.py"),
+    (4, "/opt/venv/bin/python3.11 -u -m torch.distributed.run -m pkg", "torchrun: /opt/venv/bin/python3.11 -u -m pkg"),
+    (4, "deepspeed --num_gpus=4 --module pkg.train --deepspeed", "deepspeed: python3 -u -m pkg.train --deepspeed"),
+    (4, "deepspeed --no_local_rank --hostfile h train.py", "deepspeed: python3 -u train.py"),
+    (4, "mpirun -np 4 -H a:2,b:2 --allow-run-as-root python3 x.py -np 3", "mpirun: python3 x.py -np 3"),
+    # no launcher
+    (4, "python3 train.py --launcher pytorch --backend mpirun",
+     "horovod: python3 train.py --launcher pytorch --backend mpirun"),
+    (2, "CUDA_VISIBLE_DEVICES=0 python train.py",
+     "horovod: python train.py"),
+    (2, "env NCCL_DEBUG=INFO python train.py",
+     "horovod: env NCCL_DEBUG=INFO python train.py"),
+    (2, "uv run scripts/train.py pi05 --exp_name=run1",
+     "horovod: uv run scripts/train.py pi05 --exp_name=run1"),
+    (2, "sh -c 'cd /out && exec python3 /workspace/train.py'",
+     "horovod: sh -c 'cd /out && exec python3 /workspace/train.py'"),
+    (2, "nsys profile -o report torchrun --nproc_per_node=2 train.py",
+     "refused: the command starts torchrun where gpurun cannot read its flags: 2 rank"),
+    (1, "terminus composer -n live -- require drupal",
+     "horovod: terminus composer -n live -- require drupal"),
+]  # fmt: skip
