@@ -108,6 +108,16 @@ def test_an_image_with_no_more_than_a_shell_runs_tasks_each_with_its_gpu_and_a_p
     assert len(found) == 2 and "23022" not in found
 
 
+def test_a_gang_on_one_host_needs_no_interface_of_its_fabric(cluster, tmp_path):
+    """It meets on the loopback: pre-flight passes a host that a gang over two hosts could not have."""
+    text = cluster.lab.inventory.read_text().replace("ssh_config: ", f"ssh_config: {cluster.lab.folder}/")
+    cluster.inventory = tmp_path / "inventory.yaml"
+    cluster.inventory.write_text(text.replace("interface: eth0", "interface: eth7"))
+    done = cluster.submit("--launcher", "torchrun", "--gpus-per-host", "2", image=TINY, command=["python3", "-c", MEET])
+    assert done.code == 0, done.err
+    assert "rank 0 of 2 local 0 has 1" in done.out and "rank 1 of 2 local 1 has 1" in done.out
+
+
 def test_a_container_that_is_killed_is_no_fault_of_a_rank(cluster):
     """Also the first host's container: it does not contain a launcher."""
     jobs = [start(cluster, "tasks", "sh", "-c", "echo up; exec sleep 600") for _ in range(2)]
