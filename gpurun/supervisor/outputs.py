@@ -56,6 +56,8 @@ def send_outputs(job: SupervisedJob) -> None:
                 mine = job.outputs.entries()
                 job.links.each(lambda agent: _remove_others(job, agent, mine), job.hosts).raise_first()
             mine = job.outputs.entries()
+            if mine and not is_whole and job.record.outputs_left is None:
+                job.outputs.keeper.keep(job.outputs.versions)  # until the gang has something newer that is whole
             there = job.links.each(lambda agent: _send(job, agent, mine), readers if mine else ()).raise_first()
             job.outputs.gave(mine, [there[host] for host in readers if host in there])
     except OSError as error:

@@ -104,6 +104,28 @@ def test_a_gang_that_ended_whole_is_given_its_last_state(job, clock):
     assert texts(job.host("h2")) == {"model": "2"}
 
 
+def test_what_an_attempt_began_with_is_whole_until_there_is_something_newer(job, clock):
+    """The attempt before ended whole, so nothing was kept beside its last state; this one's first copy is torn."""
+    put(job.host("h1"), model="1")
+    assert collect_outputs(job) == set()
+    send_outputs(job)
+    assert texts(newest(job)) == {"model": "1"}
+    put(job.host("h1"), model="half of 2")
+    look(job, clock)
+    assert texts(job.head) == {"model": "half of 2"}
+    lose(job, "h2")
+    send_outputs(job)
+    assert texts(job.host("h2")) == {"model": "1"}
+
+
+def test_outputs_that_did_not_all_come_home_are_not_whole(job, clock):
+    put(job.host("h1"), model="1")
+    lose(job, "h2")
+    assert job.record.outputs_left is not None
+    send_outputs(job)
+    assert newest(job) is None
+
+
 def test_without_a_whole_copy_a_restart_gets_the_last_one(job, clock):
     put(job.host("h1"), model="1")
     look(job, clock)
