@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -49,7 +53,8 @@ def test_a_line_that_people_type_runs_as_it_is_meant_or_is_refused(gpus, line, b
         assert refused.value.hint
         return
     spec, said = read(gpus, line)
-    assert f"{spec.launcher}: {shlex.join(spec.command)}".replace(WITH_LOCAL_RANK, "LOCAL_RANK") == becomes
+    became = f"{spec.launcher}: {shlex.join(spec.command)}".replace(WITH_LOCAL_RANK, "LOCAL_RANK")
+    assert re.sub(r"sh -c 'version=.*' torch.distributed.launch", "LOCAL-RANK", became) == becomes
     words = [part for word in lost(shlex.split(line), spec, said) for part in shlex.split(word)]
     assert {word.rpartition("/")[2] for word in lost(words, spec, said)} <= READ
 
@@ -285,6 +290,8 @@ def test_a_command_without_a_launcher_is_not_touched(line):
 def test_no_gang_starts_copies_of_a_launcher_unless_somebody_says_so(line):
     with pytest.raises(BadInput, match="ranks would each start it"):
         read(4, line)
+    with pytest.raises(BadInput, match="ranks would each start it"):
+        read(4, line, "torchrun")
     assert read(1, line)[0].launcher == "tasks"
     assert "itself" in read(1, line)[1][0]
     spec, said = read(4, line, "tasks")
@@ -296,6 +303,21 @@ PIECES = (
     "bash", "-c", "env", "-u", "A=1", "torchrun", "python3", "-m", "srun", "uv", "run", "'", "$(", "--", "-", "",
     "mpirun", "torch.distributed.run", "-np", ":", "=", "é\n", "(" * 50,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "flag"), [("1.13.1", "--local_rank"), ("2.11.0a0+git1", "--local-rank")])
+@pytest.mark.parametrize("module", [(), ("-m",)])
+def test_a_script_of_torch_distributed_launch_has_its_local_rank_as_its_pytorch_spells_it(
+    tmp_path, version, flag, module
+):
+    (tmp_path / "torch.dist-info").mkdir()
+    (tmp_path / "torch.dist-info/METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    (tmp_path / "train it.py").write_text("import sys; print(sys.argv[1:])")
+    script = "train it" if module else str(tmp_path / "train it.py")
+    spec, _ = read(2, [sys.executable, "-m", "torch.distributed.launch", *module, script, "a b", "--x"])
+    environ = {**os.environ, "LOCAL_RANK": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(spec.command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"['{flag}=1', 'a b', '--x']\n"
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))

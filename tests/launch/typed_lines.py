@@ -87,20 +87,20 @@ LINES = [
     (2, "srun -N2 --ntasks-per-node=1 --mpi=pmix python train.py",
      "refused: srun: gpurun does not know how the ranks of this program find each oth"),
     (1, "srun python -m torch.distributed.launch --nproc_per_node=1 diora/scripts/train_bert.py --arch mlp-shared",
-     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+     "torchrun: LOCAL-RANK diora/scripts/train_bert.py --arch mlp-shared"),
     # torch.distributed.launch
     (8, "python -m torch.distributed.launch --nproc_per_node=8 src/tools/run_gphmer_handmesh.py --arch hrnet-w64",
-     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+     "torchrun: LOCAL-RANK src/tools/run_gphmer_handmesh.py --arch hrnet-w64"),
     (8, "python3 -m torch.distributed.launch --nproc_per_node=8 --master_port=29501 tools/test.py cfg.py w.pth "
         "--launcher pytorch --eval track",
-     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),  # MMTracking
+     "torchrun: LOCAL-RANK tools/test.py cfg.py w.pth --launcher pytorch --eval track"),  # MMTracking
     (2, "CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 "
         "scripts/dist_train_voc_seg_neg.py --work_dir w",
-     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),
+     "torchrun: LOCAL-RANK scripts/dist_train_voc_seg_neg.py --work_dir w"),
     (8, "python -m torch.distributed.launch --nproc_per_node=8 --use_env main.py --model deit_small",
      "torchrun: python -u main.py --model deit_small"),  # DeiT
     (64, "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=8 --node_rank=0 main_ldm.py",
-     "refused: torch.distributed.launch: gpurun does not hand the script --local_rank"),  # rcg
+     "torchrun: LOCAL-RANK main_ldm.py"),  # rcg
     # DeepSpeed
     (4, "deepspeed --num_gpus=4 --master_port=29500 scripts/train_cpt.py --deepspeed configs/ds_config_zero3.json",
      "deepspeed: LOCAL_RANK scripts/train_cpt.py --deepspeed configs/ds_config_zero3.json"),

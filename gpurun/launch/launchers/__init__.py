@@ -15,8 +15,8 @@ from gpurun.launch.launchers.direct import DEEPSPEED, JAX, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.mpirun import MPIRUN
+from gpurun.launch.launchers.replacing import typed_line
 from gpurun.launch.launchers.tensorflow import TENSORFLOW
-from gpurun.launch.launchers.typed_line import typed_line
 
 __all__ = ["ALONE", "NAMES", "Launcher", "PlacedGang", "launcher_of", "settled"]
 

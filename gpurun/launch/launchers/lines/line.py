@@ -22,7 +22,8 @@ from gpurun.launch.launchers.lines.table import LAUNCHERS, SRUN
 PYTHON = ("python3", "-u")
 DEPTH = 20
 """More wrappers than this are none of a person's."""
-FIRST = frozenset(name.split()[0] for typed in LAUNCHERS for name in typed.programs)
+FIRST = frozenset(name.split()[0] for typed in LAUNCHERS for name in typed.programs) - {"ds"}
+"""What a word among others is taken for a launcher by; `ds` may be anything."""
 
 
 class Start(NamedTuple):

@@ -86,16 +86,30 @@ TORCHRUN = Typed(
 )  # fmt: skip
 
 
+def _with_torchs_flag(interpreter: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
+    """Return what runs a script with its local rank as the first flag, as ``torch.distributed.launch`` spells it.
+
+    PyTorch 2.0 changed ``--local_rank`` into ``--local-rank``; only the image knows which PyTorch it has.
+    """
+    version = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    run = f'version=$({shlex.quote(interpreter[0])} -c "{version}" torch) || exit; '
+    run += 'case "$version" in 0.*|1.*) flag=--local_rank;; *) flag=--local-rank;; esac; script="$1"; shift; '
+    run += f'exec {shlex.join([*interpreter, *(["-m"] if is_module else [])])} "$script" "$flag=$LOCAL_RANK" "$@"'
+    return "sh", "-c", run, "torch.distributed.launch"
+
+
 def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
     """Read ``torch.distributed.launch``. It hands a script its local rank as a flag, unless ``--use_env`` is there."""
-    if not any(each.name == "--use-env" for each in found):
-        typed = shlex.join([*(word for each in found for word in each.words), *words])
+    reading, names = _torchrun(found, words, interpreter), {each.name for each in found}
+    if "--use-env" in names:
+        return reading
+    if "--no-python" in names:
         raise BadInput(
-            "torch.distributed.launch: gpurun does not hand the script --local_rank, whose spelling depends on PyTorch",
-            hint=f"if the script reads LOCAL_RANK instead, write: torchrun {typed}\n"
-            "if it needs --local_rank, write: deepspeed SCRIPT ARGUMENTS, which hands it that flag without DeepSpeed",
+            "torch.distributed.launch: gpurun does not hand a program that is no Python its local rank as a flag",
+            hint="write --use_env, and let the program read LOCAL_RANK",
         )
-    return _torchrun(found, words, interpreter)
+    runs = _with_torchs_flag(interpreter, bool(names & {"-m", "--module"}))
+    return reading._replace(command=(*runs, *words))
 
 
 LAUNCH = Typed(

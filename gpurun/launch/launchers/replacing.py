@@ -88,19 +88,19 @@ def _by_itself(
             f"{other.name}: {several} wants several processes, and the job has 1 GPU",
             hint="write how many GPUs the job needs: -n N",
         )
-    if spec.gpus > 1 and not (is_named and (line.typed is None or spec.launcher == ALONE)):
+    if spec.gpus > 1 and not (is_named and spec.launcher == ALONE):
         if line.typed is None or other.instead is None:
             raise BadInput(
                 f"the command starts {other.name} where gpurun cannot read its flags: "
                 f"{spec.gpus} ranks would each start it",
-                hint=f"write {other.name} and its flags as the command itself\n"
+                hint=f"write {other.name} and its flags as the command itself\n    "
                 f"or choose --launcher {ALONE}, which runs this command once for each GPU",
             )
         raise BadInput(
             f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
             f"{spec.gpus} ranks would each start it",
             hint=f"write what {other.name} and its files set into the script, and: "
-            f"{other.instead(line.words, spec.gpus)}\n"
+            f"{other.instead(line.words, spec.gpus)}\n    "
             f"or choose --launcher {ALONE}, which runs this command once for each GPU",
         )
     launcher = spec.launcher if is_named else ALONE
@@ -134,7 +134,7 @@ def _plain(
         command = shlex.join(line.whole)
         raise BadInput(
             "srun: gpurun does not know how the ranks of this program find each other",
-            hint=f"for PyTorch write: torchrun --no-python {command}\nfor MPI: mpirun {command}\n"
+            hint=f"for PyTorch write: torchrun --no-python {command}\n    for MPI: mpirun {command}\n    "
             f"for a process for each GPU: --launcher {ALONE} -- {command}",
         )
     spec = _sized(spec, "srun", line.counts)
