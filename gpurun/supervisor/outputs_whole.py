@@ -173,16 +173,20 @@ def _plan(old: Mapping[str, Listed], whole: Mapping[str, Listed], logs: Collecti
 
 
 def _link(live: int, tree: int, *, without: frozenset[str]) -> None:
-    """Link everything of the head's copy below another folder."""
+    """Link everything of the head's copy below another folder. Reads no file's status: links have the same one.
+
+    The caller holds the lock of the copy, so a name stays the file that it is.
+    """
     with Maker(tree) as maker, below.Cursor(live, below.READ) as cursor:
-        for entry in contents.entries(live, force=True):
+        for entry in contents.names(live):
             if entry.kind == "dir":
                 maker.folder(entry)
             elif entry.kind == "link":
                 maker.link(entry)
             elif entry.kind == "file" and entry.path not in without:
-                parts = below.parts_of(entry.path)
-                below.link_file(cursor.at(parts[:-1]), parts[-1], maker.cursor.at(parts[:-1]), parts[-1])
+                *above, name = entry.path.encode("utf-8", "surrogateescape").split(b"/")
+                source, dest = cursor.at(tuple(above)), maker.cursor.at(tuple(above))
+                os.link(name, name, src_dir_fd=source, dst_dir_fd=dest, follow_symlinks=False)
         maker.close_folders()
 
 
