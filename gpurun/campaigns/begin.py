@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from gpurun.state.shared import enter
 
 def plan_of(
     recipe: Recipe | None, inventory: Inventory, flags: Flags, *, sizes: Sequence[int], launchers: Sequence[str],
-    repeat: int, rate: str | None, rates: LinkRates, name: str | None,
+    repeat: int, rate: str | None, rates: LinkRates, name: str | None, told: Callable[[str], None] = lambda _text: None,
 ) -> CampaignPlan:  # fmt: skip
     """Plan a campaign. Stores nothing.
 
@@ -32,6 +32,7 @@ def plan_of(
         flags: as for `gpurun.head.wish.spec_of`, without the GPUs and the launcher.
         launchers: empty = the recipe's launcher.
         name: None = the recipe's name.
+        told: gets each line about how gpurun read the command, once.
 
     Raises:
         BadInput, NeverFits: no size can run; or something is wrong with the recipe or a flag.
@@ -39,30 +40,36 @@ def plan_of(
     jobs: list[JobSpec] = []
     refused: list[RefusedSize] = []
     errors: list[GpurunError] = []
+    said = dict[str, None]()
     for launcher in launchers or (None,):
         for gpus in sizes:
             try:
-                jobs.append(_job(recipe, inventory, flags, launcher, gpus))
+                spec, lines = _job(recipe, inventory, flags, launcher, gpus)
+                jobs.append(spec)
+                said |= dict.fromkeys(lines)
             except GpurunError as error:
                 errors.append(error)
                 refused.append(RefusedSize(launcher or "", gpus, error.message, error.exit_code))
     if not jobs:
         raise errors[0]
+    for text in said:
+        told(text)
     chosen = name or jobs[0].name
     check_name(chosen)
     racks = {host.name: host.rack for host in inventory.hosts}
     return CampaignPlan(chosen, tuple(jobs), inventory.source, repeat, time.time(), tuple(refused), rate, rates, racks)
 
 
-def _job(recipe: Recipe | None, inventory: Inventory, flags: Flags, launcher: str | None, gpus: int) -> JobSpec:
+def _job(
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, launcher: str | None, gpus: int
+) -> tuple[JobSpec, tuple[str, ...]]:
     named = launcher or str((recipe.given if recipe is not None else {}).get("launcher", DEFAULT_LAUNCHER))
     has_roles = launcher_of(JobSpec("", "", 1, ("true",), launcher=named)).with_roles is not None
     if recipe is not None:
         given = given_for(recipe.given, gpus, has_roles=has_roles, has_knobs=named == DEFAULT_LAUNCHER)
         recipe = replace(recipe, given=given)
     sized = {**flags, "--gpus": ("gpus", gpus), "--launcher": ("launcher", launcher)}
-    spec, _ = spec_of(recipe, inventory, sized, {})
-    return spec
+    return spec_of(recipe, inventory, sized, {})
 
 
 def begin(

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from gpurun.jobs.spec import Environment, JobSpec
 
 
-def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
+def show_plan(spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way).
+
+    Args:
+        said: how gpurun read the command, which a person has seen already.
 
     An image that the head does not have is a warning here; `submit` would refuse the job.
 
@@ -56,7 +59,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
             waits = asdict(explanation)
             print_json({
                 "job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {},
-                **image,
+                "said": list(said), **image,
             })  # fmt: skip
         else:
             print_explanation(explanation, "the job")
@@ -68,7 +71,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         ssh_port=SSH_PORTS[0],
     )  # fmt: skip
     if as_json:
-        print_json({**_document(spec, inventory, placement, plan), **image})
+        print_json({**_document(spec, inventory, placement, plan), "said": list(said), **image})
     else:
         _print(spec, inventory, placement, plan)
 

@@ -77,7 +77,7 @@ def run(
     launchers = tuple(dict.fromkeys(word.strip() for word in launcher.split(","))) if launcher else ()
     plan = plan_of(
         read_recipe(Path(recipe)) if recipe is not None else None, found, flags, sizes=sizes, launchers=launchers,
-        repeat=repeat, rate=rate, rates=rates, name=name,
+        repeat=repeat, rate=rate, rates=rates, name=name, told=lambda text: say(printable(text)),
     )  # fmt: skip
     folder, is_older = begin(plan, found, home(os.environ), os.environ)
     if is_older:

@@ -162,24 +162,26 @@ def submit(
         from gpurun.cli.auto_gpus import chosen_gpus
 
         flags["--gpus"] = ("gpus", chosen_gpus(gpus, read, found, flags, places))
-    spec = spec_of(read, found, flags, places)
+    spec, said = spec_of(read, found, flags, places)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 
-        show_plan(spec, found, as_json=as_json)
+        show_plan(spec, found, said, as_json=as_json)
         return
     _submit(spec, found, follow=follow, as_json=as_json)
 
 
-def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> JobSpec:
-    """Like `gpurun.head.wish.spec_of`; also prints how it read the flags, and warns of secrets in `env`."""
+def spec_of(
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Like `gpurun.head.wish.spec_of`; also prints how gpurun read the command, and warns of secrets in `env`."""
     from gpurun.head import wish
 
     spec, said = wish.spec_of(recipe, inventory, flags, places)
     for text in said:
         say(printable(text))
     _warn_of_secrets(spec)
-    return spec
+    return spec, said
 
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:

@@ -105,7 +105,7 @@ def run(
     wish = _wish(recipe, grid or (), ranges, random, tpe, {
         "metric": metric, "stop": stop_rule, "max_parallel": max_parallel, "seed": seed, "as_flags": as_flags or None,
     })  # fmt: skip
-    spec = spec_of(recipe, found, flags, {})
+    spec, _ = spec_of(recipe, found, flags, {})
     store = SweepStore(_home())
     folder = submit_sweep(wish, spec, found, store, os.environ, BuildLines())
     count = folder.plan().trials

@@ -75,6 +75,17 @@ def test_launchers_and_sizes_take_turns(recipe, inventory):
     assert {plan.job(run).gpus for run in first} == {1, 2}
 
 
+def test_how_gpurun_reads_the_command_is_told_once_for_each_launcher(recipe, inventory):
+    said = []
+    given = {**recipe.given, "command": ("torchrun", "--max-restarts=3", "train.py")}
+    recipe = replace(recipe, given={key: value for key, value in given.items() if key not in ("launcher", "roles")})
+    asked(recipe, inventory, (1, 2), ("torchrun", "tasks"), told=said.append)
+    assert [text.partition(";")[0] for text in said if "starts" in text] == [
+        "gpurun starts the ranks (torchrun)", "gpurun starts the ranks (tasks)"
+    ]  # fmt: skip
+    assert sum("--max-restarts=3" in text for text in said) == 1
+
+
 def test_servers_keep_their_share_of_the_workers_and_other_launchers_have_none(recipe, inventory):
     plan = asked(recipe, inventory, (1, 2, 4), ("horovod", "tensorflow"))
     found = {(spec.launcher, spec.gpus): spec for spec in plan.jobs}

@@ -88,7 +88,11 @@ def test_the_same_input_gives_the_same_plan(gpurun, inventory):
 def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventory, tmp_path, monkeypatch):
     (tmp_path / "code").mkdir()
     monkeypatch.chdir(tmp_path)
-    found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "train.py"])
+    found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "--max-restarts=3", "train.py"])
+    assert "gpurun starts the ranks (torchrun); each runs: python3 -u train.py" in found["said"]
+    assert any(
+        "left out: --max-restarts=3 (gpurun does not start a failed program again" in text for text in found["said"]
+    )
     assert found["job"]["launcher"] == "torchrun"
     assert found["job"]["workdir"] == str(tmp_path / "code")
     assert found["launch"] == ["/gpurun/bin/rank", "python3", "-u", "train.py"]

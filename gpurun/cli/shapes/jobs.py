@@ -204,6 +204,7 @@ class _PlanAlways(TypedDict):
     containers: dict[str, list[str]]
     launch: list[str]
     ranks: dict[str, list[dict[str, str]]]
+    said: list[str]
 
 
 class PlanShape(_PlanAlways, total=False):
@@ -215,6 +216,7 @@ class PlanShape(_PlanAlways, total=False):
         containers: by host: the `docker run` argv.
         launch: the argv of the launcher, or of each rank.
         ranks: by host: the environment of each rank, where gpurun starts the ranks itself.
+        said: how gpurun read the command: what it takes over, keeps and leaves out.
         settings: by host: fabric settings with their reasons; only with a placement.
         shares: by host: the memory and cores that the job may use there; only with a placement.
         wait: why the job would wait; only without a placement.
