@@ -40,7 +40,7 @@ def fence(
         containers: False if no container was ever made here: then Docker need not answer.
         outputs: remove the job's outputs, too.
         gpus: its GPUs here: no process may hold one. Ends the job's processes, and names others. Ignores a process in
-            another gpurun job's container, which holds and claims the GPU for that job, and what was here before the job.
+            another gpurun job's container, which holds and claims the GPU for that job, and one from before the job.
         claimant: the fields of a `Claimant`: releases the attempt's claims last. None releases nothing, because the
             attempt continues here, or no claim was made.
         epilog: the arguments of `hooks.epilog`. It runs once the containers are gone and nothing uses the GPUs.
