@@ -235,6 +235,25 @@ def test_a_line_that_contradicts_the_job_or_itself_is_refused(gpus, line, words)
         read(gpus, line)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["mpirun -np 4 -npernode 1 torchrun --nproc_per_node 2 x.py", "torchrun --no-python accelerate launch x.py",
+     "horovodrun -np 4 bash -c 'cd /w; deepspeed x.py'", "deepspeed --no_python mpirun -np 4 ./a",
+     "srun -N2 mpirun -np 4 uv run torchrun x.py"],
+)  # fmt: skip
+def test_a_launcher_that_starts_a_launcher_is_refused_with_the_inner_line(line):
+    with pytest.raises(BadInput, match="4 ranks would each start it") as refused:
+        read(4, line)
+    assert "write the inner line alone: " in refused.value.hint
+    assert read(4, "torchrun train.py --run torchrun x")[0].command[2:] == ("train.py", "--run", "torchrun", "x")
+
+
+def test_a_flag_that_may_have_a_value_takes_no_word_for_it():
+    for flag in ("--kill-on-bad-exit", "--kill-on-bad-exit=1", "--exclusive=user", "--exclusive"):
+        spec, said = read(4, f"srun {flag} torchrun x.py")
+        assert spec.launcher == "torchrun" and any(flag in text for text in said)
+
+
 def test_a_least_number_that_is_said_twice_must_be_the_same():
     line = "torchrun --nnodes=1:2 --nproc-per-node=4 x.py"
     assert read(8, line, min_gpus=4)[0].min_gpus == 4
@@ -285,7 +304,8 @@ def test_a_command_without_a_launcher_is_not_touched(line):
      "bash -c 'x=$(torchrun x.py)'", "sh -c 'A=1 bash -c \"cd /w; uv run torchrun x.py\"'",
      "bash -c 'a\ntorchrun x.py'",
      "nsys profile torchrun x.py", "strace -f python3 -m torch.distributed.run x.py", "env -i torchrun x.py",
-     "bash -c 'torchrun x.py --n $N'", "timeout --frob 3 torchrun x.py", "accelerate launch x.py"],
+     "bash -c 'torchrun x.py --n $N'", "timeout --frob 3 torchrun x.py", "ray job submit -- torchrun x.py",
+     "singularity exec --nv img.sif torchrun x.py", "accelerate launch x.py"],
 )  # fmt: skip
 def test_no_gang_starts_copies_of_a_launcher_unless_somebody_says_so(line):
     with pytest.raises(BadInput, match="ranks would each start it"):

@@ -60,6 +60,7 @@ def _started(
     assert typed.read is not None
     reading = typed.read(found, words, line.interpreter)
     name = spec.launcher if is_named else typed.launcher
+    _refuse_two(spec, typed, reading, words)
     taken = _joined(line.taken, reading.taken)
     kept, controller = reading.kept, reading.controller
     if name != typed.launcher:
@@ -77,6 +78,17 @@ def _started(
         *(f"  kept for {typed.name}: {shlex.join(kept)}" for _ in kept[:1]),
         *_left_out(taken), *lines, *_elastic(spec, reading),
     )  # fmt: skip
+
+
+def _refuse_two(spec: JobSpec, typed: Typed, reading: Reading, words: tuple[str, ...]) -> None:
+    """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``."""
+    inner = read_line(reading.command)
+    if (other := inner.typed or inner.hidden) is not None and spec.gpus > 1:
+        raise BadInput(
+            f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
+            hint=f"write the inner line alone: {shlex.join(words)}\n"
+            f"    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
+        )
 
 
 def _by_itself(

@@ -18,11 +18,15 @@ CHOSEN = "gpurun chooses hosts, GPUs, addresses and ports"
 
 
 class Flag(NamedTuple):
-    """A flag that gpurun knows: how many words follow it, and why gpurun does what it does with it."""
+    """A flag that gpurun knows: how many words follow it, and why gpurun does what it does with it.
+
+    `may_have`: it may have a value, only behind an ``=``.
+    """
 
     values: int
     does: Does
     why: str = ""
+    may_have: bool = False
 
 
 class FoundFlag(NamedTuple):
@@ -67,8 +71,11 @@ class Reading(NamedTuple):
 
 
 def flags(does: Does, text: str, why: str = "") -> dict[str, Flag]:
-    """Return flags that gpurun treats alike. An ``=`` behind a name stands for a value, two for two values."""
-    return {word.rstrip("="): Flag(word.count("="), does, why) for word in text.split()}
+    """Return flags that gpurun treats alike.
+
+    Behind a name, ``=`` stands for a value, ``==`` for two, ``?`` for one that may be missing.
+    """
+    return {word.rstrip("=?"): Flag(word.count("="), does, why, word.endswith("?")) for word in text.split()}
 
 
 def as_gnu(flag: str) -> str:
@@ -140,7 +147,7 @@ def _known(typed: Typed, word: str) -> tuple[str, Flag, str | None]:
         name, equals, value = word[:2], "=", word[2:].removeprefix("=")
         flag = typed.flags.get(name)
         flag = flag if flag is not None and flag.values == 1 else None
-    if flag is None or (equals and flag.values != 1):
+    if flag is None or (equals and flag.values != 1 and not flag.may_have):
         raise BadInput(
             f"{typed.name}: gpurun does not know what to do with {word}",
             hint=f"leave it out, or write what each rank runs, without {typed.name}, behind --launcher",

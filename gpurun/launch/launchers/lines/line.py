@@ -164,7 +164,8 @@ def _hidden(words: tuple[str, ...]) -> Typed | None:
         return None
     for at in range(1, len(words) - 1):
         name = words[at].rpartition("/")[2]
-        is_like = name.startswith("python") or (name in FIRST and not words[at - 1].startswith("--"))
+        is_value = words[at - 1].startswith("--") and words[at - 1] != "--"
+        is_like = name.startswith("python") or (name in FIRST and not is_value)
         start = _start(words[at:]) if is_like else None
         if start is not None:
             return start.typed

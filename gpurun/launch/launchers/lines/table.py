@@ -60,12 +60,12 @@ SRUN = Typed(
             "-N= --nodes= -n= --ntasks= --ntasks-per-node= --ntasks-per-gpu= --ntasks-per-socket= --tasks-per-node= "
             "-G= --gpus= --gpus-per-node= --gpus-per-task= --gres= --gpu-bind= -p= --partition= -A= --account= -q= "
             "--qos= -w= --nodelist= -x= --exclude= -C= --constraint= --jobid= --reservation= -m= --distribution= -r= "
-            "--relative= --exclusive --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters=",
+            "--relative= --exclusive? --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters=",
             CHOSEN,
         ),
         **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input=",
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
-        **flags("taken", "-K --kill-on-bad-exit= -W= --wait= --no-kill --signal= --pty --propagate",
+        **flags("taken", "-K --kill-on-bad-exit? -W= --wait= --no-kill? --signal= --pty? --propagate?",
                 "gpurun stops all ranks when one fails"),
         **flags("taken", "--cpu-bind= --mem-bind= --hint= --threads-per-core= -B= --extra-node-info=",
                 "gpurun binds no rank to cores"),
