@@ -30,26 +30,31 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-epochs, starts_s = int(sys.argv[1]), float(sys.argv[2])
-torch.distributed.init_process_group("gloo")
-data = TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
-loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
-model = DistributedDataParallel(torch.nn.Linear(20, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-time.sleep(max(0.0, starts_s - time.time()))
-torch.distributed.barrier()
-late_s, began_s, cpu_s = time.time() - starts_s, time.monotonic(), time.process_time()
-for epoch in range(epochs):
-    loader.sampler.set_epoch(epoch)
-    for source, targets in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(source), targets).backward()
-        optimizer.step()
-    if epoch % 10 == 0 and os.environ["LOCAL_RANK"] == "0":
-        torch.save({"model": model.module.state_dict(), "epoch": epoch}, "/tmp/snapshot.pt")
-found = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - cpu_s, "late_s": late_s}
-print("MEASURED", json.dumps({**found, "load": os.getloadavg()[0]}), flush=True)
-torch.distributed.destroy_process_group()
+
+def main():
+    epochs, starts_s = int(sys.argv[1]), float(sys.argv[2])
+    torch.distributed.init_process_group("gloo")
+    data = TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
+    loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(torch.nn.Linear(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    time.sleep(max(0.0, starts_s - time.time()))
+    torch.distributed.barrier()
+    late_s, began_s, cpu_s = time.time() - starts_s, time.monotonic(), time.process_time()
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for source, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(source), targets).backward()
+            optimizer.step()
+        if epoch % 10 == 0 and os.environ["LOCAL_RANK"] == "0":
+            torch.save({"model": model.module.state_dict(), "epoch": epoch}, "/tmp/snapshot.pt")
+    found = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - cpu_s, "late_s": late_s}
+    print("MEASURED", json.dumps({**found, "load": os.getloadavg()[0]}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+main()  # not the module's own: PyTorch may abort at the end if a model lives longer than its process group
 """
 
 
