@@ -210,7 +210,8 @@ class _Boot:
             now_s=time.time(),
         )
         granted = [lease.job for lease, _ in run_pass(self.home, now_s=time.time()).granted]
-        self.must(granted == [whole.id], f"a gang of all GPUs does not fit: {self.leases.read_all().leases}")
+        states = {job: self.jobs.get(job).record().state.value for job in self.jobs.ids()}
+        self.must(granted == [whole.id], f"of {states}, {granted} were granted, not {whole.id} for all GPUs")
         self.must("Traceback" not in self.said.getvalue(), self.said.getvalue())
 
 
