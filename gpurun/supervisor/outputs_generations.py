@@ -20,7 +20,7 @@ LOG_LOOKS, LOG_S = 5, 120.0
 """A log has changed in each of so many looks, for so long."""
 SMALL_BYTES, REWRITTEN_S = 1 << 20, 600.0
 """A smaller file may be a log even if it is written anew each time, such as a summary. A larger one may be a log only
-if it has not shrunk for so long. One that is always replaced by a rename is whole whenever it is copied.
+if it has only grown for so long. One that is always replaced by a rename is whole whenever it is copied.
 """
 
 Where = tuple[str, str]
@@ -49,7 +49,7 @@ class OutputsSeen:
         hosts: what each host listed then.
         rest_s: for each host, the look since which nothing but logs has changed.
         restless: files that changed in the last look.
-        rewritten: when large files last shrank: these are no logs.
+        rewritten: when large files were last written and had not grown: these are no logs.
         replaced: files that were replaced by others of the same name between the last two looks.
     """
 
@@ -84,7 +84,7 @@ class OutputsSeen:
                     continue
                 if old.mark[1:] != new.mark[1:]:
                     replaced.add(where)
-                elif new.size < old.size and old.size > SMALL_BYTES:
+                elif new.size <= old.size and old.size > SMALL_BYTES and new.mtime_ns != old.mtime_ns:
                     rewritten[where] = at_s
         looks = OutputsSeen(at_s, there, {}, restless, rewritten, replaced)
         return replace(looks, rest_s={host: self._rest_s(host, paths, looks) for host, paths in changed.items()})

@@ -128,6 +128,7 @@ def test_a_log_that_rests_is_a_part_again_and_has_rested_since_the_look_before()
     [
         {"size": lambda number: (number % 2 + 1) * MIB},
         {"size": lambda number: (number % 3) * 20 * MIB},
+        {"size": lambda _: 2 * MIB},  # each look came between two saves of equal size
     ],
 )
 def test_a_large_file_that_is_written_anew_is_no_log(options):
