@@ -169,6 +169,16 @@ def test_the_oldest_agent_of_a_job_is_noted_across_boots(gpus, monkeypatch, note
     assert job_parts.began(JOB) == kept
 
 
+@pytest.mark.parametrize("left", [{"attempt": "1\n"}, {"cards.json": '{"0": {"uuid": "GPU-0", "pci_bus": ""}}'}])
+def test_since_when_a_gpurun_that_noted_no_agent_had_gpus_is_not_known(gpus, process, left):
+    """An older gpurun began the job here, or could not prove its GPUs free: its ranks are older than this agent."""
+    folder().mkdir(parents=True)
+    for name, text in left.items():
+        (folder() / name).write_text(text)
+    job_lock.own(JOB, 2)
+    assert job_parts.began(JOB) == 0
+
+
 def test_a_daemon_with_every_device_open_is_no_heir_of_a_process_that_has_ended(gpus, process, tmp_path):
     """Such as nvidia-persistenced, which root sees."""
     (tmp_path / "dev/nvidia0").touch()

@@ -144,8 +144,9 @@ def owner(job: str) -> int:
 
 def own(job: str, attempt: int) -> None:
     """Make an attempt the owner of the existing folder, unless a later one owns it. The caller holds the lock."""
-    job_parts.note_agent(job)
-    if owner(job) >= attempt:
+    now = owner(job)
+    job_parts.note_agent(job, is_new=not now and not job_parts.known_cards(job))
+    if now >= attempt:
         return
     path = os.path.join(job_parts.folder(job), ATTEMPT_FILE)
     with open(path + ".new", "w", encoding="ascii") as stream:

@@ -44,14 +44,17 @@ def _checked(job: str) -> str:
     return job
 
 
-def note_agent(job: str) -> None:
+def note_agent(job: str, is_new: bool) -> None:
     """Record this process as the one that prepares the existing folder, unless an older one has.
 
     After a reboot the clock of `Process.started` begins anew: then the smaller number is right, too.
+
+    Args:
+        is_new: nobody has used the folder. In a used one without a record, processes may be older than this one.
     """
     path = os.path.join(folder(job), AGENT_FILE)
     before, me = processes.noted(path), processes.read_process(os.getpid())
-    if me is not None and (before is None or me.started < before[1]):
+    if me is not None and (is_new if before is None else me.started < before[1]):
         processes.note(path, me)
 
 
