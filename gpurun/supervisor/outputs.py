@@ -35,6 +35,7 @@ from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought, list_output
 from gpurun.supervisor.outputs_plan import IN_THE_WAY, is_changing, lacking, left_of
 from gpurun.supervisor.outputs_versions import is_same
 
+GONE = "has no folder of outputs any more"
 TRIES = 3
 AGAIN_S = 0.5
 """The gang has ended. Processes that still change a file get this time to finish."""
@@ -128,6 +129,8 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
         if left is not None:
             job.note(left.words(job.lease.job, is_over=job.record.outcome is not State.QUEUED))
     kept = () if left is None else left.hosts
+    stay = {*kept, *(each.host for each in unbrought if each.why == GONE)}
+    job.outputs.listed = {host: said for host, said in job.outputs.listed.items() if host in stay}
     results = job.links.each(remover, [host for host in job.hosts if host not in kept])
     return {*kept, *results.failed}
 
@@ -216,7 +219,9 @@ def _bring(
     silent = [host for host in hosts if not links.is_open(host)]
     unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
     asked = links.each(_lister(copy, job, force=force), [host for host in hosts if host not in silent])
-    unbrought += [Unbrought(host, "", error.message) for host, error in asked.failed.items()]
+    unbrought += [
+        Unbrought(host, "", error.message, is_lost=error.message != GONE) for host, error in asked.failed.items()
+    ]
     there = [said for said in asked.ok.values() if said is not None]
     found = {said.host: said for said in there if said.entries}
     unbrought += [each for said in there if not said.entries for each in said.unbrought]
@@ -289,12 +294,18 @@ def copy_outputs(
 
 
 def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent], HostOutputs | None]:
-    """Return a function that lists a host's outputs. Unchanged parts of the list need not travel again."""
+    """Return a function that lists a host's outputs. Unchanged parts of the list need not travel again.
+
+    A folder that was there and is gone has failed: the head's copy may be all that is left of it.
+    """
 
     def ask(agent: Agent) -> HostOutputs | None:
-        said = list_outputs(agent, job, force=force, before=copy.listed.get(agent.host))
+        before = copy.listed.get(agent.host)
+        said = list_outputs(agent, job, force=force, before=before)
         if said is not None:
             copy.listed[agent.host] = said
+        elif before is not None:
+            raise HostFailure(GONE, host=agent.host)
         return said
 
     return ask

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,8 +15,10 @@ from outputs_programs import Declared, InPlace, Renamed, VirtualTime
 from outputs_world import JOB, outputs_job, shape
 
 from gpurun.cli.jobs import whole_json, whole_text
+from gpurun.errors import HostFailure
 from gpurun.jobs.usage import measure
 from gpurun.launch.launchers.direct import TORCHRUN
+from gpurun.node.folder import below
 from gpurun.supervisor import outputs, outputs_watch, outputs_whole
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 from gpurun.supervisor.outputs_copy import HeadCopy
@@ -380,3 +383,33 @@ def test_status_names_the_whole_copy_with_its_step_and_age(job):
     assert found == {"at_s": pytest.approx(time.time() - 90, abs=60), "step": 7, "path": str(newest(job))}
     (newest(job).parent / "about.json").write_text("damaged")
     assert whole_json(job.folder) == {"at_s": 0.0, "step": None, "path": str(newest(job))}
+
+
+def test_a_host_that_has_lost_its_folder_has_not_brought_its_last_state(job, clock):
+    """Its disk was made anew, or somebody has cleaned up."""
+    put(job.host("h1"), latest="1")
+    put(job.host("h2"), shard="1")
+    look(job, clock), look(job, clock)
+    put(job.host("h1"), latest="2")
+    look(job, clock)
+    below.remove_path(str(job.host("h2")))
+    with suppress(HostFailure):
+        look(job, clock), look(job, clock)
+    assert texts(job.head)["shard"] == "1", "the head has the only copy"
+    collect_outputs(job)
+    assert job.record.outputs_left is not None
+    send_outputs(job)
+    assert texts(job.host("h2")) == {"latest": "1", "shard": "1"}
+
+
+def test_a_second_collection_after_a_late_host_is_whole(job, clock):
+    put(job.host("h1"), latest="1")
+    put(job.host("h2"), shard="1")
+    look(job, clock), look(job, clock)
+    put(job.host("h1"), latest="2")
+    put(job.host("h2"), shard="2")
+    lose(job, "h2")
+    assert not job.host("h1").exists()
+    assert collect_outputs(job) == set() and job.record.outputs_left is None
+    send_outputs(job)
+    assert texts(job.host("h2")) == {"latest": "2", "shard": "2"}
