@@ -46,6 +46,7 @@ ROOMS = {
     "test_launchers": "launch node",
     "test_neighbours": "launch node",
     "test_pinned": "images jobs",
+    "test_power_cuts": "supervisor node",
     "test_python_api": "api",
     "test_rank_containers": "node launch",
     "test_rank_ends": "launch node",

@@ -70,7 +70,9 @@ class HeadOutputs:
     def __init__(self, job: Head) -> None:
         self._job = job
         self.listed: dict[str, HostOutputs] = {}
-        self.keeper = SimpleNamespace(make_room=lambda _left: False, forget=lambda: None)  # it keeps no whole copies
+        self.keeper = SimpleNamespace(  # it keeps no whole copies
+            make_room=lambda _left: False, forget=lambda: None, notes=list,
+        )  # fmt: skip
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -86,3 +88,6 @@ class HeadOutputs:
             world.copied_s = written_s
             world.note(f"the outputs of {host} are on the head")
         return ()
+
+    def tell_of_versions(self) -> None:
+        """No host has a file that another one has."""
