@@ -13,7 +13,7 @@ from gpurun.facts.hardware import Hardware
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
-from gpurun.launch.fabric_roce import candidates, kind_of
+from gpurun.launch.fabric_roce import candidates, common_kind
 from gpurun.state.filesystem import is_shared
 
 CLOCK_WARNING_S = 1.0
@@ -186,9 +186,8 @@ def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
     if fabric.kind is not FabricKind.ROCE or fabric.gid_index is not None:
         return
     ports = {name: choose_ports(fabric, found) for name, found in hosts.items()}
-    kinds = {
-        name: kind_of(chosen[0].probed.gids, fabric) for name, chosen in ports.items() if chosen and chosen[0].probed
-    }
+    tables = {name: [port.probed.gids for port in chosen if port.probed] for name, chosen in ports.items()}
+    kinds = {name: common_kind(found, fabric) for name, found in tables.items() if found}
     lost = tuple(name for name, kind in kinds.items() if kind == "link-local")
     remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}, or the interface of the port"
     if lost and len(lost) < len(kinds):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpurun.facts.hardware import Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind
-from gpurun.launch.fabric_roce import best_kind, has_gid, kind_of
+from gpurun.launch.fabric_roce import common_kind, has_gid, kinds_of
 
 LINK_LAYER = {FabricKind.INFINIBAND: "InfiniBand", FabricKind.ROCE: "Ethernet"}
 
@@ -65,8 +65,8 @@ def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ..
     if not working:
         return _named(fabric, "none of them works here; hcas of fabric")
     if fabric.kind is FabricKind.ROCE and fabric.gid_index is None:
-        kind = best_kind(kind_of(port.gids, fabric) for _, port in working)
-        working = [(hca, port) for hca, port in working if kind_of(port.gids, fabric) == kind]
+        kind = common_kind([port.gids for _, port in working], fabric)
+        working = [(hca, port) for hca, port in working if kind in kinds_of(port.gids, fabric)]
     return tuple(ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpurun.facts.hardware import Gid
 from gpurun.inventory.model import Fabric
 
 ROCE_V2 = "RoCE v2"
-_KINDS = ("ipv4", "ipv6", "link-local", "")
-"""Kinds of addresses, the one that reaches most hosts first."""
+_KINDS = ("ipv4", "ipv6")
+"""Kinds of addresses that are a port's own, the one that reaches most hosts first."""
+_ORDER = (*_KINDS, "link-local")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def choose_gid(fabric: Fabric, tables: Sequence[tuple[Gid, ...]]) -> GidChoice:
     best = [candidates(gids, fabric.interface) for gids in tables]
     if not best or not all(best):
         return GidChoice()
-    first = best[0][0]
+    common = common_kind(tables, fabric)
+    first = next((gid for gid in best[0] if address_kind(gid.address) == common), best[0][0])
     kind = address_kind(first.address)
     indices = [{gid.index for gid in gids if address_kind(gid.address) == kind} for gids in best]
     shared = set.intersection(*indices)
@@ -65,15 +68,19 @@ def has_gid(gids: tuple[Gid, ...], fabric: Fabric) -> bool:
     return any(gid.index == fabric.gid_index and gid.kind == ROCE_V2 for gid in gids)
 
 
-def kind_of(gids: tuple[Gid, ...], fabric: Fabric) -> str:
-    """Return the kind of address by which a job uses a port; empty if it has none."""
-    best = candidates(gids, fabric.interface)
-    return address_kind(best[0].address) if best else ""
+def kinds_of(gids: tuple[Gid, ...], fabric: Fabric) -> frozenset[str]:
+    """Return the kinds of addresses by which a job can use a port."""
+    return frozenset(address_kind(gid.address) for gid in candidates(gids, fabric.interface))
 
 
-def best_kind(kinds: Iterable[str]) -> str:
-    """Return the kind that reaches most hosts."""
-    return min(kinds, key=_KINDS.index, default="")
+def common_kind(tables: Sequence[tuple[Gid, ...]], fabric: Fabric) -> str:
+    """Return the kind of address of their own that most ports of a host have; link-local if none has one.
+
+    Where all rails have IPv6 addresses, one port may have an IPv4 address, too: it leads to none of the others.
+    """
+    found = Counter(kind for gids in tables for kind in kinds_of(gids, fabric))
+    most = max(_KINDS, key=lambda kind: found[kind])
+    return most if most in found else next(iter(found), "")
 
 
 def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
@@ -83,7 +90,7 @@ def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
     """
     v2 = [gid for gid in gids if gid.kind == ROCE_V2 and address_kind(gid.address)]
     own = [gid for gid in v2 if gid.interface == interface]
-    return tuple(sorted(own or v2, key=lambda gid: (_KINDS.index(address_kind(gid.address)), gid.index)))
+    return tuple(sorted(own or v2, key=lambda gid: (_ORDER.index(address_kind(gid.address)), gid.index)))
 
 
 def address_kind(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Thirty fabrics as hosts have them: pre-flight blocks only what the gang uses, and ranks are told the right ports."""
+"""Fabrics as hosts have them: pre-flight blocks only what the gang uses, and ranks are told the right ports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ALL, EIGHT = rails(*range(8)), tuple(f"mlx5_{number}" for number in range(8))
 DOWN = {"state": "DOWN"}
 BOND = (v1(2, "bond0"), v2(3, "bond0"))
 VLAN = (v2(3, "ens1f0"), v2(5, "ens1f0.90", "10.9.0.1"))
+SIX = tuple(roce(f"mlx5_{at}", at, v2(1, f"ens{at}", "fe80::1"), v2(3, f"ens{at}", f"fd00:{at}::1")) for at in range(8))
 PICTURES = {
     "whole": Picture((dgx(), dgx()), (ALL, ALL), hcas=EIGHT),
     "half-used-hosts": Picture((dgx(), dgx()), (ALL, ALL), hcas=EIGHT, gpus=((0, 1), (6, 7))),
@@ -68,6 +69,13 @@ PICTURES = {
     "roce-indices-differ": Picture(
         (host(roce("mlx5_0", 0, v2(3, "ens1")), roce("mlx5_1", 1, v2(5, "ens2", "10.1.0.1")), nic="ens1"),) * 2,
         (rails(0, 1),) * 2, ROCE, nic="ens1",
+    ),
+    "ipv6-rails-and-one-port-with-ipv4-too": Picture(
+        (host(*SIX[:2], roce("mlx5_2", 2, v2(3, "ens2", "fd00:2::1"), v2(5, "ens2")), *SIX[3:]), host(*SIX)),
+        (ALL, ALL), ROCE, hcas=EIGHT, gid="3",
+    ),
+    "ipv6-rails-and-a-nic-for-logins-beside-a-gpu": Picture(
+        (host(*SIX, roce("mlx5_8", 0, v2(3, "eno1"))),) * 2, (ALL, ALL), ROCE, gid="3"
     ),
     "socket-interface-down": Picture(
         (replace(dgx(), nics=host(state="DOWN").nics), dgx()), (ALL, ALL), hcas=EIGHT, blocked=("a",)
