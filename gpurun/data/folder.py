@@ -73,7 +73,7 @@ class DataFolder:
 
     def _add(self, cursor: below.Cursor, entry: Entry, chunks: ChunkHashes) -> None:
         """Add a file's bytes."""
-        parts, whole = below.parts_of(entry.path), ContentDigest()
+        parts, whole = below.parts_of(entry.path), ContentDigest(like=entry.digest)
         try:
             descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1])
             try:

@@ -1,5 +1,6 @@
 """A damaged copy of a set is found out and replaced; a host that lies about what it received harms only itself."""
 
+import hashlib
 import itertools
 import os
 from contextlib import contextmanager
@@ -9,12 +10,18 @@ import pytest
 from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
 from gpurun.data import content, copies, staging
+from gpurun.data import folder as reading_folder
 from gpurun.data.folder import read_folder
 from gpurun.data.staging import DataUser, Staging, stage
 from gpurun.errors import GpurunError
+from gpurun.images import tree as tree_memory
 from gpurun.node.data import data_store
 from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import RemoteOpFailed
+
+
+def hashed_whole(path):
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def put(tree, fleet, *names, **how):
@@ -215,3 +222,21 @@ def test_a_holder_that_is_lost_is_not_called_damaged(hosts, top):
     report = stage(tree.digest, None, ["h2"], Staging(fleet), neighbours=["h0", "h1"])
     assert report.failed == {}
     assert not any("damaged" in error.message for error in report.bad_copies.values())
+
+
+def test_a_set_with_zeros_that_an_older_gpurun_digested_is_still_that_set(hosts, top, monkeypatch):
+    """It hashed zeros. Its memory of digests, its sets on hosts and the jobs that wait for them outlive the upgrade."""
+    content = os.urandom(100_000) + bytes(300_000) + b"end"
+    (top / "sparse").write_bytes(content)
+    with monkeypatch.context() as before:
+        before.setattr(tree_memory, "RACY_S", -1.0)
+        before.setattr(
+            reading_folder, "_digest", lambda at, found: hashed_whole(at / os.fsdecode(b"/".join(found.parts)))
+        )
+        old = read_folder(top).digest
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    assert tree.digest == old, "it has not changed since"
+    assert put(tree, fleet, "h0").failed == {}
+    assert stage(old, None, ["h1"], Staging(fleet), neighbours=["h0"]).failed == {}
+    with fleet.agents["h1"].stream("data.verify", digest=old, silence_s=60.0) as told:
+        list(told)

@@ -64,7 +64,7 @@ def _entry(cursor: below.Cursor, row: Row, chunks: ChunkHashes) -> Iterator[int]
         if os.readlink(parts[-1], dir_fd=above) != target.encode("utf-8", "surrogateescape"):
             raise OpError("corrupt", "%.200r leads elsewhere" % path)
     else:
-        descriptor, whole = below.open_file(above, parts[-1]), ContentDigest()
+        descriptor, whole = below.open_file(above, parts[-1]), ContentDigest(like=digest)
         try:
             is_right = os.fstat(descriptor).st_size == size
             for zeros, piece in blocks(descriptor, size if is_right else 0):

@@ -83,7 +83,7 @@ class ArrivingSet:
                 parts = below.parts_of(path)
                 descriptor = below.open_file(self._maker.cursor.at(parts[:-1]), parts[-1])
                 try:
-                    if verify and _digest(descriptor) != digest:
+                    if verify and _digest(descriptor, digest) != digest:
                         raise OpError("corrupt", "%.200r is not what the digest of the set says" % path)
                     below.finish(descriptor, mode, mtime_ns)
                 finally:
@@ -283,8 +283,8 @@ def folders(call: Call, paths: List[str]) -> Dict[str, str]:
     return wrong
 
 
-def _digest(descriptor: int) -> str:
-    whole = ContentDigest()
+def _digest(descriptor: int, like: str) -> str:
+    whole = ContentDigest(like)
     for zeros, piece in blocks(descriptor, os.fstat(descriptor).st_size):
         whole.add(zeros, piece)
     return str(whole)

@@ -44,9 +44,13 @@ class ContentDigest:
 
     It is ``sha256:`` and the content's SHA-256 if no whole block is zeros. Else it is ``sha256-holes:`` and the SHA-256
     of what is left without those blocks, of where they were, and of the size: nobody hashes zeros.
+
+    Args:
+        like: the digest to compare with. An older gpurun hashed zeros: if it is a SHA-256, so will this be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: str = "") -> None:
+        self._hashes_zeros = like.startswith("sha256:")
         self._bytes, self._holes = hashlib.sha256(), hashlib.sha256()
         self._zeros = 0
         self._has_holes = False
@@ -54,7 +58,10 @@ class ContentDigest:
 
     def add(self, zeros: int, piece: bytes) -> None:
         """Add `zeros` zeros, or a piece."""
-        if zeros:
+        if zeros and self._hashes_zeros:
+            for _ in range(zeros // BLOCK):
+                self._bytes.update(_ZEROS)
+        elif zeros:
             self._zeros += zeros
         else:
             self._end_hole()
