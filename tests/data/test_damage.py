@@ -20,8 +20,8 @@ from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import RemoteOpFailed
 
 
-def hashed_whole(path):
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+def hashed_whole(at, parts):
+    return "sha256:" + hashlib.sha256((at / os.fsdecode(b"/".join(parts))).read_bytes()).hexdigest()
 
 
 def put(tree, fleet, *names, **how):
