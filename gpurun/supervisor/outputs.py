@@ -33,7 +33,6 @@ from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.outputs_generations import is_complete
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought, list_outputs
 from gpurun.supervisor.outputs_plan import IN_THE_WAY, is_changing, lacking, left_of
-from gpurun.supervisor.outputs_versions import is_same
 
 GONE = "has no folder of outputs any more"
 TRIES = 3
@@ -42,7 +41,9 @@ AGAIN_S = 0.5
 
 
 def send_outputs(job: SupervisedJob) -> None:
-    """Send hosts the outputs of earlier attempts. Sends only what they lack, and keeps newer files there.
+    """Send hosts the outputs of earlier attempts: the last whole copy, and nothing else may be there.
+
+    Without one, sends only what they lack, and keeps newer files there.
 
     Raises:
         GangEnd: a host failed.
@@ -54,8 +55,8 @@ def send_outputs(job: SupervisedJob) -> None:
         with job.outputs.alone():
             is_whole = job.outputs.restore()
             if is_whole:
-                mine = job.outputs.entries()
-                job.links.each(lambda agent: _remove_others(job, agent, mine), job.hosts).raise_first()
+                job.links.each(_remover(job.lease.job, job.lease.attempt), job.hosts).raise_first()
+                _tell_of_removed(job)
             mine = job.outputs.entries()
             if mine and not is_whole and job.record.outputs_left is None:
                 job.outputs.keeper.keep(job.outputs.versions)  # until the gang has something newer that is whole
@@ -67,14 +68,13 @@ def send_outputs(job: SupervisedJob) -> None:
         raise failed(error) from error
 
 
-def _remove_others(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> None:
-    """Remove a host's outputs of earlier attempts if they hold anything that the head's copy does not."""
-    mine, _ = job.outputs.of_host(mine, agent.host)
-    theirs = list_outputs(agent, job.lease.job, force=True)
-    if theirs is not None and any(
-        path not in mine or not is_same(mine[path], entry) for path, entry in theirs.entries.items()
-    ):
-        _remover(job.lease.job, job.lease.attempt)(agent)
+def _tell_of_removed(job: SupervisedJob) -> None:
+    left = job.record.outputs_left
+    if left is not None and (removed := [host for host in job.hosts if host in left.hosts]):
+        job.note(
+            f"{', '.join(removed)}: outputs of an earlier attempt that are not on the head are removed: all hosts get"
+            " the last whole copy"
+        )
 
 
 def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostOutputs:

@@ -413,3 +413,18 @@ def test_a_second_collection_after_a_late_host_is_whole(job, clock):
     assert collect_outputs(job) == set() and job.record.outputs_left is None
     send_outputs(job)
     assert texts(job.host("h2")) == {"latest": "2", "shard": "2"}
+
+
+def test_what_a_host_kept_is_removed_for_a_whole_state_even_if_size_and_time_are_the_same(job, clock):
+    """A program may set times, as `tar` and `cp -p` do. People are told."""
+    put(job.host("h1"), model="1")
+    os.utime(job.host("h1") / "model", (1, 1))
+    look(job, clock), look(job, clock)
+    put(job.host("h1"), model="2")
+    os.utime(job.host("h1") / "model", (1, 1))
+    lose(job, "h1")
+    send_outputs(job)
+    assert texts(job.host("h1")) == texts(job.host("h2")) == {"model": "1"}
+    assert job.notes[-1] == (
+        "h1: outputs of an earlier attempt that are not on the head are removed: all hosts get the last whole copy"
+    )
