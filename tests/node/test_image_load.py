@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -35,6 +36,13 @@ def removed(tmp_path, monkeypatch):
     monkeypatch.setattr(load, "ImageApi", Engine)
     monkeypatch.setattr(Engine, "removed", [], raising=False)
     return Engine.removed
+
+
+def fails(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
 
 
 def loading(monkeypatch, count=1):
@@ -131,6 +139,27 @@ def test_prune_keeps_what_a_running_ship_has_loaded(removed, monkeypatch):
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
     (gone,) = listing.prune(Call(1, lambda *_: None, False, b""), [])
     assert removed == [gone["id"]] == ship._temporary and temporary() == []
+
+
+def test_prune_removes_every_image_where_the_record_cannot_be_written(removed, monkeypatch):
+    """People prune because a disk is full, and the record may lie on it: later it names images that are gone."""
+    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    record_one("a")
+    record_one("b")
+    with monkeypatch.context() as full:
+        full.setattr(shipped.tempfile, "mkstemp", fails(OSError(errno.ENOSPC, "No space left on device")))
+        gone = listing.prune(Call(1, lambda *_: None, False, b""), [])
+    assert [one["id"] for one in gone] == removed == ["a", "b"]
+    assert listing.prune(Call(1, lambda *_: None, False, b""), []) == [] and shipped.read() == {}
+
+
+def test_prune_removes_nothing_while_it_cannot_see_who_needs_it(removed, monkeypatch):
+    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    record_one("a")
+    monkeypatch.setattr(shipped.fcntl, "flock", fails(OSError(errno.EMFILE, "Too many open files")))
+    with pytest.raises(OSError, match="Too many"):
+        listing.prune(Call(1, lambda *_: None, False, b""), [])
+    assert removed == []
 
 
 BASE = "sha256:" + "b" * 64

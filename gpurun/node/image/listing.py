@@ -209,7 +209,7 @@ def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     for known, entry in _recorded(api):
         if known["id"] in keep or known["used_by"]:
             continue
-        with shipped.change() as record:  # until it is gone, nobody can come to need it
+        with shipped.change(required=False) as record:  # until it is gone, nobody can come to need it
             now = record.get(known["id"], {})
             if now.get("shipped_s") != entry.get("shipped_s") or _is_counted_on(now):
                 continue

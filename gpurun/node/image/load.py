@@ -153,7 +153,7 @@ class Loading:
         if not self._temporary and not any(map(shipped.is_abandoned, shipped.read().values())):
             return
         engine = ImageApi(None)
-        with shipped.change() as record:  # so that nobody comes to need one that is going
+        with shipped.change(required=False) as record:  # so that nobody comes to need one that is going
             mine = [ident for ident in self._temporary if not shipped.is_needed(record.get(ident, {}))]
             for temporary in {*mine, *(ident for ident, entry in record.items() if shipped.is_abandoned(entry))}:
                 path = "/images/%s?noprune=1" % temporary

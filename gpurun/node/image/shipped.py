@@ -52,21 +52,34 @@ def _is_entry(entry: Any) -> bool:
 
 
 @contextmanager
-def change() -> Iterator[Record]:
-    """Let one process at a time change the record; writes it if the block ends without an error."""
+def change(required: bool = True) -> Iterator[Record]:
+    """Let one process at a time change the record; writes it if the block ends without an error.
+
+    Args:
+        required: raise if it cannot be written. Who removes images goes on: it may be the disk that they fill, and an
+            entry of an image that is gone does no harm.
+    """
     os.makedirs(folder(), mode=0o700, exist_ok=True)
     with open(os.path.join(folder(), "images.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         record = read()
         yield record
-        handle, temporary = tempfile.mkstemp(dir=folder())
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(record, file)
-            os.replace(temporary, os.path.join(folder(), "images.json"))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            _write(record)
+        except OSError:
+            if required:
+                raise
+
+
+def _write(record: Record) -> None:
+    handle, temporary = tempfile.mkstemp(dir=folder())
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file)
+        os.replace(temporary, os.path.join(folder(), "images.json"))
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def need(wanted: Callable[[str, Entry], bool]) -> None:
