@@ -39,7 +39,7 @@ def lost(words, spec, said):
 NAMED = {word for each in LAUNCHERS for name in (*each.programs, *each.modules) for word in name.split()}
 READ = NAMED | {
     "-m", "--module", "--no-python", "--run-path", "--no_python", "--no_local_rank", "--use_env", "-c", "--role", "-x",
-    "-genv", "--mpi", "--gloo", "bash", "/bin/bash", "--export",
+    "-genv", "--mpi", "--gloo", "bash", "/bin/bash", "--export", "srun",
 }  # fmt: skip
 """They are in the command, the variables or the controller that the person sees."""
 
@@ -75,11 +75,11 @@ DOCUMENTED = {
     ),
     "deepspeed": (  # deepspeed --help of DeepSpeed 0.19
         "-H= --hostfile= -i= --include= -e= --exclude= --num_nodes= --min_elastic_nodes= --max_elastic_nodes= "
-        "--num_gpus= --master_port= --master_addr= --node_rank= --launcher= --launcher_args= --module --no_python "
-        "--no_local_rank --no_ssh_check --force_multi --save_pid --enable_each_rank_log= --autotuning= "
-        "--elastic_training --bind_cores_to_rank --bind_core_list= --ssh_port= --no_ssh --venv_script= "
+        "--num_gpus= --num_accelerators= --master_port= --master_addr= --node_rank= --launcher= --launcher_args= "
+        "--module --no_python --no_local_rank --no_ssh_check --force_multi --save_pid --enable_each_rank_log= "
+        "--autotuning= --elastic_training --bind_cores_to_rank --bind_core_list= --ssh_port= --no_ssh --venv_script= "
     ),
-    "mpirun": (  # mpirun(1) of Open MPI 4.1
+    "mpirun": (  # schizo_ompi.c of Open MPI 4.1 and 5.0
         "-np= --np= -n= -c= -H= --host= -host= --hostfile= -hostfile= --machinefile= --default-hostfile= -N= "
         "-npernode= --pernode --npersocket= --map-by= -map-by= --rank-by= --bind-to= -bind-to= --report-bindings "
         "-report-bindings --bycore --bynode --byslot --oversubscribe -oversubscribe --nolocal --nooversubscribe "
@@ -87,6 +87,7 @@ DOCUMENTED = {
         "--tag-output -tag-output --timestamp-output --output-filename= --xterm= --stdin= --wdir= -wdir= -wd= "
         "--prefix= --preload-files= --preload-binary --tmpdir= --allow-run-as-root --display-map "
         "--display-allocation --timeout= --app= -q -v --enable-recovery --disable-recovery "
+        "--runtime-options= --stream-buffering= --gomca== --amca= --path= --ppr= --show-progress --forward-signals= "
         "--merge-stderr-to-stdout --report-pid= --server-wait-time= --debug "
     ),
     "horovodrun": (  # horovodrun --help of Horovod 0.28.1
@@ -95,7 +96,8 @@ DOCUMENTED = {
         "--fusion-threshold-mb= --cycle-time-ms= --cache-capacity= --hierarchical-allreduce "
         "--no-hierarchical-allreduce --autotune --no-autotune --autotune-log-file= --autotune-warmup-samples= "
         "--autotune-steps-per-sample= --autotune-bayes-opt-max-samples= --autotune-gaussian-process-noise= "
-        "--min-np= --max-np= --slots-per-host= --elastic-timeout= --reset-limit= --timeline-filename= "
+        "--min-np= --max-np= --slots-per-host= "
+        "--blacklist-cooldown-range== --log-hide-timestamp --elastic-timeout= --reset-limit= --timeline-filename= "
         "--timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds= "
         "--stall-check-shutdown-time-seconds= --mpi-threads-disable --mpi-args= --tcp --binding-args= "
         "--num-nccl-streams= --thread-affinity= --log-level= --log-with-timestamp -H= --hosts= -hostfile= "
@@ -103,8 +105,8 @@ DOCUMENTED = {
     ),
     "composer": "-n= --nproc= --stdout= --stderr= -v --verbose -m -c --world_size= --base_rank= --node_rank= "
                 "--master_addr= --master_port= --version",
-    "colossalai run": "-H= --hostfile= --host= --include= --exclude= --num_nodes= --nproc_per_node= --master_addr= "
-                      "--master_port= --extra_launch_args= --ssh-port= -m",
+    "colossalai run": "-H= --hostfile= -host= --host= --include= --exclude= --num_nodes= --nproc_per_node= "
+                      "--master_addr= --master_port= --extra_launch_args= --ssh-port= -m",
     "srun": "-N= --nodes= -n= --ntasks= --ntasks-per-node= -p= --gpus-per-node= --gres= -t= --mem= -c= --exclusive "
             "--label --cpu-bind= --mpi= --export= --container-image= -o= -D= --nodelist= --multi-prog --unknown-to-all",
 }  # fmt: skip
@@ -354,3 +356,25 @@ def test_a_very_long_command_is_read_quickly():
     words = ["nsys", *["python3", "torchrun-not"] * 3000, "x"]
     assert read(4, words)[0].command == tuple(words)
     assert read(4, ["env"] * 500)[0].command == ("env",) * 500
+
+
+@pytest.mark.parametrize(
+    ("line", "proposed"),
+    [
+        ("PYTHONPATH=src nohup srun -n 4 python t.py", "PYTHONPATH=src nohup torchrun --no-python python t.py"),
+        ("PYTHONPATH=src nohup srun -n 4 python t.py", "PYTHONPATH=src nohup mpirun python t.py"),
+        ("RANK=0 A='1 2' uv run accelerate launch t.py", "'A=1 2' uv run torchrun t.py"),
+        ("B=1 mpirun -x A=1 -npernode 1 torchrun t.py", "B=1 A=1 torchrun t.py"),
+    ],
+)
+def test_a_proposed_line_has_the_variables_and_the_wrappers_of_the_typed_one_and_runs(line, proposed):
+    with pytest.raises(BadInput) as refused:
+        read(4, line)
+    assert proposed in refused.value.hint
+    assert read(4, proposed)[0].env.keys() & {"PYTHONPATH", "A"}
+
+
+def test_shells_among_the_words_of_a_program_are_read_once_each():
+    command = ("x", *["bash"] * 3000, "-c", "torchrun t.py")
+    with pytest.raises(BadInput, match="starts torchrun"):
+        read(2, command)

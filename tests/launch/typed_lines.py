@@ -194,6 +194,54 @@ LINES = [
      "torchrun: python3 -u train_dpo.py --pretrain p"),
     (2, "tune run --nproc_per_node 2 lora_finetune_distributed --config llama3/8B_lora",
      "refused: tune run starts processes of its own on each host"),  # torchtune
+    # what was got wrong: found in public repositories
+    (2, "torchrun --nnode=1 --nproc_per_node=2 train-multiple-gpus.py with Triplet base_model=laion/clap-htsat-unfused",
+     "torchrun: python3 -u train-multiple-gpus.py with Triplet base_model=laion/clap-htsat-unfused"),  # argparse
+    (2, "singularity exec --pwd /home --nv -B /myovision:/mnt image bash -c "
+        "'cd /mnt/myovision-sam && torchrun --standalone --nproc_per_node=gpu train.py'",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),  # myovision-sam
+    (2, "python -m debugpy --listen 0.0.0.0:9999 --wait-for-client -m torch.distributed.run --nproc_per_node=2 "
+        "tools/train.py cfg.py --launcher pytorch",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),
+    (2, "python -um torch.distributed.launch --nproc_per_node=2 train.py",
+     "refused: the command starts torch.distributed.launch where gpurun cannot read its flags"),
+    (2, "python -mtorch.distributed.run --nproc_per_node=2 train.py",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),
+    (4, "mpiexec -host gpu07 -n 4 -ppn 4 -genv FI_PROVIDER=verbs -genv MPIR_CVAR_ALLREDUCE_CCL ucc ./ucc_bench -n 1024",
+     "mpirun: ./ucc_bench -n 1024"),  # Hydra splits NAME=VALUE
+    (2, "mpirun -n 2 --display map-devel --runtime-options abort-nonzero-status --stream-buffering 0 --gomca btl tcp "
+        "--amca x --path /opt/b ./a",
+     "mpirun: ./a"),  # Open MPI 5
+    (2, "mpirun -np 2 --report-pid - --leave-session-attached --debug-daemons ./a",
+     "mpirun: ./a"),
+    (2, "horovodrun -np 2 --min-np=1 --blacklist-cooldown-range 15 30 --host-discovery-script d.sh "
+        "--log-hide-timestamp python3 horovod_mnist_elastic.py",
+     "horovod: python3 horovod_mnist_elastic.py"),
+    (2, "deepspeed --num_accelerators 2 train.py", "deepspeed: LOCAL_RANK train.py"),
+    (2, "colossalai run -host a,b --nproc_per_node 1 train.py", "torchrun: python3 -u train.py"),
+    (2, "python -m torch.distributed.launch --nproc_per_node=2 --logdir logs train.py",
+     "torchrun: LOCAL-RANK train.py"),  # PyTorch 1.7
+    (4, "srun -lu -K1 --resv-ports --mpi=pmi2 -n 4 torchrun --nproc_per_node=4 train.py",
+     "torchrun: python3 -u train.py"),
+    (4, "srun --network=disable_rdzv_get --container-writable torchrun train.py",
+     "refused: srun: gpurun cannot do what --container-writable says"),
+    (2, "torchrun \u2014nproc_per_node=2 train.py",
+     "refused: torchrun: \u2014nproc_per_node=2 begins with a dash"),  # pasted from a web page
+    (2, "mpirun \u2013np 2 ./a", "refused: mpirun: \u2013np begins with a dash"),
+    # ... and right before, of kinds that are not above
+    (16, "mpirun -np 16 --bind-to numa --map-by ppr:8:node -x LD_LIBRARY_PATH=/usr/local/plugins/lib:/x "
+         "-x NCCL_DEBUG=INFO -mca coll_hcoll_enable 0 "
+         "-x UCX_TLS=tcp /opt/nccl-tests/build/all_reduce_perf -b8 -f 2 -g 1 -e 8G -c 1",
+     "mpirun: /opt/nccl-tests/build/all_reduce_perf -b8 -f 2 -g 1 -e 8G -c 1"),  # Azure
+    (4, "srun singularity exec --nv nanotron.sif torchrun --nnodes 2 --nproc-per-node=2 train.py --filename x",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),
+    (2, "xvfb-run -a -s '-screen 0 1280x800x24' torchrun --nproc_per_node=2 train.py",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),
+    (8, "torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=26",
+     "torchrun: python3 -u -m scripts.base_train -- --depth=26"),  # nanochat
+    (4, "torchrun --nproc_per_node ${NPROC} train.py", "refused: torchrun: --nproc-per-node is '${NPROC}'"),
+    (4, "horovodrun --hostfile hostfile -np 4 --mpi-args='--map-by socket:pe=3 -x A=/a' bash ./train_eval_test.sh",
+     "horovod: bash ./train_eval_test.sh"),
     # as they were understood before gpurun read whole lines
     (4, "torchrun --no-python ./train -n 3", "torchrun: ./train -n 3"),
     (4, "torchrun --no_python ./train", "torchrun: ./train"),

@@ -60,7 +60,7 @@ def _started(
     assert typed.read is not None
     reading = typed.read(found, words, line.interpreter)
     name = spec.launcher if is_named else typed.launcher
-    _refuse_two(spec, typed, reading, words)
+    _refuse_two(spec, replace(line, env={**line.env, **reading.env}), typed, reading, words)
     taken = _joined(line.taken, reading.taken)
     kept, controller = reading.kept, reading.controller
     if name != typed.launcher:
@@ -80,13 +80,13 @@ def _started(
     )  # fmt: skip
 
 
-def _refuse_two(spec: JobSpec, typed: Typed, reading: Reading, words: tuple[str, ...]) -> None:
+def _refuse_two(spec: JobSpec, line: Line, typed: Typed, reading: Reading, words: tuple[str, ...]) -> None:
     """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``."""
     inner = read_line(reading.command)
     if (other := inner.typed or inner.hidden) is not None and spec.gpus > 1:
         raise BadInput(
             f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
-            hint=f"write the inner line alone: {shlex.join(words)}\n"
+            hint=f"write the inner line alone: {_front(line)}{shlex.join(words)}\n"
             f"    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
         )
 
@@ -112,7 +112,7 @@ def _by_itself(
             f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
             f"{spec.gpus} ranks would each start it",
             hint=f"write what {other.name} and its files set into the script, and: "
-            f"{other.instead(line.words, spec.gpus)}\n    "
+            f"{other.instead(line.words, spec.gpus).replace(' -- ', f' -- {_front(line)}', 1)}\n    "
             f"or choose --launcher {ALONE}, which runs this command once for each GPU",
         )
     launcher = spec.launcher if is_named else ALONE
@@ -122,6 +122,12 @@ def _by_itself(
     return replace(spec, command=command), (
         f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *_left_out(line.taken), *lines,
     )  # fmt: skip
+
+
+def _front(line: Line) -> str:
+    """Return what a line that gpurun proposes begins with: the variables and wrappers of the one that was typed."""
+    env = [f"{name}={value}" for name, value in line.env.items() if name not in VISIBLE | TOLD]
+    return "".join(f"{shlex.quote(word)} " for word in (*env, *line.around))
 
 
 def _several(words: tuple[str, ...]) -> str:
@@ -143,11 +149,11 @@ def _plain(
     if not line.is_read:
         return spec, ()
     if line.by_srun and not is_named and spec.gpus > 1:
-        command = shlex.join(line.whole)
+        front, command = _front(line), shlex.join(line.whole)
         raise BadInput(
             "srun: gpurun does not know how the ranks of this program find each other",
-            hint=f"for PyTorch write: torchrun --no-python {command}\n    for MPI: mpirun {command}\n    "
-            f"for a process for each GPU: --launcher {ALONE} -- {command}",
+            hint=f"for PyTorch write: {front}torchrun --no-python {command}\n    for MPI: {front}mpirun {command}\n    "
+            f"for a process for each GPU: --launcher {ALONE} -- {front}{command}",
         )
     spec = _sized(spec, "srun", line.counts)
     launcher = ALONE if line.by_srun and not is_named else spec.launcher

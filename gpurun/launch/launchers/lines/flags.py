@@ -14,13 +14,15 @@ from typing import Literal, NamedTuple
 from gpurun.errors import BadInput
 
 Does = Literal["taken", "kept", "read", "refused"]
+DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2015\u2212")
+"""What stands for a hyphen on web pages."""
 CHOSEN = "gpurun chooses hosts, GPUs, addresses and ports"
 
 
 class Flag(NamedTuple):
     """A flag that gpurun knows: how many words follow it, and why gpurun does what it does with it.
 
-    `may_have`: it may have a value, only behind an ``=``.
+    `may_have`: its value may be missing (it then stands behind an ``=``), or two values may be one ``NAME=VALUE``.
     """
 
     values: int
@@ -73,7 +75,8 @@ class Reading(NamedTuple):
 def flags(does: Does, text: str, why: str = "") -> dict[str, Flag]:
     """Return flags that gpurun treats alike.
 
-    Behind a name, ``=`` stands for a value, ``==`` for two, ``?`` for one that may be missing.
+    Behind a name, ``=`` stands for a value, ``==`` for two, ``==?`` for two that may be one ``NAME=VALUE``, ``?`` for
+    one that may be missing.
     """
     return {word.rstrip("=?"): Flag(word.count("="), does, why, word.endswith("?")) for word in text.split()}
 
@@ -126,16 +129,40 @@ def read_flags(typed: Typed, words: tuple[str, ...]) -> tuple[list[FoundFlag], t
         word = rest.pop(0)
         if word == "--":
             break
+        if (letters := _letters(typed, word)) is not None:
+            found.extend(letters)
+            continue
         name, flag, value = _known(typed, word)
         if value is not None:
             found.append(FoundFlag(name, flag, (word,), (value,)))
             continue
-        if len(rest) < flag.values:
+        count = 1 if flag.values == 2 and flag.may_have and "=" in "".join(rest[:1]) else flag.values
+        if len(rest) < count:
             raise BadInput(f"{typed.name}: {word} needs a value", hint=f"write the value behind {word}")
-        values = tuple(rest[: flag.values])
-        del rest[: flag.values]
+        values = tuple(rest[:count])
+        del rest[:count]
         found.append(FoundFlag(name, flag, (word, *values), values))
+    if rest and rest[0][:1] in DASHES:
+        raise BadInput(
+            f"{typed.name}: {rest[0]} begins with a dash that no program knows, as web pages print it",
+            hint="type the line's dashes anew: - and --",
+        )
     return found, tuple(rest)
+
+
+def _letters(typed: Typed, word: str) -> list[FoundFlag] | None:
+    """Return the flags in one word, such as srun's ``-lu``; None if it is no such word."""
+    names = [f"-{letter}" for letter in word[1:]]
+    known = [typed.flags.get(name) for name in names]
+    if typed.spelled is not as_gnu or len(names) < 2 or word in typed.flags:
+        return None
+    flags = [flag for flag in known if flag is not None and flag.values == 0 and flag.does != "refused"]
+    if len(flags) < len(names):
+        return None
+    return [
+        FoundFlag(name, flag, (word,) if at == 0 else (), ())
+        for at, (name, flag) in enumerate(zip(names, flags, strict=True))
+    ]
 
 
 def _known(typed: Typed, word: str) -> tuple[str, Flag, str | None]:
@@ -143,10 +170,9 @@ def _known(typed: Typed, word: str) -> tuple[str, Flag, str | None]:
     head, equals, value = word.partition("=")
     name = typed.spelled(head)
     flag = typed.flags.get(name)
-    if flag is None and typed.spelled is as_gnu and len(word) > 2 and word[1] != "-":
-        name, equals, value = word[:2], "=", word[2:].removeprefix("=")
+    if flag is None and typed.spelled is as_gnu:
+        name, equals, value = _short(typed, word) if word[1] != "-" else (_whole(typed, name), equals, value)
         flag = typed.flags.get(name)
-        flag = flag if flag is not None and flag.values == 1 else None
     if flag is None or (equals and flag.values != 1 and not flag.may_have):
         raise BadInput(
             f"{typed.name}: gpurun does not know what to do with {word}",
@@ -155,6 +181,19 @@ def _known(typed: Typed, word: str) -> tuple[str, Flag, str | None]:
     if flag.does == "refused":
         raise BadInput(f"{typed.name}: gpurun cannot do what {word} says", hint=flag.why)
     return name, flag, value if equals else None
+
+
+def _short(typed: Typed, word: str) -> tuple[str, str, str]:
+    """Return a flag of one letter and the value that follows it in the same word; no name if there is none."""
+    flag = typed.flags.get(word[:2])
+    has_value = len(word) > 2 and flag is not None and (flag.values == 1 or flag.may_have)
+    return word[:2] if has_value else "", "=", word[2:].removeprefix("=")
+
+
+def _whole(typed: Typed, name: str) -> str:
+    """Return the one flag that begins with `name`, as argparse and getopt take ``--nnode``; else `name`."""
+    flags = [each for each in typed.flags if each.startswith(name)] if len(name) > 3 else []
+    return flags[0] if len(flags) == 1 else name
 
 
 def taken_of(found: Iterable[FoundFlag]) -> dict[str, tuple[str, ...]]:

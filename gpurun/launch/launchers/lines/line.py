@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -160,15 +161,30 @@ def _hidden(words: tuple[str, ...]) -> Typed | None:
     if text is not None:
         inner = (read_start(command) for command in wrappers.simple_commands(text))
         return next((typed for typed in inner if typed is not None), None)
-    if wrappers.name_of(words).startswith("python"):
-        return None
-    for at in range(1, len(words) - 1):
-        name = words[at].rpartition("/")[2]
+    names = [word.rpartition("/")[2] for word in words]
+    first = 1 if not wrappers.name_of(words).startswith("python") else len(words)
+    for at in range(first, len(words) - 1):
         is_value = words[at - 1].startswith("--") and words[at - 1] != "--"
-        is_like = name.startswith("python") or (name in FIRST and not is_value)
-        start = _start(words[at:]) if is_like else None
-        if start is not None:
-            return start.typed
+        typed = None
+        if names[at] in wrappers.SHELLS and words[at + 1].startswith("-"):
+            typed = _hidden(words[at:]) if wrappers.shell_text(words[at:]) is not None else None
+        elif names[at].startswith("python") or (names[at] in FIRST and not is_value):
+            start = _start(words[at:])
+            typed = start.typed if start is not None else None
+        if typed is not None:
+            return typed
+    return _run_by_python(words) if any(name.startswith("python") for name in names) else None
+
+
+def _run_by_python(words: tuple[str, ...]) -> Typed | None:
+    """Return the launcher that another module runs, as in ``python -m debugpy -m torch.distributed.run``."""
+    for at in range(1, len(words)):
+        if (match := re.fullmatch(r"-[A-Za-z]*?m([a-z_.]*)", words[at])) is None:
+            continue
+        behind = " ".join(word for word in (match[1], *words[at + 1 : at + 3]) if word)
+        for typed in LAUNCHERS:
+            if any(f"{behind} ".startswith(f"{name} ") for name in typed.modules):
+                return typed
     return None
 
 

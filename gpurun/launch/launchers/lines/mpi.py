@@ -1,7 +1,7 @@
 """The command lines of ``mpirun`` and ``horovodrun``. Pure.
 
-Sources: ``mpirun(1)`` of Open MPI 4.1 and 5.0, ``mpiexec`` of Hydra 4 (its names for what Open MPI has, too), and
-`horovod.runner.launch` of Horovod 0.28.1.
+Sources: `schizo_ompi.c` of Open MPI 4.1 and of PRRTE 3 (Open MPI 5), ``mpiexec`` of Hydra 4 (its names for what Open
+MPI has, too), and `horovod.runner.launch` of Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_PARAMETERS = frozenset({
     "rmaps_default_mapping_policy", "rmaps_default_ranking_policy",
 })  # fmt: skip
 """MCA parameters for hosts, the way to them, and the order of ranks."""
-PARAMETERS = ("--mca", "--gmca", "--omca", "--pmca", "--prtemca", "--pmixmca")
+PARAMETERS = ("--mca", "--gmca", "--omca", "--gomca", "--pmca", "--prtemca", "--pmixmca")
 MAPPED = "gpurun gives ranks their GPUs host by host (--map-by slot)"
 SAME = "gpurun says the same"
 
@@ -60,7 +60,8 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
         elif equals:
             env[name] = value
         elif each.name in ("--genv", "--env"):
-            env[each.values[0]] = each.values[1]
+            name, _, value = each.values[0].partition("=")
+            env[name] = each.values[1] if len(each.values) == 2 else value
         elif each.flag.does == "kept":
             kept.append(each)
     counts = Counts(number_of("mpirun", found, "--np", "-n", "-c", "--n"))
@@ -75,22 +76,25 @@ MPIRUN = Typed(
             "taken",
             "--np= -n= --n= -c= -H= --host= --hosts= --hostfile= --machinefile= --default-hostfile= -f= -N= "
             "--npernode= --pernode --npersocket= --ppn= --perhost= --rankfile= --rf= --nolocal --nooversubscribe "
-            "--oversubscribe --iface= --launcher= --hetero-nodes --launch-agent=",
+            "--oversubscribe --iface= --launcher= --hetero-nodes --launch-agent= --do-not-resolve",
             CHOSEN,
         ),
-        **flags("taken", "--bynode --byslot --byboard --bycore --bysocket --loadbalance", MAPPED),
+        **flags("taken", "--bynode --byslot --byboard --bycore --bysocket --loadbalance --ppr=", MAPPED),
         **flags("taken", "--allow-run-as-root --genvall --envall", SAME),
-        **flags("taken", "--output-filename= --outfile-pattern= --errfile-pattern= --xterm=",
+        **flags("taken", "--output-filename= --output-directory= --outfile-pattern= --errfile-pattern= --xterm=",
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
         **flags(
             "kept",
-            "-x= --prefix= --mca== --gmca== --omca== --pmca== --prtemca== --pmixmca== --am= --tune= --tag-output "
-            "--timestamp-output --report-bindings --wdir= --wd= --bind-to= --map-by= --rank-by= --bind-to-core "
+            "-x= --prefix= --noprefix --mca== --gmca== --omca== --gomca== --pmca== --prtemca== --pmixmca== --am= "
+            "--amca= --tune= --path= --runtime-options= --stream-buffering= --forward-signals= --report-pid= "
+            "--report-uri= --show-progress --leave-session-attached --debug-daemons --with-ft= --display-comm "
+            "--display-devel-allocation --display-diffable-map --tag-output --timestamp-output "
+            "--report-bindings --wdir= --wd= --bind-to= --map-by= --rank-by= --bind-to-core "
             "--bind-to-none --bind-to-socket --display-map --display-allocation --display-devel-map --display= "
             "--output= -q --quiet -v --verbose --merge-stderr-to-stdout --use-hwthread-cpus --enable-recovery "
             "--disable-recovery --abort-on-error --tmpdir= --report-child-jobs-separately",
         ),
-        **flags("read", "--genv== --env=="),
+        **flags("read", "--genv==? --env==?"),
         **flags("refused", "--timeout=", "write `gpurun submit --time-limit 1h`"),
         **flags("refused", "--preload-files= --preload-binary -s", "put the files into the workdir, or use --data"),
         **flags("refused", "--app= --configfile=", "all ranks of a job run the same command: write it on the line"),
@@ -133,10 +137,11 @@ HOROVODRUN = Typed(
             "--no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune "
             "--autotune-log-file= --autotune-warmup-samples= --autotune-steps-per-sample= "
             "--autotune-bayes-opt-max-samples= --autotune-gaussian-process-noise= --elastic-timeout= --reset-limit= "
-            "--cooldown-range== --timeline-filename= --timeline-mark-cycles --no-timeline-mark-cycles --stall-check "
-            "--no-stall-check --stall-check-warning-time-seconds= --stall-check-shutdown-time-seconds= "
+            "--blacklist-cooldown-range== --timeline-filename= --timeline-mark-cycles --no-timeline-mark-cycles "
+            "--stall-check --no-stall-check --stall-check-warning-time-seconds= --stall-check-shutdown-time-seconds= "
             "--mpi-threads-disable --no-mpi-threads-disable --mpi-args= --tcp --binding-args= --num-nccl-streams= "
             "--thread-affinity= --gloo-timeout-seconds= --log-level= --log-with-timestamp --log-without-timestamp "
+            "--log-hide-timestamp --no-log-hide-timestamp "
             "-prefix-timestamp --prefix-output-with-timestamp",
         ),
         **flags("read", "--gloo --mpi"),

@@ -60,14 +60,18 @@ SRUN = Typed(
             "-N= --nodes= -n= --ntasks= --ntasks-per-node= --ntasks-per-gpu= --ntasks-per-socket= --tasks-per-node= "
             "-G= --gpus= --gpus-per-node= --gpus-per-task= --gres= --gpu-bind= -p= --partition= -A= --account= -q= "
             "--qos= -w= --nodelist= -x= --exclude= -C= --constraint= --jobid= --reservation= -m= --distribution= -r= "
-            "--relative= --exclusive? --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters=",
+            "--relative= --exclusive? --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters= "
+            "--resv-ports? --network= --exact --contiguous --mincpus= --ntasks-per-core= --sockets-per-node= "
+            "--spread-job --use-min-nodes -s --oversubscribe? --immediate? --priority= --nice? --wckey=",
             CHOSEN,
         ),
-        **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input=",
+        **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input= "
+                "--open-mode= -X --disable-status",
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
-        **flags("taken", "-K --kill-on-bad-exit? -W= --wait= --no-kill? --signal= --pty? --propagate?",
+        **flags("taken", "-K? --kill-on-bad-exit? -W= --wait= -k --no-kill? --signal= --pty? --propagate?",
                 "gpurun stops all ranks when one fails"),
-        **flags("taken", "--cpu-bind= --mem-bind= --hint= --threads-per-core= -B= --extra-node-info=",
+        **flags("taken", "--cpu-bind= --mem-bind= --hint= --threads-per-core= -B= --extra-node-info= "
+                "--cpu-freq= -S= --core-spec=",
                 "gpurun binds no rank to cores"),
         **flags("taken", "-J= --job-name= --comment=", "write `gpurun submit --name N` for a name"),
         **flags("read", "--export="),
@@ -76,7 +80,7 @@ SRUN = Typed(
         **flags("refused", "-c= --cpus-per-task= --cpus-per-gpu= --cores-per-socket=",
                 "write `gpurun submit --cpus N` for the cores on each host"),
         **flags("refused", "--container-image= --container-mounts= --container-name= --container-workdir= "
-                "--container-env= --no-container-mount-home --container-mount-home --container-remap-root"
+                "--container-env= --no-container-mount-home --container-mount-home --container-remap-root "
                 "--container-writable", "write `gpurun submit --image IMAGE --mount A:B`"),
         **flags("refused", "-D= --chdir=", "write `sh -c 'cd DIR && exec …'` as the command"),
         **flags("refused", "--multi-prog", "all ranks of a job run the same command: write it on the line"),

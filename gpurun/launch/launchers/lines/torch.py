@@ -114,7 +114,7 @@ def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[s
 
 LAUNCH = Typed(
     "torch.distributed.launch", "torchrun", (), ("torch.distributed.launch",),
-    {**_TORCH_FLAGS, **flags("read", "--use-env")}, read=_launch,
+    {**_TORCH_FLAGS, **flags("taken", "--logdir=", LOGS), **flags("read", "--use-env")}, read=_launch,
 )  # fmt: skip
 
 
@@ -126,7 +126,8 @@ def with_local_rank(interpreter: tuple[str, ...]) -> tuple[str, ...]:
 
 def _deepspeed(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
     counts = Counts(
-        per_host=number_of("deepspeed", found, "--num-gpus"), hosts=hosts_of("deepspeed", found, "--num-nodes")
+        per_host=number_of("deepspeed", found, "--num-gpus", "--num-accelerators"),
+        hosts=hosts_of("deepspeed", found, "--num-nodes"),
     )
     plain = {"--no-python", "--module", "--no-local-rank"} & {each.name for each in found}
     command = python(found, words, interpreter) if plain else (*with_local_rank(interpreter), *words)
@@ -138,9 +139,9 @@ DEEPSPEED = Typed(
     {
         **flags(
             "taken",
-            "-H= --hostfile= -i= --include= -e= --exclude= --num-nodes= --num-gpus= --master-port= --master-addr= "
-            "--node-rank= --launcher= --launcher-args= --ssh-port= --no-ssh --no-ssh-check --force-multi "
-            "--venv-script=",
+            "-H= --hostfile= -i= --include= -e= --exclude= --num-nodes= --num-gpus= --num-accelerators= "
+            "--master-port= --master-addr= --node-rank= --launcher= --launcher-args= --ssh-port= --no-ssh "
+            "--no-ssh-check --force-multi --venv-script=",
             CHOSEN,
         ),
         **flags("taken", "--enable-each-rank-log= --save-pid", LOGS),
@@ -191,7 +192,7 @@ COLOSSALAI = Typed(
     {
         **flags(
             "taken",
-            "-H= --hostfile= --host= --include= --exclude= --num-nodes= --nproc-per-node= --master-addr= "
+            "-H= --hostfile= -host= --host= --include= --exclude= --num-nodes= --nproc-per-node= --master-addr= "
             "--master-port= --ssh-port=",
             CHOSEN,
         ),
