@@ -12,6 +12,7 @@ from gpurun.doctor.host_checks import plain_addresses
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.model import FabricKind, Inventory
+from gpurun.launch.fabric import LOOPBACK
 from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
 from gpurun.launch.fabric_roce import candidates, common_kind
 from gpurun.state.filesystem import is_shared
@@ -198,6 +199,10 @@ def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
 
 
 def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
+    if interface == LOOPBACK and len(hosts) > 1:
+        evidence = f"all of them use {LOOPBACK}, where each host reaches only itself"
+        remedy = "correct interface of their fabric in the inventory"
+        yield Finding("interface", Severity.ERROR, tuple(hosts), evidence, remedy)
     owners: dict[str, list[str]] = {}
     for name, found in hosts.items():
         nic = found.nic(interface)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fabric_pictures import ROCE, Picture, check, dgx, host, ib, rails, roce, seen, v1, v2
+from fabric_pictures import ROCE, TCP, Picture, check, dgx, host, ib, rails, roce, seen, v1, v2
 
 from gpurun.doctor.preflight import judge
 from gpurun.doctor.survey import Survey
@@ -86,6 +86,8 @@ PICTURES = {
     "socket-interface-missing-one-host": Picture((dgx(),), (None,), hcas=EIGHT, nic="ib0", gpus=((0, 1),)),
     "socket-interface-missing": Picture((dgx(), dgx()), (ALL, ALL), hcas=EIGHT, nic="ib0", blocked=("a", "b")),
     "no-network-at-all-one-host": Picture((replace(dgx(), nics=()),), (None,), hcas=EIGHT, gpus=((0, 1),)),
+    "loopback": Picture((dgx(), dgx()), (None, None), TCP, nic="lo", blocked=("a", "b")),
+    "loopback-one-host": Picture((dgx(),), (None,), TCP, nic="lo", gpus=((0, 1),)),
     "cards-with-unknown-places": Picture(
         (replace(dgx(), gpus=(Gpu(0), Gpu(1))),) * 2, (ALL, ALL), gpus=((0,), (1,))
     ),
