@@ -365,6 +365,7 @@ def test_a_very_long_command_is_read_quickly():
         ("PYTHONPATH=src nohup srun -n 4 python t.py", "PYTHONPATH=src nohup mpirun python t.py"),
         ("RANK=0 A='1 2' uv run accelerate launch t.py", "'A=1 2' uv run torchrun t.py"),
         ("B=1 mpirun -x A=1 -npernode 1 torchrun t.py", "B=1 A=1 torchrun t.py"),
+        ("A=1 torchrun -m torch.distributed.run t.py", "A=1 python3 -u -m torch.distributed.run t.py"),
     ],
 )
 def test_a_proposed_line_has_the_variables_and_the_wrappers_of_the_typed_one_and_runs(line, proposed):

@@ -84,9 +84,10 @@ def _refuse_two(spec: JobSpec, line: Line, typed: Typed, reading: Reading, words
     """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``."""
     inner = read_line(reading.command)
     if (other := inner.typed or inner.hidden) is not None and spec.gpus > 1:
+        alone = words if (by_name := read_line(words)).typed or by_name.hidden else reading.command
         raise BadInput(
             f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
-            hint=f"write the inner line alone: {_front(line)}{shlex.join(words)}\n"
+            hint=f"write the inner line alone: {_front(line)}{shlex.join(alone)}\n"
             f"    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
         )
 

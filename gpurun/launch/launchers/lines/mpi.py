@@ -70,7 +70,8 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
 
 MPIRUN = Typed(
     "mpirun", "mpirun",
-    ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra"), (),
+    ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra",
+     "mpirun.mpich", "mpiexec.mpich"), (),
     {
         **flags(
             "taken",

@@ -27,6 +27,14 @@ def _llamafactory(words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- torchrun -m llamafactory.launcher {shlex.join(words)}"
 
 
+def _axolotl(words: tuple[str, ...], gpus: int) -> str:
+    return f"gpurun submit -n {gpus} … -- torchrun -m axolotl.cli.train {shlex.join(words)}"
+
+
+def _behind_mpirun(_words: tuple[str, ...], gpus: int) -> str:
+    return f"gpurun submit -n {gpus} … -- mpirun PROGRAM ARGUMENTS"
+
+
 def _behind_torchrun(_words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- torchrun SCRIPT.py ARGUMENTS"
 
@@ -43,12 +51,17 @@ LAUNCHERS = (
           ("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch"), instead=_accelerate),
     Typed("llamafactory-cli train", "", ("llamafactory-cli train", "lmf train"), ("llamafactory.cli train",),
           instead=_llamafactory),
+    Typed("axolotl train", "", ("axolotl train",), instead=_axolotl),
     Typed("tune run", "", ("tune run",), ("torchtune._cli.tune run",), instead=_behind_torchrun),
-    Typed("fabric run", "", ("fabric run", "lightning run"), instead=_behind_torchrun),
+    Typed("fabric run", "", ("fabric run", "lightning run"), ("lightning run", "lightning.fabric.cli run"),
+          instead=_behind_torchrun),
+    Typed("paddle.distributed.launch", "", (), ("paddle.distributed.launch",)),
+    Typed("flux run", "", ("flux run",), instead=_behind_mpirun),
+    Typed("lrun", "", ("lrun",), instead=_behind_mpirun),
     Typed("torchx run", "", ("torchx run",), instead=_behind_torchrun),
-    Typed("jsrun", "", ("jsrun",), instead=_behind_torchrun),
-    Typed("aprun", "", ("aprun",), instead=_behind_torchrun),
-    Typed("ibrun", "", ("ibrun",), instead=_behind_torchrun),
+    Typed("jsrun", "", ("jsrun",), instead=_behind_mpirun),
+    Typed("aprun", "", ("aprun",), instead=_behind_mpirun),
+    Typed("ibrun", "", ("ibrun",), instead=_behind_mpirun),
 )  # fmt: skip
 """The first ones are started by a launcher of gpurun; the others start processes of their own on each host."""
 

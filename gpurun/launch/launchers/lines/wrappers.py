@@ -18,7 +18,8 @@ RESERVED = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!",
 WRAPPERS: Mapping[str, tuple[str, int]] = {
     "nohup": ("", 0),
     "setsid": ("-c -f -w --fork --wait", 0),
-    "time": ("-p -v --portability --verbose", 0),
+    "time": ("-p -v -f= -o= -a --portability --verbose --format= --output= --append", 0),
+    "xvfb-run": ("-a -s= -n= -l --auto-servernum --server-args= --server-num=", 0),
     "nice": ("-n= --adjustment=", 0),
     "ionice": ("-c= -n= -t --class= --classdata= --ignore", 0),
     "stdbuf": ("-i= -o= -e= --input= --output= --error=", 0),
@@ -26,7 +27,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "timeout": ("-k= -s= -v --kill-after= --signal= --foreground --preserve-status --verbose", 1),
     "taskset": ("-a -c --all-tasks --cpu-list", 1),
     "numactl": (
-        "-N= -m= -C= -i= -l --cpunodebind= --membind= --physcpubind= --interleave= --localalloc --preferred=",
+        "-N= -m= -C= -i= -l --cpunodebind= --membind= --physcpubind= --interleave= --localalloc --preferred= "
+        "-a --all -w= --weighted-interleave= -b --balancing",
         0,
     ),
     "uv run": (
@@ -40,6 +42,7 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "poetry run": ("-C= --directory= -q --quiet -n --no-interaction", 0),
     "pdm run": ("-p= --project= -s --site-packages", 0),
     "pipenv run": ("", 0),
+    "rye run": ("", 0),
     "hatch run": ("", 0),
     "pixi run": ("-e= --environment= --manifest-path= --frozen --locked", 0),
     "conda run": ("-n= --name= -p= --prefix= --cwd= --no-capture-output --live-stream -v --verbose", 0),
