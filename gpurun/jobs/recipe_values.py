@@ -22,6 +22,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|M|G|T|m|g)")
 _NEAR_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([mgt]?)(i?b?|%)", re.IGNORECASE)
 _MIB = {"m": 1, "mib": 1, "g": 1024, "gib": 1024, "t": 1024 * 1024, "tib": 1024 * 1024}
 
+_CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\r?\n")
 _OPERATOR = re.compile(r"""&&?|\|[|&]?|[^\\'"]*;|[0-9]*(>>?|<<?<?)(&[0-9-])?""")
 
 
@@ -70,13 +71,14 @@ def _without_nul(text: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """One line as a shell splits words; no shell ever runs it.
+    """One line as a shell splits words; no shell ever runs it. A backslash at the end of a line continues it.
 
     Raises:
         ValueError: it cannot be split, or has an operator that only a shell carries out.
     """
     try:
-        words, quoted = shlex.split(_without_nul(line)), shlex.split(line, posix=False)
+        line = _CONTINUED.sub(r"\1", _without_nul(line))
+        words, quoted = shlex.split(line), shlex.split(line, posix=False)
     except ValueError as error:
         raise ValueError(f"cannot be split into words: {error}") from error
     if operator := next((word for word in quoted if _OPERATOR.fullmatch(word)), None):

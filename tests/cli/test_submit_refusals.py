@@ -72,6 +72,13 @@ def test_a_command_line_whose_operators_are_quoted_is_words(line):
     assert _words(line)
 
 
+def test_a_backslash_at_the_end_of_a_line_continues_the_command():
+    assert _words("torchrun --nnodes=1 \\\n  train.py --lr \\\r\n 1 --a=x\\\ny") == [
+        "torchrun", "--nnodes=1", "train.py", "--lr", "1", "--a=xy"
+    ]  # fmt: skip
+    assert _words("sh -c 'a \\\\\n b'") == ["sh", "-c", "a \\\\\n b"]
+
+
 @pytest.mark.parametrize("path", ["/usr", "/usr/", "/etc", "/proc/x", "/dev/shm", "/gpurun/x", "/workspace", "/run"])
 def test_outputs_do_not_hide_what_a_container_needs(path):
     with pytest.raises(ValueError, match="hides the container's own"):
