@@ -155,9 +155,12 @@ class OutputsSeen:
         return is_new and (entry.mtime_ns < _changed_ns(entry) or self._is_declared(host))
 
     def _is_declared(self, host: str) -> bool:
-        """Return whether a host's ranks said that their work is saved, after its last change. By the host's clock."""
+        """Return whether a host's ranks said that their work is saved, after its last change. By the host's clock.
+
+        Not if another host's have saved a later step: these may be about to write it.
+        """
         said = self.hosts[host].declared
-        if said is None:
+        if said is None or said.step != self.step:
             return False
         logs, entries = self.logs_of(host), self.hosts[host].entries
         return all(_changed_ns(entry) <= said.at_ns for path, entry in entries.items() if path not in logs)

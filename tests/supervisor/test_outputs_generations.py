@@ -211,3 +211,14 @@ def test_whatever_the_program_does_a_whole_copy_is_a_state_that_lasted(steps):
         last = list(enumerate(steps))[-LOG_LOOKS:]  # in the first look, each file is new
         assert all(number == 0 or where in changed for number, (_, changed) in last)
         assert known.at_s - known.restless[where].since_s >= LOG_S
+
+
+def test_hosts_that_have_saved_different_steps_must_rest():
+    """The second host's ranks have not begun to write what the first's have saved."""
+    hosts = (
+        host(file("a", 1, at_ns=10), declared=Declared(7, 11)),
+        host(file("b", 1, at_ns=5), name="h2", declared=Declared(6, 6)),
+    )
+    before = looked(hosts)
+    assert not looked(hosts, step_s=0.1, begin=before).is_whole(before.at_s)
+    assert looked(hosts, begin=before).is_whole(before.at_s)

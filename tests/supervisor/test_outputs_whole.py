@@ -428,3 +428,17 @@ def test_what_a_host_kept_is_removed_for_a_whole_state_even_if_size_and_time_are
     assert job.notes[-1] == (
         "h1: outputs of an earlier attempt that are not on the head are removed: all hosts get the last whole copy"
     )
+
+
+def test_a_rank_that_has_saved_does_not_speak_for_one_that_has_not(job, clock, world):
+    runs = world.home("h1") / ".gpurun/jobs" / JOB / "run"
+    runs.mkdir()
+    put(runs, **{"checkpoint.1": json.dumps({"step": 6})})
+    put(job.host("h1"), shard0="7", shard1="6")
+    put(runs, **{"checkpoint.0": json.dumps({"step": 7})})
+    look(job, clock), look(job, clock, 0.1)
+    assert newest(job) is None
+    put(job.host("h1"), shard1="7")
+    put(runs, **{"checkpoint.1": json.dumps({"step": 7})})
+    look(job, clock, 0.1), look(job, clock, 0.1)
+    assert texts(newest(job)) == {"shard0": "7", "shard1": "7"}

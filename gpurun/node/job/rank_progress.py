@@ -87,7 +87,8 @@ def declared(job: str) -> Optional[List[int]]:
     """Return the last step that a rank here said it has saved (`gpurun.runtime`), and when by this host's clock.
 
     Returns:
-        ``[step, time in ns]``; None if no rank has.
+        ``[step, time in ns]``; None if no rank has. The time is 0 if another rank has said another step: it may be
+            about to write this one.
     """
     folder = os.path.join(job_parts.folder(job), "run")
     found: List[List[int]] = []
@@ -102,7 +103,10 @@ def declared(job: str) -> Optional[List[int]]:
             continue  # being replaced, or not the runtime's own
         if type(step) is int and abs(step) < 1 << 62 and 0 <= changed_ns < 1 << 62:
             found.append([changed_ns, step])
-    return max(found)[::-1] if found else None
+    if not found:
+        return None
+    changed_ns, step = max(found)
+    return [step, changed_ns if all(other == step for _, other in found) else 0]
 
 
 def _names_in(folder: str) -> List[str]:
