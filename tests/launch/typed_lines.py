@@ -244,7 +244,7 @@ LINES = [
     (2, "rye run torchrun --nproc_per_node=2 train.py", "torchrun: rye run python3 -u train.py"),
     (4, "axolotl train config.yml", "refused: axolotl train starts processes of its own on each host"),
     (4, "python -m paddle.distributed.launch --gpus 0,1,2,3 train.py",
-     "refused: the command starts paddle.distributed.launch where gpurun cannot read"),
+     "refused: paddle.distributed.launch starts processes of its own on each host"),
     (4, "python -m lightning run model --devices 4 train.py",
      "refused: fabric run starts processes of its own on each host"),
     (4, "mpirun.mpich -np 4 ./a", "mpirun: ./a"),

@@ -31,6 +31,11 @@ def _axolotl(words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- torchrun -m axolotl.cli.train {shlex.join(words)}"
 
 
+def _on_one_gpu(_words: tuple[str, ...], _gpus: int) -> str:
+    """Return a line for Paddle, whose ranks have addresses that only its own launcher knows."""
+    return "gpurun submit -n 1 … -- python3 SCRIPT.py ARGUMENTS"
+
+
 def _behind_mpirun(_words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- mpirun PROGRAM ARGUMENTS"
 
@@ -55,7 +60,8 @@ LAUNCHERS = (
     Typed("tune run", "", ("tune run",), ("torchtune._cli.tune run",), instead=_behind_torchrun),
     Typed("fabric run", "", ("fabric run", "lightning run"), ("lightning run", "lightning.fabric.cli run"),
           instead=_behind_torchrun),
-    Typed("paddle.distributed.launch", "", (), ("paddle.distributed.launch",)),
+    Typed("paddle.distributed.launch", "", (), ("paddle.distributed.launch",),
+          instead=_on_one_gpu),
     Typed("flux run", "", ("flux run",), instead=_behind_mpirun),
     Typed("lrun", "", ("lrun",), instead=_behind_mpirun),
     Typed("torchx run", "", ("torchx run",), instead=_behind_torchrun),
