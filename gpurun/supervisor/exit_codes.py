@@ -18,7 +18,7 @@ _MEANT = {
 }
 
 _SAYS_FULL = ("killed by signal: Bus error", "insufficient shared memory", "failed to extend /dev/shm/")
-_NEEDS_ROOM, _NO_ROOM = ("shared memory", "/dev/shm", "posix_fallocate"), "No space left on device"  # noqa: S108 (words)
+_NEEDS_ROOM, _NO_ROOM = ("shared memory", "/dev/shm", "Call to posix_fallocate"), "No space left on device"  # noqa: S108 (words)
 
 
 def code_words(code: int | None) -> str:

@@ -39,6 +39,7 @@ FULL = (
     "[3] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
 )
 OTHER = (
+    "OSError: [Errno 28] posix_fallocate: No space left on device: '/out/shard-00001.arrow'",
     "OSError: [Errno 28] No space left on device: '/out/model.pt'",
     "NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-glnlGK (size 1), error: No such file (2)",
     "[1] misc/shmutils.cc:114 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-NzwJ7O (size 9637888)",
