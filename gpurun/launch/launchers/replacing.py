@@ -13,8 +13,8 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import TASKS, torch_environment
 from gpurun.launch.launchers.launcher import Launcher
-from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Reading, Typed, as_gnu, read_flags
-from gpurun.launch.launchers.lines.line import Line, read_line
+from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Meaning, Typed, as_gnu, read_flags
+from gpurun.launch.launchers.lines.line import CommandLine, read_line
 from gpurun.launch.launchers.lines.wrappers import refuse_names
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
@@ -51,7 +51,7 @@ def typed_line(spec: JobSpec, *, is_named: bool, table: Mapping[str, Launcher]) 
 
 
 def _started(
-    spec: JobSpec, line: Line, typed: Typed, *, is_named: bool, table: Mapping[str, Launcher]
+    spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool, table: Mapping[str, Launcher]
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """Start the ranks in the place of a launcher."""
     found, words = read_flags(typed, line.words)
@@ -80,7 +80,7 @@ def _started(
     )  # fmt: skip
 
 
-def _refuse_two(spec: JobSpec, line: Line, typed: Typed, reading: Reading, words: tuple[str, ...]) -> None:
+def _refuse_two(spec: JobSpec, line: CommandLine, typed: Typed, reading: Meaning, words: tuple[str, ...]) -> None:
     """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``."""
     inner = read_line(reading.command)
     if (other := inner.typed or inner.hidden) is not None and spec.gpus > 1:
@@ -93,7 +93,7 @@ def _refuse_two(spec: JobSpec, line: Line, typed: Typed, reading: Reading, words
 
 
 def _by_itself(
-    spec: JobSpec, line: Line, other: Typed, *, is_named: bool, table: Mapping[str, Launcher]
+    spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool, table: Mapping[str, Launcher]
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """Run a launcher that gpurun cannot replace as it is typed, if a person wants it so or there is one GPU."""
     if spec.gpus == 1 and (several := _several(line.words)):
@@ -125,7 +125,7 @@ def _by_itself(
     )  # fmt: skip
 
 
-def _front(line: Line) -> str:
+def _front(line: CommandLine) -> str:
     """Return what a line that gpurun proposes begins with: the variables and wrappers of the one that was typed."""
     env = [f"{name}={value}" for name, value in line.env.items() if name not in VISIBLE | TOLD]
     return "".join(f"{shlex.quote(word)} " for word in (*env, *line.around))
@@ -142,7 +142,7 @@ def _several(words: tuple[str, ...]) -> str:
 
 
 def _plain(
-    spec: JobSpec, line: Line, *, is_named: bool, table: Mapping[str, Launcher]
+    spec: JobSpec, line: CommandLine, *, is_named: bool, table: Mapping[str, Launcher]
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """Run a command without a launcher. Only assignments and ``srun`` must go from its front: no program has their
     names in a container.
@@ -233,7 +233,7 @@ def _wanted(spec: JobSpec, name: str, counts: Counts) -> tuple[int, int] | None:
     return least * (spec.gpus // most), spec.gpus
 
 
-def _elastic(spec: JobSpec, reading: Reading) -> tuple[str, ...]:
+def _elastic(spec: JobSpec, reading: Meaning) -> tuple[str, ...]:
     ranged = reading.counts.hosts is not None and reading.counts.hosts[0] != reading.counts.hosts[1]
     if spec.min_gpus is None or not (ranged or reading.counts.least is not None):
         return ()

@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 NO_COUNTS = Counts()
 
 
-class Reading(NamedTuple):
+class Meaning(NamedTuple):
     """What a launcher's flags mean for the job.
 
     Attributes:
@@ -113,7 +113,7 @@ class Typed:
     modules: tuple[str, ...] = ()
     flags: Mapping[str, Flag] = field(default_factory=dict)
     spelled: Callable[[str], str] = as_gnu
-    read: Callable[[list[FoundFlag], tuple[str, ...], tuple[str, ...]], Reading] | None = None
+    read: Callable[[list[FoundFlag], tuple[str, ...], tuple[str, ...]], Meaning] | None = None
     instead: Callable[[tuple[str, ...], int], str] | None = None
     is_it: Callable[[tuple[str, ...]], bool] = lambda _words: True
 

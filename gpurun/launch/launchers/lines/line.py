@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """A command line, read.
 
     Attributes:
@@ -74,13 +74,13 @@ class Line:
     hidden: Typed | None = None
 
 
-def read_line(command: tuple[str, ...]) -> Line:
+def read_line(command: tuple[str, ...]) -> CommandLine:
     """Read a command.
 
     Raises:
         BadInput: ``srun`` has a flag that gpurun does not know, or cannot obey.
     """
-    line = Line(command)
+    line = CommandLine(command)
     for _ in range(DEPTH):
         if (start := _start(line.words)) is not None:
             return replace(line, words=start.words, whole=line.words, typed=start.typed, interpreter=start.interpreter,
@@ -129,7 +129,7 @@ def _by_python(words: tuple[str, ...]) -> Start | None:
     return start._replace(interpreter=interpreter, taken=taken) if start is not None else None
 
 
-def _behind_srun(line: Line) -> Line:
+def _behind_srun(line: CommandLine) -> CommandLine:
     found, words = read_flags(SRUN, line.words[1:])
     env, export = dict[str, str](), value_of(found, "--export")
     for word in (export or "").split(","):

@@ -11,7 +11,7 @@ from gpurun.launch.launchers.lines.flags import (
     CHOSEN,
     Counts,
     FoundFlag,
-    Reading,
+    Meaning,
     Typed,
     as_mpi,
     flags,
@@ -45,7 +45,7 @@ def _decided(each: FoundFlag) -> str:
     return ""
 
 
-def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Reading:
+def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Meaning:
     if ":" in words:
         raise BadInput(
             "mpirun: the line starts several programs (':'), and all ranks of a job run the same command",
@@ -65,7 +65,7 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
         elif each.flag.does == "kept":
             kept.append(each)
     counts = Counts(number_of("mpirun", found, "--np", "-n", "-c", "--n"))
-    return Reading(words, kept_of(kept), taken_of(taken), env, counts)
+    return Meaning(words, kept_of(kept), taken_of(taken), env, counts)
 
 
 MPIRUN = Typed(
@@ -108,12 +108,12 @@ MPIRUN = Typed(
 )  # fmt: skip
 
 
-def _horovodrun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Reading:
+def _horovodrun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Meaning:
     names = {each.name for each in found}
     most = number_of("horovodrun", found, "--max-np", "--max-num-proc")
     ranks = most if most is not None else number_of("horovodrun", found, "-np", "--num-proc")
     least = number_of("horovodrun", found, "--min-np", "--min-num-proc")
-    return Reading(
+    return Meaning(
         words, kept_of(found), taken_of(found), counts=Counts(ranks, least),
         controller="mpi" if "--mpi" in names else "gloo" if "--gloo" in names else None,
     )  # fmt: skip

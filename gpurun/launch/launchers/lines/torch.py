@@ -14,7 +14,7 @@ from gpurun.launch.launchers.lines.flags import (
     CHOSEN,
     Counts,
     FoundFlag,
-    Reading,
+    Meaning,
     Typed,
     flags,
     kept_of,
@@ -50,14 +50,14 @@ def hosts_of(typed: str, found: list[FoundFlag], *names: str) -> tuple[int, int]
     return least, int(match[2] or least)
 
 
-def _torchrun(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+def _torchrun(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
     role = value_of(found, "--role")
     counts = Counts(
         per_host=number_of("torchrun", found, "--nproc-per-node", words=ANY_NUMBER),
         hosts=hosts_of("torchrun", found, "--nnodes"),
     )
     env = {} if role is None else {"ROLE_NAME": role}
-    return Reading(python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts)
+    return Meaning(python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts)
 
 
 _TORCH_FLAGS = {
@@ -98,7 +98,7 @@ def _with_torchs_flag(interpreter: tuple[str, ...], is_module: bool) -> tuple[st
     return "sh", "-c", run, "torch.distributed.launch"
 
 
-def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
     """Read ``torch.distributed.launch``. It hands a script its local rank as a flag, unless ``--use_env`` is there."""
     reading, names = _torchrun(found, words, interpreter), {each.name for each in found}
     if "--use-env" in names:
@@ -124,14 +124,14 @@ def with_local_rank(interpreter: tuple[str, ...]) -> tuple[str, ...]:
     return "sh", "-c", run, "deepspeed"
 
 
-def _deepspeed(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+def _deepspeed(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
     counts = Counts(
         per_host=number_of("deepspeed", found, "--num-gpus", "--num-accelerators"),
         hosts=hosts_of("deepspeed", found, "--num-nodes"),
     )
     plain = {"--no-python", "--module", "--no-local-rank"} & {each.name for each in found}
     command = python(found, words, interpreter) if plain else (*with_local_rank(interpreter), *words)
-    return Reading(command, taken=taken_of(found), counts=counts)
+    return Meaning(command, taken=taken_of(found), counts=counts)
 
 
 DEEPSPEED = Typed(
@@ -155,11 +155,11 @@ DEEPSPEED = Typed(
 )  # fmt: skip
 
 
-def _composer(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+def _composer(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
     world = number_of("composer", found, "--world-size")
     per_host = number_of("composer", found, "-n", "--nproc")
     taken = {**taken_of(found)}
-    return Reading(python(found, words, interpreter), kept_of(found), taken, counts=Counts(world, None, per_host))
+    return Meaning(python(found, words, interpreter), kept_of(found), taken, counts=Counts(world, None, per_host))
 
 
 COMPOSER = Typed(
@@ -179,12 +179,12 @@ def _has_file(words: tuple[str, ...]) -> bool:
     return words[0].startswith("-") and any(word.endswith(".py") or word in modes for word in words)
 
 
-def _colossalai(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Reading:
+def _colossalai(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
     counts = Counts(
         per_host=number_of("colossalai run", found, "--nproc-per-node"),
         hosts=hosts_of("colossalai run", found, "--num-nodes"),
     )
-    return Reading(python(found, words, interpreter), taken=taken_of(found), counts=counts)
+    return Meaning(python(found, words, interpreter), taken=taken_of(found), counts=counts)
 
 
 COLOSSALAI = Typed(
