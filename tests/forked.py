@@ -222,12 +222,15 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
     told: dict[int, socket.socket] = {}
+    polled = select.poll()  # `select.select` takes no descriptor above 1023
+    for each in (listening, life, waking):
+        polled.register(each, select.POLLIN)
     while True:
-        ready, _, _ = select.select([listening, life, waking], [], [])
+        ready = {descriptor for descriptor, _ in polled.poll()}
         if waking in ready:
             os.read(waking, 1 << 10)
             _tell(told)
-        if listening in ready:
+        if listening.fileno() in ready:
             asking, _ = listening.accept()
             descriptors = socket.recv_fds(asking, 1, 100)[1]
             with os.fdopen(descriptors[0], "rb") as file:
@@ -248,7 +251,7 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
             asking.send(child.to_bytes(4, "big"))
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
-        elif life in ready:
+        elif life.fileno() in ready:
             return
 
 

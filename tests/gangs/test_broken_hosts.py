@@ -86,8 +86,8 @@ class Cluster:
         """One pass, and every attempt that it granted to its end; return how many those were."""
         granted = run_pass(self.home, now_s=time.time()).granted
         for lease, lock in granted:
-            with_lock = SupervisedJob(self.home, lease, lock)
-            life.live(with_lock)
+            with lock:
+                life.live(SupervisedJob(self.home, lease, lock))
         return len(granted)
 
     def settle(self):
