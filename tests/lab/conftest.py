@@ -9,16 +9,8 @@ import pytest
 from cluster import Cluster
 from faulting import wait_until
 from own_labs import own_lab
-from waiting import until
 
 from gpurun.lab import Lab, LabSpec
-
-FORGET_JOBS = """
-docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f
-docker volume ls -q --filter name=gpurun-gpu- | xargs -r docker volume rm
-rm -rf ~train/.gpurun
-test -z "$(docker ps -aq --filter label=gpurun.job)"
-"""
 
 
 def pytest_collection_modifyitems(items):
@@ -53,8 +45,6 @@ def session_lab():
 def train_lab():
     """Four hosts with their own disks, which keep the training image across sessions."""
     with own_lab("train", gpus=2, disk_mib=8 << 10) as lab:
-        for host in lab.hosts:  # a session that was killed may have left jobs on the disks
-            until(lambda name=host.name: lab.run(name, ["sh", "-c", FORGET_JOBS]).code == 0, every_s=1.0)
         yield lab
 
 

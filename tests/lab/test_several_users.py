@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from howto import OwnHead, blocks_of, has_account_here
 from own_labs import own_lab
-from test_users import FORGET_JOBS, OpenEngine
+from test_users import OpenEngine
 from users import NEEDS_OPEN_PYTHON, open_folder, open_python
 from waiting import until
 
@@ -42,8 +42,6 @@ LONG = "submit -n 1 --image train:1 -- sh -c long"
 @pytest.fixture
 def lab(tmp_path):
     with own_lab("users", racks=1, gpus=2) as lab:
-        for host in lab.hosts:  # a session that was killed may have left jobs on the disks
-            lab.run(host.name, ["sh", "-c", FORGET_JOBS])
         (tmp_path / "horovodrun").write_text(LAUNCHER)
         (tmp_path / "horovodrun").chmod(0o755)
         (tmp_path / "Dockerfile").write_text("FROM gpurun/shell:1\nCOPY horovodrun /bin/horovodrun\n")
