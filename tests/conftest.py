@@ -12,6 +12,7 @@ from types import ModuleType
 
 import forked
 import pytest
+import roomy_disk
 from how_many import HOW_MANY
 from hypothesis import HealthCheck, settings
 
@@ -97,6 +98,16 @@ def quick_starts(request, monkeypatch):
     """`python -m gpurun…` is a fork of a process that has imported it; not on the lab, nor where starts are judged."""
     if request.node.get_closest_marker("lab") is None and "real_starts" not in request.fixturenames:
         monkeypatch.setattr(subprocess, "Popen", forked.Popen)
+
+
+@pytest.fixture(autouse=True)
+def room_on_the_disk(request):
+    """No quick test depends on how full this machine's disk is, also after `monkeypatch.undo`."""
+    if request.node.get_closest_marker("lab") is None:
+        with roomy_disk.installed():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture

@@ -355,11 +355,14 @@ def import_everything() -> None:
     """Import and make what commands, waiters and supervisors import and make as they run."""
     import gc
 
+    import roomy_disk
+
     from gpurun.cli.main import COMMANDS, main
 
     for place in COMMANDS.values():
         importlib.import_module(place.where.partition(":")[0])
     importlib.import_module("gpurun.supervisor.__main__")
+    roomy_disk.install()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         os.environ["GPURUN_HOME"] = os.devnull
         for words in (["version"], ["status", "--inventory", os.devnull]):

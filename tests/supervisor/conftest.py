@@ -11,7 +11,6 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
-from gpurun.supervisor import joblog, outputs_room
 from gpurun.supervisor.job import SupervisedJob
 
 INVENTORY = """
@@ -20,15 +19,6 @@ defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
 fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {"h[1-4]": {}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def roomy():
-    """No test depends on how full this machine's disk is, also after `monkeypatch.undo`."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (joblog, outputs_room):
-            patch.setattr(module, "disk_of", lambda _: (90 << 30, 100 << 30))
-        yield
 
 
 @pytest.fixture
