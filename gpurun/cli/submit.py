@@ -80,6 +80,15 @@ def submit(
     cpus: Annotated[
         str | None, _option("--cpus", metavar="N", text="Cores on each host. Default: the share of its GPUs.")
     ] = None,
+    shm_size: Annotated[
+        str | None, _option("--shm-size", metavar="8GiB", text="Shared memory on each host. Default: half of --memory.")
+    ] = None,
+    grace: Annotated[
+        str | None, _option("--grace", metavar="15s", text="Time to save between SIGTERM and SIGKILL.")
+    ] = None,
+    hang_timeout: Annotated[
+        str | None, _option("--hang-timeout", metavar="30m", text="Stop the job after this long without any progress.")
+    ] = None,
     env: Annotated[
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
     ] = None,
@@ -89,6 +98,9 @@ def submit(
     ] = None,
     outputs: Annotated[
         str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
+    ] = None,
+    outputs_every: Annotated[
+        str | None, _option("--outputs-every", metavar="60s", text="How often gpurun copies new outputs to the head.")
     ] = None,
     requirements: Annotated[
         str | None, _option("--requirements", metavar="FILE", text="Install these packages on top of the image.")
@@ -142,6 +154,8 @@ def submit(
         "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
         "--memory": ("memory", memory), "--cpus": ("cpus", cpus),
+        "--shm-size": ("shm_size", shm_size), "--grace": ("grace", grace),
+        "--hang-timeout": ("hang_timeout", hang_timeout), "--outputs-every": ("outputs_every", outputs_every),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
