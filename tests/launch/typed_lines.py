@@ -255,6 +255,25 @@ LINES = [
     (4, "torchrun --nproc_per_node ${NPROC} train.py", "refused: torchrun: --nproc-per-node is '${NPROC}'"),
     (4, "horovodrun --hostfile hostfile -np 4 --mpi-args='--map-by socket:pe=3 -x A=/a' bash ./train_eval_test.sh",
      "horovod: bash ./train_eval_test.sh"),
+    # flags of other MPIs and of Slurm, and texts of env
+    (16, "mpiexec -n 16 --ppn 4 --depth=8 --cpu-bind depth --env OMP_NUM_THREADS=8 ./affinity.sh python3 test.py",
+     "mpirun: ./affinity.sh python3 test.py"),  # HPE's PALS, on Polaris
+    (8, "mpiexec.hydra -n 8 -ppn 4 -l -rr -print-rank-map -genv I_MPI_PIN 1 -bootstrap ssh ./a.out -l",
+     "mpirun: ./a.out -l"),  # Intel MPI
+    (4, "mpirun -prepend-rank -rmk pbs -binding cell:numa -n 4 ./a", "mpirun: ./a"),  # MPICH
+    (4, "mpirun -genvexcl A -n 4 ./a", "refused: mpirun: gpurun cannot do what -genvexcl says"),
+    (4, "mpirun --version", "refused: mpirun: gpurun cannot do what --version says"),
+    (8, "srun --mpi=pmix --gpu-freq=high --profile=task -L foo:1 torchrun --nproc_per_node=8 t.py",
+     "torchrun: python3 -u t.py"),
+    (8, "srun --dependency=afterok:1 torchrun t.py",
+     "refused: srun: gpurun cannot do what --dependency=afterok:1 says"),
+    (8, "srun --ear=on torchrun t.py",
+     "refused: srun: gpurun does not know what to do with --ear=on"),  # a site's plugin
+    (4, "env -S 'A=1 torchrun --nproc_per_node=4 x.py' --lr 1", "torchrun: python3 -u x.py --lr 1"),
+    (4, "env -u B -vS 'torchrun x.py'", "torchrun: env -u B python3 -u x.py"),
+    (4, "env --split-string='torchrun x.py ${A}'",
+     "refused: the command starts torchrun where gpurun cannot read its flags"),
+    (4, "env -i -S 'torchrun x.py'", "refused: the command starts torchrun where gpurun cannot read its flags"),
     # as they were understood before gpurun read whole lines
     (4, "torchrun --no-python ./train -n 3", "torchrun: ./train -n 3"),
     (4, "torchrun --no_python ./train", "torchrun: ./train"),

@@ -1,7 +1,7 @@
 """The command lines of ``mpirun`` and ``horovodrun``. Pure.
 
-Sources: `schizo_ompi.c` of Open MPI 4.1 and of PRRTE 3 (Open MPI 5), ``mpiexec`` of Hydra 4 (its names for what Open
-MPI has, too), and `horovod.runner.launch` of Horovod 0.28.1.
+Sources: `schizo_ompi.c` of Open MPI 4.1 and of PRRTE 3 (Open MPI 5); `options.c` of MPICH's Hydra and Intel's reference
+of its own Hydra 2021; examples for HPE's PALS; `horovod.runner.launch` of Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ OWN_PARAMETERS = frozenset({
 PARAMETERS = ("--mca", "--gmca", "--omca", "--gomca", "--pmca", "--prtemca", "--pmixmca")
 MAPPED = "gpurun gives ranks their GPUs host by host (--map-by slot)"
 SAME = "gpurun says the same"
+UNBOUND = "gpurun binds no rank to cores"
+OTHER = "it is for another MPI: gpurun starts Open MPI's mpirun"
 
 
 def _decided(each: FoundFlag) -> str:
@@ -77,13 +79,25 @@ MPIRUN = Typed(
             "taken",
             "--np= -n= --n= -c= -H= --host= --hosts= --hostfile= --machinefile= --default-hostfile= -f= -N= "
             "--npernode= --pernode --npersocket= --ppn= --perhost= --rankfile= --rf= --nolocal --nooversubscribe "
-            "--oversubscribe --iface= --launcher= --hetero-nodes --launch-agent= --do-not-resolve",
+            "--oversubscribe --iface= --launcher= --hetero-nodes --launch-agent= --do-not-resolve --uniform-nodes "
+            "--novm --max-vm-size= --machine= --machines= --machinelist= --hostlist= --rankmap= --rr --grr= "
+            "--hosts-group= --hybrid-hosts --skip-launch-node --order-nodes= --localhost= --launcher-exec= "
+            "--bootstrap= --bootstrap-exec= --gpus-per-proc= --gpu-subdevs-per-proc=",
             CHOSEN,
         ),
         **flags("taken", "--bynode --byslot --byboard --bycore --bysocket --loadbalance --ppr=", MAPPED),
         **flags("taken", "--allow-run-as-root --genvall --envall", SAME),
-        **flags("taken", "--output-filename= --output-directory= --outfile-pattern= --errfile-pattern= --xterm=",
+        **flags("taken", "--output-filename= --output-directory= --outfile-pattern= --errfile-pattern= --xterm= "
+                "--outfile= --errfile= --output-from= --prepend-rank --prepend-pattern= -l --label --line-buffer "
+                "--ordered-output --demux=",
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
+        **flags("taken", "--binding= --membind= --topolib= --cpu-bind= --gpu-bind= --mem-bind= --depth=", UNBOUND),
+        **flags("taken", "--rmk= --usize= --nameserver= --pmi-port --print-all-exitcodes --print-rank-map --info "
+                "--profile --enable-x --disable-x --enable-auto-cleanup --disable-auto-cleanup "
+                "--enable-hostname-propagation --disable-hostname-propagation --silent-abort --cleanup "
+                "--branch-count= --no-vni --no-transfer --pmi=", OTHER),
+        **flags("taken", "--max-restarts=", "gpurun starts no failed rank again; `gpurun submit --max-restarts` is for "
+                "hosts that fail"),
         **flags(
             "kept",
             "-x= --prefix= --noprefix --mca== --gmca== --omca== --gomca== --pmca== --prtemca== --pmixmca== --am= "
@@ -93,7 +107,10 @@ MPIRUN = Typed(
             "--report-bindings --wdir= --wd= --bind-to= --map-by= --rank-by= --bind-to-core "
             "--bind-to-none --bind-to-socket --display-map --display-allocation --display-devel-map --display= "
             "--output= -q --quiet -v --verbose --merge-stderr-to-stdout --use-hwthread-cpus --enable-recovery "
-            "--disable-recovery --abort-on-error --tmpdir= --report-child-jobs-separately",
+            "--disable-recovery --continuous --abort-on-error --tmpdir= --report-child-jobs-separately --personality= "
+            "--debug-daemons-file --report-state-on-timeout --get-stack-traces --spawn-timeout= --no-aggregate-help "
+            "--gpu-support= --memory-alloc-kinds= --rtos= --index-argv-by-rank --set-cwd-to-session-dir --xml "
+            "--display-comm-finalize --initial-errhandler=",
         ),
         **flags("read", "--genv==? --env==?"),
         **flags("refused", "--timeout=", "write `gpurun submit --time-limit 1h`"),
@@ -102,7 +119,13 @@ MPIRUN = Typed(
         **flags("refused", "--stdin= --cpus-per-proc= --cpus-per-rank= --cpu-set= --cpu-list=",
                 "gpurun gives each rank /dev/null as stdin and its share of the cores: write `numactl` in front of the "
                 "program to bind it"),
-        **flags("refused", "--genvlist= --genvnone --envlist= --envnone", "write -x NAME for each variable"),
+        **flags("refused", "--genvlist= --genvnone --envlist= --envnone --genvexcl= --envexcl=",
+                "write -x NAME for each variable"),
+        **flags("refused", "--dvm= --hnp= --ompi-server= --wait-for-server --server-wait-time= --do-not-launch "
+                "--stop-on-exec --stop-in-init", "leave it out: gpurun starts mpirun and waits for it"),
+        **flags("refused", "--debug -d --tv --debugger= --gdb --gtool= --gtoolfile= --trace --check-mpi",
+                "start the tool in front of the program: mpirun TOOL PROGRAM"),
+        **flags("refused", "-V --version -h --help", "ask the image: docker run IMAGE mpirun …"),
     },
     spelled=as_mpi, read=_mpirun,
 )  # fmt: skip

@@ -81,7 +81,10 @@ SRUN = Typed(
             "--qos= -w= --nodelist= -x= --exclude= -C= --constraint= --jobid= --reservation= -m= --distribution= -r= "
             "--relative= --exclusive? --overlap --overcommit -O --switches= --het-group= --mpi= -M= --clusters= "
             "--resv-ports? --network= --exact --contiguous --mincpus= --ntasks-per-core= --sockets-per-node= "
-            "--spread-job --use-min-nodes -s --oversubscribe? --immediate? --priority= --nice? --wckey=",
+            "--spread-job --use-min-nodes -s --oversubscribe? --immediate? --priority= --nice? --wckey= -I? -L= "
+            "--licenses= -F= --nodefile= --prefer= --tres-per-task= --gres-flags= --gpu-freq= --power= --delay-boot= "
+            "--reboot --segment= --whole --interactive --cluster-constraint= --thread-spec= --tmp= -E --preserve-env "
+            "--treewidth= --resv-port=",
             CHOSEN,
         ),
         **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input= "
@@ -89,10 +92,13 @@ SRUN = Typed(
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
         **flags("taken", "-K? --kill-on-bad-exit? -W= --wait= -k --no-kill? --signal= --pty? --propagate?",
                 "gpurun stops all ranks when one fails"),
-        **flags("taken", "--cpu-bind= --mem-bind= --hint= --threads-per-core= -B= --extra-node-info= "
-                "--cpu-freq= -S= --core-spec=",
+        **flags("taken", "--cpu-bind= --mem-bind= --tres-bind= --hint= --threads-per-core= -B= "
+                "--extra-node-info= --cpu-freq= -S= --core-spec=",
                 "gpurun binds no rank to cores"),
         **flags("taken", "-J= --job-name= --comment=", "write `gpurun submit --name N` for a name"),
+        **flags("taken", "--mail-type= --mail-user=", "write `notify:` in a recipe"),
+        **flags("taken", "--profile= --acctg-freq= --slurmd-debug= --quit-on-interrupt --oom-kill-step?",
+                "gpurun watches the ranks itself"),
         **flags("read", "--export="),
         **flags("refused", "-t= --time=", "write `gpurun submit --time-limit 1h`"),
         **flags("refused", "--mem= --mem-per-cpu= --mem-per-gpu=", "write `gpurun submit --memory 64GiB`"),
@@ -103,6 +109,10 @@ SRUN = Typed(
                 "--container-writable", "write `gpurun submit --image IMAGE --mount A:B`"),
         **flags("refused", "-D= --chdir=", "write `sh -c 'cd DIR && exec …'` as the command"),
         **flags("refused", "--multi-prog", "all ranks of a job run the same command: write it on the line"),
+        **flags("refused", "-d= --dependency= -b= --begin= --deadline= -H --hold",
+                "a job of gpurun waits only for its GPUs: leave it out, and submit when the job may start"),
+        **flags("refused", "--bcast? --prolog= --epilog= --task-prolog= --task-epilog= --uid= --gid= --x11? "
+                "--test-only -Z --no-allocate -T= --threads= -h --help -V --version --usage", "leave it out"),
     },
 )  # fmt: skip
 """Slurm's ``srun``: a launcher of its own, or in front of another one."""

@@ -12,6 +12,8 @@ from gpurun.errors import BadInput
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELLS = ("sh", "bash", "dash", "zsh")
 OPERATORS = "();<>|&\n"
+SPLITS = re.compile(r"-v?S|--split-string(=|$)")
+"""The flag of ``env`` whose value is a text of several words, as in the first line of a script."""
 EXPANDS = re.compile(r"[$`*?\[\]{}~#!\\]")
 RESERVED = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!", "{", "exec", "time", "command"})
 
@@ -106,7 +108,10 @@ def simple_commands(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def shell_text(words: tuple[str, ...]) -> str | None:
-    """Return the text that a shell runs, as in ``bash -lc TEXT``; None if `words` is no such command."""
+    """Return the text that a shell runs, as in ``bash -lc TEXT``, or ``env -S``; None if `words` is no such command."""
+    if name_of(words) == "env":
+        at = next((at for at, word in enumerate(words) if SPLITS.match(word)), None)
+        return None if at is None else " ".join((SPLITS.sub("", words[at]), *words[at + 1 :]))
     at = _text_at(words) if name_of(words) in SHELLS else None
     return None if at is None else words[at]
 
@@ -119,10 +124,26 @@ def _assignments(words: tuple[str, ...]) -> Inner:
     return Inner(tuple(rest), (), env)
 
 
+def _split(words: list[str]) -> list[str] | None:
+    """Return the words that ``env`` makes of its flag ``-S``; None if its text has more than words and quotes."""
+    text, rest = SPLITS.sub("", words[0]), words[1:]
+    if not text and rest:
+        text = rest.pop(0)
+    try:
+        return None if re.search(r"[\\$#]", text) else [*shlex.split(text), *rest]
+    except ValueError:
+        return None
+
+
 def _env(words: tuple[str, ...]) -> Inner | None:
-    """Read ``env``: assignments, ``-u NAME`` and ``-C DIR``. ``-i`` would hide what gpurun tells ranks."""
+    """Read ``env``: assignments, ``-u NAME``, ``-C DIR`` and ``-S TEXT``. ``-i`` would hide what gpurun tells ranks."""
     around, rest = list[str](), list(words[1:])
     while rest and rest[0].startswith("-"):
+        if SPLITS.match(rest[0]):
+            if (split := _split(rest)) is None:
+                return None
+            rest = split
+            continue
         word = rest.pop(0)
         if word == "--":
             break
