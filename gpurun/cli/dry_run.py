@@ -15,6 +15,7 @@ from gpurun.cli.why import print_explanation
 from gpurun.errors import BadInput, GpurunError
 from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import HostPlan, Plan, make_plan
+from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.leases.look import look
 from gpurun.node.gpu.claim_rules import Claimant
@@ -157,8 +158,9 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
             typer.echo(f"on {host.host}: as on {like}{', but ' if changes else ''}{_shown(changes)}")
         for told in host.ranks:
             typer.echo(f"  a rank there is told {' '.join(f'{name}={value}' for name, value in told.items())}")
-    typer.echo(f"in the container on {plan.first.host}:" if plan.has_launcher else "each rank runs:")
-    typer.echo(f"  {_shown(plan.launch)}")
+    if plan.has_launcher:
+        typer.echo(f"in the container on {plan.first.host}:\n  {_shown(plan.launch)}")
+    typer.echo(f"each rank runs, by {RANK_SCRIPT}:\n  {_shown(spec.command)}")
 
 
 def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple[str, ...]]:

@@ -23,10 +23,12 @@ from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELD_OF, FIELDS
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
+from gpurun.jobs.words import as_bytes, as_text
 
 RECIPE_FILE = "recipe.yaml"
 MAX_BYTES = 1 << 20
-MAX_COMMAND_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
+MOST_ENV_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
+MOST_WORD_BYTES, MOST_COMMAND_BYTES = (128 << 10) - 1, 512 << 10
 RANK_NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers tell a rank its number by, besides gpurun's own variables."""
 
@@ -117,7 +119,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
             hint="give them in a recipe, or: gpurun submit -n GPUS --image IMAGE -- COMMAND",
         )  # fmt: skip
     assert set(given) <= {field.name for field in fields(JobSpec)}
-    spec = JobSpec(**given)
+    spec = JobSpec(**{**given, "command": tuple(map(as_text, given["command"]))})
     _check(spec)
     return spec
 
@@ -169,20 +171,26 @@ def _check_env(spec: JobSpec) -> None:
 
 
 def check_length(spec: JobSpec) -> None:
-    """Refuse a command and environment that are too long for a launcher, which passes them as one argument.
+    """Refuse a command or environment that is too long.
 
-    Linux limits one argument to 128 KiB (execve(2), MAX_ARG_STRLEN). Launchers add words, and Horovod quotes the whole
-    a second time, so that each quote character takes five bytes. So gpurun allows half of the limit after the first
-    quoting, and three quarters after the second.
+    Linux limits one argument to 128 KiB (execve(2), MAX_ARG_STRLEN), and all of them to a quarter of the stack.
+    horovodrun passes the environment to another host as one argument, with words of its own, and quotes it twice, so
+    that each quote character takes five bytes. So gpurun allows half of the limit after the first quoting, and three
+    quarters after the second.
 
     Raises:
         BadInput: says how long it may be.
     """
-    joined = shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command])
+    joined = shlex.join(f"{name}={value}" for name, value in spec.env.items())
     size, quoted = len(joined.encode()), len(shlex.quote(joined).encode())
-    if size > MAX_COMMAND_BYTES or quoted > MOST_QUOTED_BYTES:
+    hint = "put the long part into a file of the workdir or of the image"
+    if size > MOST_ENV_BYTES or quoted > MOST_QUOTED_BYTES:
         raise BadInput(
-            f"the command and its environment are {max(size, quoted)} bytes when quoted; at most {MAX_COMMAND_BYTES} "
-            "reach the ranks",
-            hint="put the long part into a file of the workdir or of the image",
+            f"the environment is {max(size, quoted)} bytes when quoted; at most {MOST_ENV_BYTES} reach the ranks",
+            hint=hint,
         )
+    sizes = [len(as_bytes(word)) for word in spec.command]
+    if max(sizes) > MOST_WORD_BYTES:
+        raise BadInput(f"a word of the command is {max(sizes)} bytes; Linux takes {MOST_WORD_BYTES} bytes", hint=hint)
+    if sum(sizes) > MOST_COMMAND_BYTES:
+        raise BadInput(f"the command is {sum(sizes)} bytes; at most {MOST_COMMAND_BYTES} reach the ranks", hint=hint)

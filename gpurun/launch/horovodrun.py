@@ -27,7 +27,7 @@ def slots(grants: Sequence[Grant]) -> str:
 def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, ...]:
     """Return the launcher's argv for a placed gang.
 
-    It ends with the script that sets each host's own settings, and the user's command, byte for byte.
+    It ends with the script that sets each host's own settings and contains the user's command.
     """
     world = sum(len(grant.gpus) for grant in grants)
     command = ["horovodrun", "-np", str(world)]
@@ -38,4 +38,4 @@ def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, .
     timeout_s = elastic.GLOO_TIMEOUT_S if spec.min_gpus else GLOO_TIMEOUT_S
     timeline = f"{spec.outputs}/{TIMELINE_FILE}" if spec.outputs else TIMELINE
     knobs = flags(spec.horovod, autotune_log=AUTOTUNE_LOG, gloo_timeout_s=timeout_s, timeline=timeline)
-    return (*command, *knobs, *spec.launcher_flags, RANK_SCRIPT, *spec.command)
+    return (*command, *knobs, *spec.launcher_flags, RANK_SCRIPT)

@@ -20,7 +20,7 @@ MOUNT = "/gpurun"
 SSH_WRAPPER = f"""#!/bin/sh
 # A rank on another host learns from its stdin that the launcher is gone: it ends when this ssh does, and not before.
 case "$*" in
-*" {MOUNT}/bin/rank "*)
+*" {MOUNT}/bin/rank" | *" {MOUNT}/bin/rank "*)
   pipe=${{GPURUN_RUN:-/nowhere}}/ssh.$$
   if mkfifo "$pipe" 2>/dev/null; then
     exec 0<>"$pipe"

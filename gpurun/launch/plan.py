@@ -60,8 +60,8 @@ class Plan:
     Attributes:
         ssh_port: the port of the job's own sshd; without one, of the ranks' rendezvous on the first host.
         hosts: in rank order.
-        launch: the command that starts the ranks: the argv of the first container's main process or, if gpurun starts
-            the ranks on every host, of each rank.
+        launch: the argv that starts the ranks: of the first container's main process or, if gpurun starts the ranks on
+            every host, of each rank. The script at its end, `rank.RANK_SCRIPT`, contains the job's command.
         has_launcher: whether `launch` is the first container's.
     """
 
@@ -133,7 +133,7 @@ def make_plan(
         is_tcp=all(used.kind is FabricKind.TCP for used in fabrics.values()), given=frozenset(spec.env),
         roles=spec.roles,
     )  # fmt: skip
-    launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
+    launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT,)
     settings = {
         host.name: fabric.settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
     }
@@ -144,7 +144,7 @@ def make_plan(
             settings[host] = replace(found, environment=(*found.environment, *own))
     notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
-        host: rank.rank_script(found.environment, launcher, grace_s=spec.grace_s, notice_s=notice_s)
+        host: rank.rank_script(found.environment, launcher, spec.command, grace_s=spec.grace_s, notice_s=notice_s)
         for host, found in settings.items()
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
@@ -166,7 +166,7 @@ def make_plan(
         own = cards(grant, probe)
         first = index == 0
         hold = [f"{jobssh.MOUNT}/bin/hold"]
-        main = [START_SCRIPT, *spec.command] if launcher.argv is None else [LAUNCH, *launch] if first else hold
+        main = [START_SCRIPT] if launcher.argv is None else [LAUNCH, *launch] if first else hold
         return HostPlan(
             host=grant.host,
             gpus=grant.gpus,

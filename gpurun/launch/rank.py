@@ -1,4 +1,7 @@
-"""The script that starts every rank, as ``/gpurun/bin/rank CMD …``. Pure.
+"""The script that starts every rank, ``/gpurun/bin/rank``. Pure.
+
+It contains the command of the rank: whatever starts it, such as ``horovodrun`` or a remote shell, reads none of the
+command's words. If it is given words, these are the command: the launcher of an older gpurun gives them.
 
 It exports the host's own settings, because a launcher sends rank 0's environment to every rank. It stays the parent of
 the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.job.rank_folders`)::
@@ -32,9 +35,10 @@ assign a name that the environment has would change the rank's environment.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from gpurun.jobs.words import quoted
 from gpurun.launch.fabric import Setting
 
 if TYPE_CHECKING:
@@ -246,6 +250,7 @@ gpurun_leave "$gpurun_code" "$gpurun_ended"
 def rank_script(
     environment: Iterable[Setting],
     launcher: Launcher,
+    command: Sequence[str] = (),
     *,
     grace_s: float,
     notice_s: float = NOTICE_S,
@@ -256,6 +261,7 @@ def rank_script(
     Args:
         environment: the host's settings; values may contain anything except NUL.
         launcher: what runs the script: the variable with the rank's number, and the receiver of its signals.
+        command: the argv of the rank, if the script is given none (`gpurun.jobs.words`).
         grace_s: time between SIGTERM and SIGKILL, for ranks and for processes that a rank left behind.
         notice_s: how long a failed rank's script waits for the agent's notice; 0 if others continue without the rank.
         copied_s: how long the script then waits for the copy of their output.
@@ -265,4 +271,5 @@ def rank_script(
     limits += f"gpurun_copied_twentieths={round(20 * copied_s)}\n"
     limits += f"gpurun_variable={launcher.rank_variable} gpurun_alone={'' if launcher.tells == 'group' else 1} "
     limits += f"gpurun_known={1 if launcher.tells == 'nobody' else ''}\n"
-    return f"#!/bin/sh\n{exports}{limits}{_START}{_RUN}{_SWEEP}"
+    words = f"[ $# != 0 ] || set -- {' '.join(map(quoted, command))}\n" if command else ""
+    return f"#!/bin/sh\n{words}{exports}{limits}{_START}{_RUN}{_SWEEP}"

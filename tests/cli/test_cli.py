@@ -65,7 +65,8 @@ def test_a_dry_run_says_all_that_submit_would_do(gpurun, inventory):
         assert argv[:2] == ["docker", "run"]
         assert "--privileged" not in argv
     assert document["launch"][0] == "horovodrun"
-    assert document["launch"][-3:] == ["python3", "a b", "c\n'd"]
+    assert document["launch"][-1] == "/gpurun/bin/rank"
+    assert document["job"]["command"] == ["python3", "a b", "c\n'd"]
     assert document["job"]["gpus"] == 6
 
 
@@ -123,7 +124,7 @@ def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventor
     )
     assert found["job"]["launcher"] == "torchrun"
     assert found["job"]["workdir"] == str(tmp_path / "code")
-    assert found["launch"] == ["/gpurun/bin/rank", "python3", "-u", "train.py"]
+    assert (found["launch"], found["job"]["command"]) == (["/gpurun/bin/rank"], ["python3", "-u", "train.py"])
     assert [told["RANK"] for host in found["ranks"].values() for told in host] == ["0", "1"]
     code, _, err = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", "--launcher", "slurm", "--", "true")
     assert (code, "there is no launcher 'slurm'" in err) == (2, True)

@@ -221,7 +221,7 @@ def test_packages_come_from_one_source(tmp_path, python, why):
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [{"command": ("a\udcff",)}, {"name": "\udcff"}, {"env": {"A": "\udcff"}}])
+@pytest.mark.parametrize("given", [{"command": ("a\ud800",)}, {"name": "\udcff"}, {"env": {"A": "\udcff"}}])
 def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
     with pytest.raises(BadInput, match="is not UTF-8"):
         build(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})
@@ -252,21 +252,21 @@ def test_every_key_says_what_it_means_with_an_example():
     assert [key for key, kind in kinds if not kind.about or not kind.examples] == []
 
 
-@pytest.mark.parametrize("extra", [{"command": ("x" * 65_531,)}, {"command": ("true",), "env": {"A": "ü" * 32_762}}])
-def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(extra):
-    given = {"image": "i", "gpus": 1, **extra}
-    assert build(None, given, {})
-    longer = {**given, "command": (*given["command"], "12345")}
-    with pytest.raises(BadInput, match="at most 65536 reach the ranks"):
-        build(None, longer, {})
-
-
-def test_a_command_of_quotes_is_as_long_as_launchers_make_it():
-    """Horovod quotes it a second time, and hands all of it to one ``sh -c``."""
-    given = {"image": "i", "gpus": 1, "command": ("echo", "'" * 13000)}
-    with pytest.raises(BadInput, match="at most 65536 reach the ranks"):
-        build(None, given, {})
-    assert build(None, {**given, "command": ("echo", "'" * 3000)}, {})
+@pytest.mark.parametrize(
+    ("fits", "longer", "why"),
+    [
+        ({"env": {"A": "ü" * 32_766}}, {"env": {"A": "ü" * 32_767}}, "at most 65536 reach the ranks"),
+        ({"env": {"A": "'" * 3000}}, {"env": {"A": "'" * 13_000}}, "at most 65536 reach the ranks"),
+        ({"command": ("'" * 131_071,)}, {"command": ("x" * 131_072,)}, "Linux takes 131071 bytes"),
+        ({"command": ("x" * 131_000,) * 4}, {"command": ("x" * 131_000,) * 5}, "at most 524288"),
+    ],
+)  # fmt: skip
+def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(fits, longer, why):
+    """Horovod quotes the environment a second time, and hands all of it to one ``sh -c``."""
+    given = {"image": "i", "gpus": 1, "command": ("true",)}
+    assert build(None, {**given, **fits}, {})
+    with pytest.raises(BadInput, match=why):
+        build(None, {**given, **longer}, {})
 
 
 @pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW", "HOROVOD_RANK"])

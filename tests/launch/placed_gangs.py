@@ -29,8 +29,8 @@ def told(launcher):
     return [environment(launcher, GANG, place) for place in GANG.places]
 
 
-def plan(launcher, *hosts, roles=None, hardware=None):
-    spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts), roles=roles)
+def plan(launcher, *hosts, roles=None, hardware=None, spec=SPEC):
+    spec = replace(spec, launcher=launcher, gpus=2 * len(hosts), roles=roles)
     return make_plan(
         claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
         grants=[Grant(host, (0, 1) if host.startswith("h") else ()) for host in hosts],

@@ -82,7 +82,6 @@ def test_a_rank_on_one_host_has_each_variable_that_it_has_under_torchrun_by_hand
 
 
 SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=["dash", "bash", "busybox"])
-WORDS = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*"]
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def start(tmp_path):
         script.write_text(start_script(TORCHRUN, GANG, "h2").replace("/gpurun/bin/rank", str(rank)))
         environ = {**os.environ, "OUT": str(tmp_path), "GPURUN_RUN": str(tmp_path / "run"), "GPURUN_ATTEMPT": "2"}
         started.append(
-            subprocess.Popen([*shell, str(script), *WORDS], env=environ, stderr=subprocess.PIPE, start_new_session=True)
+            subprocess.Popen([*shell, str(script)], env=environ, stderr=subprocess.PIPE, start_new_session=True)
         )
         return started[0]
 
@@ -109,13 +108,11 @@ def start(tmp_path):
 
 
 @SHELLS
-def test_the_main_process_starts_every_rank_of_its_host_with_the_command_byte_for_byte_and_stays(
-    start, tmp_path, shell
-):
+def test_the_main_process_starts_every_rank_of_its_host_and_stays(start, tmp_path, shell):
     notes = "mkdir -p $GPURUN_RUN/ranks/2/$GPURUN_RANK.7.1; >$GPURUN_RUN/ranks/2/$GPURUN_RANK.7.1/end.3; exit 3"
-    process = start(shell, f'printf "%s|" "$RANK" "$WORLD_SIZE" "$@" >"$OUT/$GPURUN_RANK"; {notes}')
+    process = start(shell, f'printf "%s|" "$RANK" "$WORLD_SIZE" "$#" >"$OUT/$GPURUN_RANK"; {notes}')
     until(lambda: len(list(tmp_path.glob("run/ranks/2/*/end.3"))) == 2)
-    assert (tmp_path / "1").read_text() == "|".join(["1", "3", *WORDS, ""])
+    assert (tmp_path / "1").read_text() == "1|3|0|"
     assert not (tmp_path / "2").exists(), "it is on the other host"
     process.terminate()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -146,7 +143,7 @@ def test_where_gpurun_starts_the_ranks_every_host_runs_them_and_no_sshd(launcher
     for host in made.hosts:
         at = host.run.index("--entrypoint")
         assert host.run[at + 1] == "/gpurun/bin/start"
-        assert host.run[-3:] == SPEC.command
+        assert not set(SPEC.command) & set(host.run)
         assert not any(name.startswith(("sshd/", "launch/ssh")) for name in host.files)
         assert "launch/bin/start" in host.files
         assert "gpurun_variable=GPURUN_RANK " in host.files["launch/bin/rank"][0]
@@ -163,7 +160,7 @@ def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interfac
     assert launch[launch.index("-H") + 1] == "h2:2,h4:2"
     assert (launch[launch.index("--map-by") + 1], launch[launch.index("--rank-by") + 1]) == ("slot", "slot")
     assert launch[launch.index("btl_tcp_if_include") + 1] == "eth0"
-    assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
+    assert launch[-1] == "/gpurun/bin/rank"
 
 
 @pytest.mark.parametrize(("hosts", "is_direct"), [(2, False), (64, False), (65, True)])

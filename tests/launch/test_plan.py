@@ -155,7 +155,7 @@ def test_mounts_are_read_only_but_for_outputs():
     assert Mount('a"b,c', "/x").argv()[1] == 'type=bind,"source=a""b,c",target=/x,readonly'
 
 
-def test_the_launcher_gets_slots_in_rank_order_and_the_command_byte_for_byte():
+def test_the_launcher_gets_slots_in_rank_order_and_no_word_of_the_command():
     launch = plan().launch
     assert launch[0] == "horovodrun"
     assert options(launch, "-np") == ["6"]
@@ -163,7 +163,8 @@ def test_the_launcher_gets_slots_in_rank_order_and_the_command_byte_for_byte():
     assert options(launch, "--network-interfaces") == ["eth0"]
     assert "--disable-cache" in launch
     assert "--gloo" in launch
-    assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
+    assert launch[-1] == "/gpurun/bin/rank"
+    assert not set(SPEC.command) & set(launch)
     assert "--mpi" in plan(replace(SPEC, controller="mpi")).launch
 
 

@@ -55,7 +55,7 @@ def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str
 
 
 def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
-    """Return the main process of a host's container, ``/gpurun/bin/start CMD …``, which starts the ranks of the host.
+    """Return the main process of a host's container, ``/gpurun/bin/start``, which starts the ranks of the host.
 
     It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint. If a rank's script cannot
     record the rank's end, because the disk is full or the image has no ``mkfifo``, the main process exits with
@@ -73,7 +73,7 @@ gpurun_ranks=
 def _start(environ: Mapping[str, str]) -> str:
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
     rank = environ[RANK_VARIABLE]
-    return f'(export {exports}; exec {RANK_SCRIPT} "$@") </dev/null &\ngpurun_ranks="$gpurun_ranks $!:{rank}"\n'
+    return f'(export {exports}; exec {RANK_SCRIPT}) </dev/null &\ngpurun_ranks="$gpurun_ranks $!:{rank}"\n'
 
 
 def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:

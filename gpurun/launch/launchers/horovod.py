@@ -10,7 +10,7 @@ NEEDS = "/bin/sh, Horovod and OpenSSH's client; see recipes/images"
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
-    """Return the argv of ``horovodrun``, with the command of the ranks."""
+    """Return the argv of ``horovodrun``."""
     return horovodrun.argv(spec, gang.grants, gang.interfaces[gang.first])
 
 

@@ -17,7 +17,7 @@ RADIX = 64
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
-    """Return the argv of ``mpirun``: one rank for each GPU, in rank order, with the command of the ranks.
+    """Return the argv of ``mpirun``: one rank for each GPU, in rank order.
 
     The words ``slot`` keep that order, whatever ``OMPI_MCA_*`` says. Processes are not bound to cores, because ranks
     have data loaders. Only the first host has the key to the others, so it starts all daemons (as Horovod's
@@ -36,7 +36,7 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
     if gang.is_tcp:
         for name, value in (("pml", "ob1"), ("btl", "^openib")):
             command += ["-mca", name, value] if name not in spec.launcher_flags else []
-    return (*command, *spec.launcher_flags, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT, *spec.command)
+    return (*command, *spec.launcher_flags, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT)
 
 
 MPIRUN = Launcher(

@@ -1,0 +1,98 @@
+"""The command of a job reaches each rank byte for byte, whatever starts the rank; no launcher reads a word of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+
+import msgspec
+import pytest
+from placed_gangs import plan
+
+from gpurun.errors import BadInput
+from gpurun.jobs.recipe import build
+from gpurun.jobs.words import as_bytes, as_text, quoted
+from gpurun.launch.launchers import NAMES, settled
+
+FLAGS = shlex.split(
+    "--log --network --net --host --host=a --min --max --num --num-proc=2 --auto --time --timeline --no --stall "
+    "--hierarchical --verbose -np 4 -H h:1 -x A=1 -mca btl self --mpi --gloo -p -v -c -n -e -- - -a --a=b"
+)
+"""A program's own flags: horovodrun and mpirun have flags that begin so."""
+ODD = [
+    *(b"", b" ", b"  two  ", b"\t", b"\n", b"\n\n", b"a\nb\n", b"\r", b"\r\n", b"'", b"''", b'"', b"'\"'\"'", b"\\"),
+    *(b"\\n", b"\\\n", b"`id`", b"$(id)", b"$HOME", b"${x", b"$", b"%h", b"%%", b"%s\\n", b"@file", b"!!", b"!", b"#"),
+    *(b"# x", b"*", b"?", b"[a]", b"{a,b}", b"~", b"~root", b";", b"&", b"&&", b"|", b"<", b">", b"(", b")", b"a=b"),
+    *(b"=", b":", b"^", b"\x01", b"\x7f", b"\x1b[31m", b"\x81\x82", "ü".encode(), "日本".encode(), "🚀".encode()),
+    *(b"caf\xe9", b"\xff\xfe\n", b"\n\xff", b"\xed\xb3\xbf", "\uefff".encode(), b"\xf4\x90\x80\x80"),
+    *(b"x" * 100_000, b"'" * 1000, b"\xff" * 1000),
+]
+EVERY_BYTE = [*(bytes([byte]) for byte in range(1, 256)), bytes(range(1, 256)), bytes(range(255, 0, -1))]
+PRINT = "import sys, os; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+
+
+def spec(*words, launcher="tasks"):
+    """Return the spec of a job whose command has these words, as the shell of a person gives them to gpurun."""
+    command = ("python3", "-c", PRINT, *map(os.fsdecode, words))
+    job = build(None, {"image": "i:1", "gpus": 4, "command": command, "launcher": launcher}, {})
+    return settled(job, is_named=True)[0]
+
+
+def script_of(tmp_path, job):
+    made = plan(job.launcher, "h2", "h4", roles=job.roles, spec=job)
+    other = plan(job.launcher, "h2", "h4", roles=job.roles, spec=replace(job, command=("true",)))
+    argvs, others = ([each.launch, *(host.run for host in each.hosts)] for each in (made, other))
+    assert argvs == others, "a word of the command is read by something else than the rank's script"
+    path = tmp_path / "rank"
+    path.write_text(made.first.files["launch/bin/rank"][0], encoding="utf-8", newline="")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_argv_is_what_was_typed_with_every_launcher(tmp_path, launcher):
+    words = [*map(os.fsencode, FLAGS), *ODD, *EVERY_BYTE]
+    done = subprocess.run([script_of(tmp_path, spec(*words, launcher=launcher))], capture_output=True, check=True)
+    assert done.stdout.split(b"\0") == words
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]], ids=" ".join)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_with_every_shell_that_images_have(tmp_path, shell, locale):
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+    words = [*map(os.fsencode, FLAGS), *ODD, *EVERY_BYTE]
+    argv = [*shell, str(script_of(tmp_path, spec(*words)))]
+    environ = {"PATH": os.environ["PATH"], "LC_ALL": locale}
+    assert subprocess.run(argv, env=environ, capture_output=True, check=True).stdout.split(b"\0") == words
+
+
+def test_each_word_has_one_text_and_each_text_one_word_and_records_and_scripts_hold_it():
+    for word in [*ODD, *EVERY_BYTE]:
+        text = as_text(os.fsdecode(word))
+        assert as_bytes(text) == word
+        assert quoted(text).encode()
+        assert msgspec.json.decode(msgspec.json.encode(text)) == text
+
+
+def test_a_text_that_is_no_bytes_is_refused():
+    with pytest.raises(BadInput, match="is not UTF-8 text"):
+        build(None, {"image": "i", "gpus": 1, "command": ("a", "\ud800")}, {})
+
+
+@pytest.mark.parametrize("size", [131_071, 131_072])
+def test_a_word_is_as_long_as_linux_takes(size):
+    if size > 131_071:
+        with pytest.raises(BadInput, match="131071 bytes"):
+            spec(b"x" * size)
+    else:
+        subprocess.run(["true", "x" * size], check=True)
+        assert spec(b"x" * size)
+
+
+def test_a_script_that_an_older_launcher_gives_words_runs_these(tmp_path):
+    script = script_of(tmp_path, replace(spec(b"new"), command=("false",)))
+    assert subprocess.run([script, "printf", "%s", "old"], capture_output=True, check=True).stdout == b"old"
