@@ -39,7 +39,7 @@ class DistantEngine(Engine):
         return self._connection.recv()
 
 
-def serve(engine: FakeEngine, path: Path) -> None:
+def serve(engine: FakeEngine, path: Path) -> Listener:
     """Serve an engine in threads of this process: like Docker, it outlives those that ask it."""
     listener = Listener(str(path), "AF_UNIX")
 
@@ -50,10 +50,12 @@ def serve(engine: FakeEngine, path: Path) -> None:
                 connection.send(getattr(engine, name)(*words))
 
     def accept():
-        while True:
-            threading.Thread(target=answer, args=(listener.accept(),), daemon=True).start()
+        with suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=answer, args=(listener.accept(),), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
+    return listener
 
 
 def main(path: str, requirements: str) -> None:

@@ -44,12 +44,12 @@ class HaltingEngine(FakeEngine):
 @pytest.fixture
 def start(wanted, tmp_path):
     """Start a process that builds the environment with an engine of this one."""
-    started = []
+    started, listening = [], []
 
     def begin(engine):
         socket = tmp_path / "engine.sock"
         if not socket.exists():
-            building.serve(engine, socket)
+            listening.append(building.serve(engine, socket))
         argv = [sys.executable, building.__file__, str(socket), wanted.path]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ))
@@ -59,6 +59,8 @@ def start(wanted, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+    for listener in listening:
+        listener.close()
 
 
 def half(folders):
