@@ -46,13 +46,14 @@ class Failure(NamedTuple):
 def parse(text: str, stream: str) -> Line:
     """Parse a line of the launcher's output, and remove its tag.
 
-    mpirun tags every piece that a rank wrote, so a line written in two pieces has a tag in the middle, too.
+    mpirun tags every piece that a rank wrote, so a line written in two pieces has a tag in the middle, too. Open MPI 5
+    writes a space behind its tag, Open MPI 4 does not: the line loses one. horovodrun and gpurun itself write none.
     """
     found = _TAGGED.fullmatch(text)
     if found is None:
         return Line(None, stream, text)
     tag, rank, of_rank, rest = found.groups()
-    return Line(int(rank), of_rank, (rest.replace(tag, "") if "," in tag else rest).removeprefix(" "))
+    return Line(int(rank), of_rank, rest.replace(tag, "").removeprefix(" ") if "," in tag else rest)
 
 
 def first_failure(lines: Iterable[Line]) -> Failure | None:

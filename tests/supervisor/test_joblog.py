@@ -257,6 +257,21 @@ def test_a_ranks_lines_have_its_number_and_their_bytes_pass(tmp_path):
     assert [line.text for line in lines[1:]] == ["launcher", "oops"]
 
 
+def test_what_a_rank_prints_is_read_as_it_was_printed(tmp_path):
+    """The first space of each indented line was lost: tracebacks, YAML and tables had other shapes."""
+    every_byte = bytes(byte for byte in range(256) if byte != ord("\n"))
+    lines = [b"  two", b" one", b"    File", b"\tx", b"", b" ", b"x  ", b"10 %\r20 %\r", b"a\r", b"[1,0]<stdout>: x"]
+    lines += [every_byte, b"[0]<stdout>: y", b"  " + b"x" * (joblog.LINE_BYTES - 2), b"  no newline"]
+    printed = b"\n".join(lines)
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    for begin in range(0, len(printed), 1 << 16):
+        piece = printed[begin : begin + (1 << 16)]
+        log.take_output("h/3.1.2", 3, "o", begin + len(piece), piece)
+    log.end_lines("h/3.1.2")
+    log.close()
+    assert texts(tmp_path / "log") == [line.decode(errors="replace") for line in lines]
+
+
 def test_what_ranks_report_is_in_the_log_and_nobody_takes_it_for_printed(tmp_path):
     log = JobLog(at(tmp_path / "log"), attempt=2, now=now)
     said = b'{"time": 1.5, "step": 3, "metrics": {"accuracy": 0.5, "loss": NaN}}\n'
