@@ -18,6 +18,7 @@ from gpurun.launch.launchers.lines.flags import (
     taken_of,
     value_of,
 )
+from gpurun.launch.launchers.lines.shell import SAY, SHELLS, simple_commands
 from gpurun.launch.launchers.lines.table import LAUNCHERS, SRUN
 
 PYTHON = ("python3", "-u")
@@ -157,16 +158,18 @@ def _named(each: FoundFlag) -> FoundFlag:
 
 def _hidden(words: tuple[str, ...]) -> Typed | None:
     """Return the launcher that a command seems to start where gpurun cannot see its flags."""
+    if wrappers.name_of(words) in SAY:
+        return None
     text = wrappers.shell_text(words)
     if text is not None:
-        inner = (read_start(command) for command in wrappers.simple_commands(text))
+        inner = (read_start(command) for command in simple_commands(text))
         return next((typed for typed in inner if typed is not None), None)
     names = [word.rpartition("/")[2] for word in words]
     first = 1 if not wrappers.name_of(words).startswith("python") else len(words)
     for at in range(first, len(words) - 1):
         is_value = words[at - 1].startswith("--") and words[at - 1] != "--"
         typed = None
-        if names[at] in wrappers.SHELLS and words[at + 1].startswith("-"):
+        if names[at] in SHELLS and words[at + 1].startswith("-"):
             typed = _hidden(words[at:]) if wrappers.shell_text(words[at:]) is not None else None
         elif names[at].startswith("python") or (names[at] in FIRST and not is_value):
             start = _start(words[at:])
@@ -190,13 +193,22 @@ def _run_by_python(words: tuple[str, ...]) -> Typed | None:
 
 def read_start(words: tuple[str, ...]) -> Typed | None:
     """Return the launcher of one command of a shell's text."""
+    start = begun(words)
+    return start.typed if start is not None else None
+
+
+def begun(words: tuple[str, ...]) -> Start | None:
+    """Return the launcher that one command of a shell's text starts; without words, if its flags cannot be read."""
     for _ in range(DEPTH):
         if not words:
             return None
         if (start := _start(words)) is not None:
-            return start.typed
+            return start
+        if wrappers.name_of(words) == "srun":
+            return Start(SRUN, words[1:])
         inner = wrappers.look_through(words)
         if inner is None:
-            return _hidden(words)
+            hidden = _hidden(words)
+            return Start(hidden, ()) if hidden is not None else None
         words = inner.words
     return None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpurun.errors import BadInput
+from gpurun.launch.launchers.lines.shell import RESERVED, SHELLS, simple_commands
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-SHELLS = ("sh", "bash", "dash", "zsh")
-OPERATORS = "();<>|&\n"
 SPLITS = re.compile(r"-v?S|--split-string(=|$)")
 """The flag of ``env`` whose value is a text of several words, as in the first line of a script."""
 EXPANDS = re.compile(r"[$`*?\[\]{}~#!\\]")
-RESERVED = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!", "{", "exec", "time", "command"})
 
 WRAPPERS: Mapping[str, tuple[str, int]] = {
     "nohup": ("", 0),
@@ -87,24 +85,6 @@ def look_through(words: tuple[str, ...]) -> Inner | None:
         if head == tuple(name.split()):
             return _behind(words, len(head), options, operands)
     return None
-
-
-def simple_commands(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield each simple command of a shell's text, as far as words can tell."""
-    try:
-        lexer = shlex.shlex(text, posix=True, punctuation_chars=OPERATORS)
-        lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-        tokens = list(lexer)
-    except ValueError:
-        tokens = text.split()
-    command = list[str]()
-    for token in (*tokens, ";"):
-        if token and set(token) <= set(OPERATORS):
-            if command:
-                yield tuple(command)
-            command = []
-        elif command or token not in RESERVED:
-            command.append(token)
 
 
 def shell_text(words: tuple[str, ...]) -> str | None:

@@ -1,0 +1,156 @@
+"""What the launchers in a shell's text would start: on how many hosts, how many processes. Pure; nothing is run.
+
+gpurun runs such a text once on each host, and tells it of the others by variables. A text that names hosts itself, or
+says that there is one, does not follow them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from gpurun.errors import BadInput
+from gpurun.launch.launchers.lines.flags import FoundFlag, Typed, read_flags, value_of
+from gpurun.launch.launchers.lines.line import Start, begun
+from gpurun.launch.launchers.lines.shell import simple_commands
+from gpurun.launch.launchers.lines.torch import LAUNCH, TORCHRUN
+
+GIVEN = frozenset({
+    "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR",
+    "PET_MASTER_PORT", "GPURUN_NODE", "GPURUN_NODES", "GPURUN_PORT",
+})  # fmt: skip
+"""What the only process of a host reads of its gang in the environment. A text's own default for it does not count."""
+SETS = ("export", "local", "declare", "typeset", "readonly")
+DEPTH = 20
+MOST_COMMANDS, MOST_WORDS, MOST_LAUNCHES, MOST_CHARACTERS = 5000, 500, 100, 10_000
+TOLD, UNKNOWN = "\1", "\0"
+"""What stands for a variable that gpurun sets, and for one whose value words cannot tell."""
+_SETS = re.compile(r"[A-Za-z_]\w*\+?=")
+_EXPANSION = re.compile(
+    r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
+    r"|\$(?:(?P<bare>[A-Za-z_]\w*|[0-9@*])"
+    r"|\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*])(?:\[[@*0]\])?(?::?-(?P<default>[^{}]*))?\}|(?:\{[^{}]*\}|.?))",
+    re.DOTALL,
+)
+
+
+class ScriptLaunch(NamedTuple):
+    """A launcher that a shell's text starts.
+
+    Attributes:
+        typed: the launcher.
+        per_host: the processes that it starts on each host; None = the text does not say.
+        hosts: the hosts on which it is right; None = as many as gpurun says.
+        names_hosts: it says itself where the other hosts are, or which one this is.
+    """
+
+    typed: Typed
+    per_host: int | None = None
+    hosts: int | None = None
+    names_hosts: bool = False
+
+
+def launches_in(text: str, arguments: tuple[str, ...] = ()) -> tuple[ScriptLaunch, ...]:
+    """Return the launchers that a text starts. Its variables have their values, as far as words can tell.
+
+    Args:
+        arguments: the script's own, ``$1`` and so on.
+    """
+    commands = [words[:MOST_WORDS] for words in islice(simple_commands(text), MOST_COMMANDS)]
+    values = _Values(commands, arguments)
+    found = [values.of(words) for words in commands]
+    evaluated = " ; ".join(" ".join(words[1:]) for words in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
+    found += [values.of(words) for words in simple_commands(evaluated)]
+    starts = (begun(words) for words in found if words[:1] != ("eval",))
+    return tuple(islice((_launch(start) for start in starts if start is not None), MOST_LAUNCHES))
+
+
+class _Values:
+    """The variables of a text. One that it sets to several values is unknown."""
+
+    def __init__(self, commands: Iterable[tuple[str, ...]], arguments: tuple[str, ...]) -> None:
+        self._typed = {str(at): argument for at, argument in enumerate(arguments, start=1)}
+        self._typed |= dict.fromkeys("@*", " ".join(arguments))
+        self._known, self._depth = dict[str, str](), 0
+        for words in commands:
+            for word in _assigned(words):
+                name, _, value = word.partition("=")
+                if name.endswith("+"):
+                    name = name[:-1]
+                    value = f"{self._typed.get(name, '')} {value}"
+                elif self._typed.get(name, value) != value:
+                    value = UNKNOWN
+                self._typed[name] = value[:MOST_CHARACTERS]
+
+    def of(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return words as a shell makes them: with the values of variables, and split where one stands alone."""
+        found = list[str]()
+        for word in words:
+            text = self._text(word)
+            found += text.split() if text != word and _EXPANSION.fullmatch(word) else [text]
+        return tuple(found[:MOST_WORDS])
+
+    def _text(self, word: str) -> str:
+        pieces, end, size = list[str](), 0, 0
+        for match in _EXPANSION.finditer(word):
+            pieces += [word[end : match.start()], self._value(match)]
+            end = match.end()
+            size += len(pieces[-1])
+            if size > MOST_CHARACTERS:
+                return UNKNOWN
+        return "".join([*pieces, word[end:]])
+
+    def _value(self, match: re.Match[str]) -> str:
+        name, default = match["bare"] or match["name"], (match["default"] or "").strip("\"'")
+        if name is None:
+            return UNKNOWN
+        otherwise = TOLD if name in GIVEN else UNKNOWN if match["default"] is None else default
+        if name not in self._known and name in self._typed and self._depth < DEPTH:
+            self._known[name] = otherwise  # for `A=${A:-x}`
+            self._depth += 1
+            self._known[name] = self._text(self._typed[name])
+            self._depth -= 1
+        if name in self._known:
+            return self._known[name]
+        return otherwise if otherwise != default or name in self._typed else self._text(default)
+
+
+def _assigned(words: tuple[str, ...]) -> Iterator[str]:
+    declares = words[0] in SETS
+    for word in words[1:] if declares else words:
+        if _SETS.match(word):
+            yield word
+        elif not declares:
+            return
+
+
+def _launch(start: Start) -> ScriptLaunch:
+    typed, words = start.typed, start.words
+    if typed not in (TORCHRUN, LAUNCH):
+        return ScriptLaunch(typed, hosts=1)
+    try:
+        found, rest = read_flags(typed, words)
+    except BadInput:
+        return ScriptLaunch(typed, hosts=1)
+    nodes, per_host = value_of(found, "--nnodes"), _number(value_of(found, "--nproc-per-node"))
+    hosts = _number((nodes or "").rpartition(":")[2])
+    names_hosts = not all(value is None or TOLD in value for value in _places(found))
+    if hosts is not None and hosts > 1:
+        return ScriptLaunch(typed, per_host, hosts, names_hosts)
+    is_told = rest[:1] not in ((), (UNKNOWN,)) and (nodes is None or TOLD in nodes) and not names_hosts
+    is_alone = any(each.name == "--standalone" for each in found)
+    return ScriptLaunch(typed, per_host, None if is_told and not is_alone else 1)
+
+
+def _places(found: list[FoundFlag]) -> Iterator[str | None]:
+    """Yield what says where the first host is, and which one this is. A rendezvous of c10d needs its address."""
+    endpoint = value_of(found, "--rdzv-endpoint")
+    yield value_of(found, "--master-addr")
+    yield value_of(found, "--node-rank")
+    yield "" if endpoint is None and value_of(found, "--rdzv-backend") not in (None, "static") else endpoint
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and re.fullmatch(r"[0-9]{1,6}", value) else None

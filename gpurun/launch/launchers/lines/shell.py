@@ -1,0 +1,171 @@
+"""A shell's text as simple commands, as far as words can tell. Pure; nothing in it is run or expanded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SHELLS = ("sh", "bash", "dash", "zsh")
+RESERVED = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!", "{", "exec", "time", "command"})
+SAY = frozenset(
+    {"echo", "printf", "export", "alias", "which", "type", "grep", "pip", "pgrep", "pkill", "killall", "man"}
+)
+"""Programs that start nothing, whatever words are behind them."""
+DEPTH = 8
+"""Substitutions within substitutions that are read."""
+_ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_HEREDOC = re.compile(r"<<(-?)[ \t]*(\\?[\w.-]+|'[^'\n]*'|\"[^\"\n]*\")")
+_BLANK, _OPERATOR = " \t\r", "();<>|&\n"
+
+
+def simple_commands(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield each simple command of a text, also those in ``$(…)`` and in texts that go to a shell.
+
+    Words have no quotes any more. An expansion such as ``$X`` stays as it is typed; so does a list, as ``A=(x y)``.
+    """
+    texts = [(text, 0)]
+    while texts:
+        text, depth = texts.pop()
+        reader = _TextReader(text)
+        yield from reader.commands()
+        if depth < DEPTH:
+            texts += [(inner, depth + 1) for inner in reversed(reader.inner)]
+
+
+@dataclass
+class _TextReader:
+    """Where the reader is in a text: the word and the command that it has begun, and the texts within."""
+
+    text: str
+    at: int = 0
+    word: str | None = None
+    words: list[str] = field(default_factory=list)
+    inner: list[str] = field(default_factory=list)
+    is_target: bool = False
+    here: list[tuple[str, bool]] = field(default_factory=list)
+
+    def commands(self) -> Iterator[tuple[str, ...]]:
+        """Yield the commands of this text, without those of `inner`."""
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char in _BLANK:
+                self._end_word()
+            elif char == "#" and self.word is None:
+                self.at = self._find("\n", self.at) - 1
+            elif char == "(" and self.word is not None and _ARRAY.fullmatch(self.word):
+                end = self._closing(self.at, "(", ")")
+                self._add(self.text[self.at + 1 : end])
+                self.at = end
+            elif char in _OPERATOR:
+                if self._operator(char):
+                    yield from self._end_command()
+                if char == "\n":
+                    self._skip_bodies()
+            else:
+                self._add(self._piece(char))
+            self.at += 1
+        yield from self._end_command()
+
+    def _piece(self, char: str) -> str:
+        """Return what the character at `at` and those that belong to it add to a word."""
+        begin, following = self.at, self.text[self.at + 1 : self.at + 2]
+        if char == "\\":
+            self.at += 1
+            return "" if following == "\n" else following
+        if char == "'":
+            self.at = self._find("'", begin + 1)
+            return self.text[begin + 1 : self.at]
+        if char == '"':
+            return self._quoted()
+        if char == "`" or char + following in ("$(", "${"):
+            return self._expansion(char + following)
+        return char
+
+    def _quoted(self) -> str:
+        pieces = list[str]()
+        self.at += 1
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            char, following = self.text[self.at], self.text[self.at + 1 : self.at + 2]
+            if char == "\\" and following not in ("$", "`", '"', "\\", "\n"):
+                pieces.append(char)
+            else:
+                pieces.append("'" if char == "'" else self._piece(char))
+            self.at += 1
+        return "".join(pieces)
+
+    def _expansion(self, opens: str) -> str:
+        begin = self.at
+        if opens[0] == "`":
+            self.at = self._find("`", begin + 1)
+            self.inner.append(self.text[begin + 1 : self.at])
+        else:
+            self.at = self._closing(begin + 1, opens[1], ")" if opens[1] == "(" else "}")
+            if opens == "$(":
+                self.inner.append(self.text[begin + 2 : self.at])
+        return self.text[begin : self.at + 1]
+
+    def _closing(self, at: int, opens: str, closes: str) -> int:
+        """Return where the bracket at `at` is closed; the text's end if it is not."""
+        depth = 0
+        while at < len(self.text):
+            char = self.text[at]
+            if char == "\\":
+                at += 1
+            elif char == "'":
+                at = self._find("'", at + 1)
+            elif char in (opens, closes):
+                depth += 1 if char == opens else -1
+                if depth == 0:
+                    return at
+            at += 1
+        return len(self.text)
+
+    def _find(self, what: str, begin: int) -> int:
+        found = self.text.find(what, begin)
+        return len(self.text) if found < 0 else found
+
+    def _operator(self, char: str) -> bool:
+        """Take an operator; return whether it ends a command. The target of a redirection is no word of it."""
+        following = self.text[self.at + 1 : self.at + 2]
+        if (match := _HEREDOC.match(self.text, self.at)) and not self.text.startswith("<<<", self.at):
+            self._end_word()
+            self.here.append((match[2].strip("\\'\""), (self.words[:1] or [""])[0].rpartition("/")[2] in SHELLS))
+            self.at = match.end() - 1
+            return False
+        if following == "(" and char in "<>":
+            return True
+        if char in "<>" or (char == "&" and following == ">"):
+            self.word = None if self.word is not None and self.word.isdigit() else self.word
+            self._end_word()
+            while self.text[self.at + 1 : self.at + 2] in tuple("<>&|"):
+                self.at += 1
+            self.is_target = True
+            return False
+        return True
+
+    def _skip_bodies(self) -> None:
+        """Skip the texts behind ``<<WORD``, which follow a line. Those that go to a shell are read."""
+        for word, is_read in self.here:
+            begin = self.at + 1
+            end = re.compile(rf"^\t*{re.escape(word)}$", re.MULTILINE).search(self.text, begin)
+            if is_read:
+                self.inner.append(self.text[begin : end.start() if end else len(self.text)])
+            self.at = end.end() - 1 if end else len(self.text)
+        self.here = []
+
+    def _add(self, piece: str) -> None:
+        self.word = (self.word or "") + piece if piece or self.text[self.at : self.at + 1] != "\n" else self.word
+
+    def _end_word(self) -> None:
+        if self.word is not None and not self.is_target and (self.words or self.word not in RESERVED):
+            self.words.append(self.word)
+        self.is_target = self.is_target and self.word is None
+        self.word = None
+
+    def _end_command(self) -> Iterator[tuple[str, ...]]:
+        self._end_word()
+        self.is_target = False
+        if self.words:
+            yield tuple(self.words)
+        self.words = []

@@ -1,0 +1,73 @@
+"""Run a shell's text that starts launchers once on each host, and only on hosts where that is right. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.direct import TASKS
+from gpurun.launch.launchers.lines.script import ScriptLaunch
+from gpurun.launch.launchers.lines.table import SRUN
+
+VARIABLES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
+
+
+def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[JobSpec, str]:
+    """Return the job that runs its command once on each host, and what a person is told.
+
+    Args:
+        launches: the launchers that the command starts; one at least.
+        where: the text that starts them, for people: ``train.sh``, or ``the command``.
+
+    Raises:
+        BadInput: the text starts its processes on other hosts than gpurun can give it.
+    """
+    names = ", ".join(dict.fromkeys(each.typed.name for each in launches))
+    if any(each.typed is SRUN for each in launches):
+        raise BadInput(
+            f"{where} calls srun, and gpurun takes the place of Slurm",
+            hint=f"write what srun starts as the command: gpurun submit -n {spec.gpus} … -- srun PROGRAM ARGUMENTS\n"
+            "    (gpurun reads such a line, and leaves srun out)",
+        )
+    if any(each.names_hosts for each in launches):
+        raise BadInput(
+            f"{where} names the hosts of {names} itself, and gpurun chooses the hosts",
+            hint=f"write {VARIABLES} in it, which gpurun sets on each host\n    or write the launcher's line itself: "
+            f"gpurun submit -n {spec.gpus} … -- {launches[0].typed.name} …",
+        )
+    each_host, why = _gpus_of_a_host(spec, launches, where)
+    given = spec.constraints.gpus_per_host
+    if each_host is not None and given not in (None, each_host):
+        raise BadInput(
+            f"{where} starts {names} for {each_host} GPUs on each host, and gpus_per_host is {given}",
+            hint="leave gpus_per_host out, or change the numbers in it",
+        )
+    constraints = replace(spec.constraints, gpus_per_host=each_host if each_host is not None else given)
+    said = f"{where} starts {names}, so it runs once on each host{why}"
+    return replace(spec, launcher=TASKS.name, one_per_host=True, constraints=constraints), said
+
+
+def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[int | None, str]:
+    """Return the GPUs of the job on each of its hosts, and why; None if they may be as many as gpurun likes."""
+    hosts = max((each.hosts for each in launches if each.hosts is not None), default=None)
+    per_host = max((each.per_host for each in launches if each.per_host is not None), default=None)
+    total = hosts * per_host if hosts is not None and per_host is not None else None
+    wanted = per_host if total is None else total
+    if wanted is not None and (spec.gpus % wanted if total is None else spec.gpus != wanted):
+        on = "on each host" if hosts is None else "on one host" if hosts == 1 else f"on {hosts} hosts"
+        raise BadInput(
+            f"{where} starts {wanted} processes {on}, and the job has {spec.gpus} GPUs, one for each process",
+            hint=f"write -n {wanted}, or change the numbers in {where}",
+        )
+    if hosts is not None and spec.gpus % hosts:
+        raise BadInput(
+            f"{where} starts its processes on {hosts} hosts, and {spec.gpus} GPUs cannot be divided by {hosts}",
+            hint="write another -n, or change the numbers in it",
+        )
+    if hosts == 1:
+        return spec.gpus, f"; it knows of one host only, so the gang stays on one (in it, {VARIABLES} mean the gang's)"
+    if hosts is not None:
+        return spec.gpus // hosts, f": {hosts} hosts"
+    return per_host, "" if per_host is None else f", with {per_host} GPUs on each"

@@ -1,0 +1,187 @@
+"""Shell texts that start launchers: what they start, and on which hosts that is right."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placed_gangs import SPEC
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import Constraints
+from gpurun.launch.launchers.lines.script import MOST_LAUNCHES, launches_in
+from gpurun.launch.launchers.lines.shell import simple_commands
+from gpurun.launch.launchers.texts import once_on_hosts
+
+
+def command_lines(text):
+    return [" ".join(words) for words in simple_commands(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("a b; c && d || e & f | g", ["a b", "c", "d", "e", "f", "g"]),
+        ("# don't\na # it's\nb#c '#d'", ["a", "b#c #d"]),
+        ("a \\\n  b\\\nc", ["a bc"]),
+        ("a 'x y' \"z $Q\" \\$w ''", ["a x y z $Q $w "]),
+        ("a > out 2>&1 <in &>> all b", ["a b"]),
+        ("if ! a; then b; else c; fi", ["a", "b", "c", "fi"]),
+        ("f() { a; }", ["f", "a", "}"]),
+        ("(cd x && a)", ["cd x", "a"]),
+        ("x=$(a $(b 'c d')) y=`e`", ["x=$(a $(b 'c d')) y=`e`", "a $(b 'c d')", "b c d", "e"]),
+        ("A=(x\n y # z\n) b", ["A=x\n y # z\n b"]),
+        ("cat > f <<'EOF'\na\nEOF\nb", ["cat", "b"]),
+        ("bash <<-EOF\n\ta\n\tEOF\nb", ["bash", "b", "a"]),
+        ("cat <<< x; diff <(a) <(b)", ["cat", "diff", "a", "b"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ('echo "it\'s" ${A:-b c} `', ["echo it's ${A:-b c} `"]),
+    ],
+)
+def test_a_text_is_read_as_its_simple_commands(text, commands):
+    assert command_lines(text) == commands
+
+
+MMCV = """#!/usr/bin/env bash
+CONFIG=$1
+GPUS=$2
+NNODES=${NNODES:-1}
+NODE_RANK=${NODE_RANK:-0}
+PORT=${PORT:-29500}
+MASTER_ADDR=${MASTER_ADDR:-"127.0.0.1"}
+PYTHON=${PYTHON:-"python"}
+
+PYTHONPATH="$(dirname $0)/..":$PYTHONPATH $PYTHON -m torch.distributed.launch \\
+    --nnodes=$NNODES --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR \\
+    --nproc_per_node=$GPUS --master_port=$PORT $(dirname "$0")/train.py $CONFIG --launcher pytorch ${@:3}
+"""
+MEGATRON = """
+GPUS_PER_NODE=8
+# Change for multinode config
+MASTER_ADDR=localhost
+MASTER_PORT=6000
+NNODES=1
+NODE_RANK=0
+WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank $NODE_RANK \\
+    --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+python -m torch.distributed.launch $DISTRIBUTED_ARGS pretrain_gpt2.py --config fixed.yaml
+"""
+TIMM = """#!/bin/bash
+NUM_PROC=$1
+shift
+torchrun --nproc_per_node=$NUM_PROC train.py "$@"
+"""
+SLURM = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --gpus-per-task=2
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address)
+srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 ddp.py
+"""
+TEXTS = [
+    # GPUs, text, arguments, GPUs on each host; or the words of the refusal
+    (16, MMCV, "configs/mask_rcnn.py 8", 8),
+    (8, MMCV, "configs/mask_rcnn.py 8", 8),
+    (4, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, and the job has 4 GPUs"),
+    (12, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, and the job has 12 GPUs"),
+    (8, MEGATRON, "", 8),
+    (16, MEGATRON, "", "starts 8 processes on one host, and the job has 16 GPUs"),
+    (4, TIMM, "4 /data/imagenet --model seresnet34 --amp", 4),
+    (16, TIMM, "8 /data/imagenet", 8),
+    (8, SLURM, "", "calls srun"),
+    (4, "torchrun --standalone --nnodes=1 --nproc_per_node=4 x.py", "", 4),
+    (8, "torchrun --standalone --nproc_per_node=gpu x.py", "", 8),
+    (8, "torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) x.py", "", None),
+    (8, "torchrun --nnodes=$NNODES --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:29400 x.py", "",
+     4),
+    (8, "torchrun --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 x.py", "",
+     "starts 4 processes on one host"),
+    (8, "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py", "", 4),
+    (8, "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py", "", 4),
+    (9, "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py", "", "cannot be divided by 2"),
+    (16, "torchrun --nnodes=2 --nproc_per_node=8 --node_rank=0 --master_addr=192.168.1.19 x.py", "",
+     "names the hosts of torchrun itself"),
+    (16, "NODES=$2\ntorchrun --nnodes=$NODES --node_rank=$3 --master_addr=$4 x.py", "cfg 2 0 host1",
+     "names the hosts of torchrun itself"),
+    (8, "export OMP_NUM_THREADS=1\ntorchrun $EXTRA train.py", "", 8),
+    (8, 'ARGS=(\n  --nproc_per_node 4\n  --nnodes ${NNODES:-1}\n)\ntorchrun "${ARGS[@]}" train.py', "", 4),
+    (8, "OPTIONS='--nproc_per_node=4'\nrun_cmd=\"torchrun ${OPTIONS} train.py\"\necho ${run_cmd}\neval ${run_cmd}", "",
+     4),
+    (8, "export LAUNCHER='accelerate launch --config_file fsdp.yaml'\n$LAUNCHER train.py", "", 8),
+    (4, "deepspeed --num_gpus=4 train.py", "", 4),
+    (4, "cd /workspace/a || exit\nnohup bash -c 'torchrun --nproc_per_node=2 x.py' > log &\nwait", "", 2),
+    (8, "torchrun --nproc_per_node=8 train.py && torchrun --nproc_per_node=1 eval.py", "", 8),
+    (8, "torchrun --frobnicate train.py", "", 8),
+]  # fmt: skip
+"""Scripts as people write them."""
+
+
+@pytest.mark.parametrize(("gpus", "text", "arguments", "becomes"), TEXTS)
+def test_a_text_that_starts_launchers_runs_once_on_each_host_where_that_is_right(gpus, text, arguments, becomes):
+    launches = launches_in(text, tuple(arguments.split()))
+    spec = replace(SPEC, gpus=gpus, command=("bash", "train.sh"))
+    if isinstance(becomes, str):
+        with pytest.raises(BadInput, match=r"train\.sh") as refused:
+            once_on_hosts(spec, launches, "train.sh")
+        assert becomes in refused.value.message and refused.value.hint
+        return
+    made, said = once_on_hosts(spec, launches, "train.sh")
+    assert (made.launcher, made.one_per_host, made.constraints.gpus_per_host) == ("tasks", True, becomes)
+    assert made.command == spec.command and "once on each host" in said
+
+
+def test_a_text_without_a_launcher_starts_none():
+    for text in (
+        "python train.py",
+        "echo torchrun",
+        "# torchrun x.py",
+        "cat <<E\ntorchrun x.py\nE",
+        "",
+        "'",
+        "\0",
+        "$",
+    ):
+        assert launches_in(text) == ()
+
+
+def test_the_gpus_of_a_host_that_a_person_wants_do_not_change():
+    spec = replace(SPEC, gpus=8, constraints=Constraints(gpus_per_host=4))
+    assert once_on_hosts(spec, launches_in("torchrun x.py"), "x.sh")[0].constraints.gpus_per_host == 4
+    with pytest.raises(BadInput, match="for 8 GPUs on each host, and gpus_per_host is 4"):
+        once_on_hosts(spec, launches_in("torchrun --standalone x.py"), "x.sh")
+
+
+HOSTILE = [
+    "$(" * 20_000, "(" * 20_000, '"' * 19_999, "'" * 19_999, "`" * 19_999, "a=(" * 10_000, "${A:-" * 10_000,
+    "<<A\n" * 10_000, 'x"$(' * 10_000, "torchrun $A\n" * 10_000, "torchrun " + "$A " * 10_000,
+    "\n".join(f"A{at}=" + f"$A{at + 1}" * 50 for at in range(100)) + "\ntorchrun $A0",
+    "A=$B\nB=$A\ntorchrun $A x.py", "eval torchrun\n" * 5_000, "torchrun " + "\\\n" * 10_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_text_is_read_quickly(text):
+    begun = time.process_time()
+    assert len(launches_in(text, ("$1", "$@"))) <= MOST_LAUNCHES
+    assert time.process_time() - begun < 5
+
+
+PIECES = ("torchrun", "python -m torch.distributed.run", "$", "$(", "${", "}", ")", "'", '"', "`", "\\", "\n", " ",
+          "A=", "(", "$A", "<<E", "E", "#", "--nnodes=2", "--nproc_per_node", "srun", "eval",
+          ";", "\0", "é")  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join), st.lists(st.sampled_from(PIECES), max_size=2))
+def test_whatever_a_text_is_it_runs_or_is_refused(text, arguments):
+    launches = launches_in(text, tuple(arguments))
+    if launches:
+        try:
+            made, _ = once_on_hosts(replace(SPEC, gpus=8), launches, "x")
+        except BadInput as refused:
+            assert refused.hint
+            return
+        assert 8 % (made.constraints.gpus_per_host or 1) == 0
