@@ -94,7 +94,10 @@ def submit(
     ] = None,
     name: Annotated[str | None, _option("--name", metavar="N", text="Name of the job.")] = None,
     workdir: Annotated[
-        str | None, _option("--workdir", metavar="DIR", text="Folder that gpurun copies to every host, read-only.")
+        str | None, _option("--workdir", metavar="DIR", text="Folder that gpurun copies to every host.")
+    ] = None,
+    workdir_read_only: Annotated[
+        bool | None, typer.Option("--workdir-read-only", help="No rank can write into the folder of its code.")
     ] = None,
     outputs: Annotated[
         str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
@@ -157,6 +160,7 @@ def submit(
         "--shm-size": ("shm_size", shm_size), "--grace": ("grace", grace),
         "--hang-timeout": ("hang_timeout", hang_timeout), "--outputs-every": ("outputs_every", outputs_every),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
+        "--workdir-read-only": ("workdir_read_only", workdir_read_only),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", pairs_of("--env", env) if env else None),

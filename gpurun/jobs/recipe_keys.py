@@ -199,11 +199,12 @@ class RecipeKeys(TypedDict, total=False):
     workdir: Annotated[
         Text,
         means(
-            "gpurun copies this folder at submit. Every rank reads the copy at `/workspace`. gpurun leaves out what "
-            "`.gitignore` excludes",
+            "gpurun copies this folder at submit. Every rank has the copy at `/workspace`, and may write there: into a "
+            "layer of each host and attempt. gpurun leaves out what `.gitignore` excludes",
             ".",
         ),
     ]
+    workdir_read_only: Annotated[bool, means("no rank can write into the folder of its code", "true")]
     outputs: Annotated[
         OutputsPath,
         means(

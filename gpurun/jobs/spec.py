@@ -249,7 +249,8 @@ class JobSpec:
         gpus: the number of GPUs; each has a rank.
         min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
         command: the argv of each rank, byte for byte.
-        workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
+        workdir: absolute folder on the head, sent to every host, at ``/workspace``; None = nothing.
+        workdir_read_only: ranks cannot write there, as in jobs that an older gpurun has stored.
         code: the digest of the workdir's content at submit. The job runs this content even if the folder changes. "" in
             a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
@@ -321,6 +322,12 @@ class JobSpec:
     notify: tuple[NotifyWish, ...] = ()
     log_limit_mib: int = 2048
     launcher_flags: tuple[str, ...] = ()
+    workdir_read_only: bool = True
+
+    @property
+    def writes_beside(self) -> bool:
+        """Return whether ranks may write beside their code (`gpurun.node.job.layer`)."""
+        return self.workdir is not None and not self.workdir_read_only
 
     @property
     def is_live_elastic(self) -> bool:

@@ -15,8 +15,9 @@ from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
 from gpurun.launch.share import HostShare
 from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels, uuids_of
+from gpurun.node.job.layer_rules import CODE, TARGET, volume_name
 
-WORKSPACE = "/workspace"
+WORKSPACE = TARGET
 SECRETS = "/run/secrets"
 AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
@@ -58,6 +59,18 @@ class Mount:
         return "--mount", ",".join(_csv_field(field) for field in fields)
 
 
+@dataclass(frozen=True)
+class Layer:
+    """The volume of what ranks write beside their code (`gpurun.node.job.layer`)."""
+
+    volume: str
+    target: str
+
+    def argv(self) -> tuple[str, str]:
+        """Return the arguments for ``docker run``. Docker copies nothing of the image into the volume."""
+        return "--mount", f"type=volume,source={self.volume},target={self.target},volume-nocopy"
+
+
 def _csv_field(text: str) -> str:
     return f'"{text.replace(chr(34), chr(34) * 2)}"' if any(c in text for c in ',"\n') else text
 
@@ -67,17 +80,19 @@ def container_name(job: str, attempt: int) -> str:
     return f"gpurun-{job}-{attempt}"
 
 
-def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
+def mounts(job: str, attempt: int, spec: JobSpec, account: HostAccount) -> tuple[Mount | Layer, ...]:
     """Return all folders and files of the host that a container sees."""
     folder = account.job_folder(job)
-    found = [
+    found: list[Mount | Layer] = [
         Mount(f"{folder}/launch", MOUNT),
         Mount(f"{folder}/passwd", "/etc/passwd"),
         Mount(f"{folder}/group", "/etc/group"),
         Mount(f"{folder}/run", RUN, writable=True),
     ]
-    if spec.workdir is not None:
-        found.append(Mount(f"{folder}/workspace", WORKSPACE))
+    if spec.writes_beside:
+        found.append(Layer(volume_name(job, attempt), WORKSPACE))
+    elif spec.workdir is not None:
+        found.append(Mount(f"{folder}/{CODE}", WORKSPACE))
     if spec.secret_files:
         found.append(Mount(f"{folder}/secrets", SECRETS))
     if spec.outputs is not None:
@@ -145,7 +160,7 @@ def run_argv(
     argv += [*share.flags, *device_flags]
     for name, address in names:
         argv += ["--add-host", f"{name}:{address}"]
-    for mount in mounts(job, spec, account):
+    for mount in mounts(job, claimant.attempt, spec, account):
         argv += mount.argv()
     for name, value in environment.items():
         argv += ["--env", f"{name}={value}"]

@@ -12,6 +12,7 @@ from gpurun.images.ship import ship
 from gpurun.images.tree import scan, unreadable
 from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
+from gpurun.node.job.layer_rules import CODE
 from gpurun.supervisor.data import send_data
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.hooks import run_prologs
@@ -80,7 +81,7 @@ def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[
 def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
     if job.spec.workdir is None:
         return
-    folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/workspace" for host in hosts}
+    folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/{CODE}" for host in hosts}
     try:
         code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
         results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory)

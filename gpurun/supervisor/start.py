@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from gpurun.doctor.findings import one_line
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
 from gpurun.launch import jobssh
@@ -112,12 +113,14 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (_runtime(), 0o644)}
     texts[CARDS_FILE] = (_cards(job, agent.host), 0o600)
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
-    agent.call(
+    made = agent.call(
         "gang.create", job=job.lease.job, attempt=job.lease.attempt, files=files, run=list(host.run),
         sshd=None if first or not plan.has_launcher else job.accounts[agent.host].sshd,
         ports=list(host.ports),
-        claim=claim_of(job, agent.host), timeout_s=START_TIMEOUT_S,
-    )  # fmt: skip
+        claim=claim_of(job, agent.host), layered=job.spec.writes_beside, timeout_s=START_TIMEOUT_S,
+    ).value  # fmt: skip
+    if isinstance(made, dict) and (why := one_line(str(made.get("copied", "")))):
+        job.note(f"{agent.host}: no layer can lie above the code, so each attempt gets a copy of it: {why}")
 
 
 def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:

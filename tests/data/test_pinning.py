@@ -121,7 +121,7 @@ def test_containers_read_data_and_cannot_write_them():
     account = HostAccount("1", "1", "u", "/home/u/.gpurun", "h", "10.0.0.1")
     data = {"a": DataSource("folder", "/x", f"sha256:{'1' * 64}", 1), "b": DataSource("host", '/nfs/"x",y')}
     spec = replace(spec_with({}), data=data)
-    flags = [mount.argv()[1] for mount in mounts("j-00000001", spec, account) if mount.target.startswith("/data")]
+    flags = [mount.argv()[1] for mount in mounts("j-00000001", 1, spec, account) if mount.target.startswith("/data")]
     assert flags == [
         f"type=bind,source=/home/u/.gpurun/data/{'1' * 64}/tree,target=/data/a,readonly",
         'type=bind,"source=/nfs/""x"",y",target=/data/b,readonly',

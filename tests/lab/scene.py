@@ -113,7 +113,8 @@ class Scene:
             "outputs: /out\noutputs_every: 1s\n"
             f"constraints: {{gpus_per_host: 1, hosts: {json.dumps(hosts)}}}\n"
             f"env: {json.dumps({name: str(value) for name, value in env.items()})}\n"
-            f"command: {json.dumps(['python3', '/workspace/tricks.py', ','.join(tricks)])}\n{more}",
+            f"command: {json.dumps(['python3', '/workspace/tricks.py', ','.join(tricks)])}\n"
+            f"workdir_read_only: true\n{more}",
         )  # fmt: skip
 
     def begin(self) -> None:

@@ -40,6 +40,9 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         image_labels: the labels of images, by id.
         refusals: so many of the next changes are refused.
         asked: the bodies of all requests to create a container; the command adds its argv.
+        volumes: what is listed, by name.
+        used: names of volumes that a stranger's container has.
+        mount_error: what Docker says when it mounts an overlay; "" if it can.
         may_finish: cleared, no container gets ready that begins with `slow`.
     """
 
@@ -54,6 +57,9 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.images = ["sha256:1"]
         self.changes: list[tuple[str, str]] = []
         self.asked: list[dict[str, object]] = []
+        self.volumes: dict[str, dict[str, object]] = {}
+        self.used: set[str] = set()
+        self.mount_error = ""
         self.slow = ""
         self.is_full = False
         self.refusals = 0
@@ -128,7 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.image_labels.get(asked.path.split("/")[2])
             self._answer(404 if found is None else 200, {"Config": {"Labels": found}})
         elif asked.path == "/volumes":
-            self._answer(200, {"Volumes": []})
+            (prefix,) = json.loads(parse_qs(asked.query)["filters"][0])["name"]
+            self._answer(200, {"Volumes": [one for name, one in self.server.volumes.items() if prefix in name]})
+        elif asked.path.endswith("/archive"):
+            is_overlay = any("overlay" in str(one.get("DriverOpts")) for one in self.server.volumes.values())
+            refused = self.server.mount_error if is_overlay else ""
+            self._answer(500 if refused else 404, {"message": refused or "Could not find the file"})
         elif asked.path != "/containers/json":
             found = self.server.containers.get(asked.path.split("/")[2])
             self._answer(200 if found else 404, found or {"message": "No such container"})
@@ -150,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.change(asked.path.split("/")[2], asked.path.rpartition("/")[2], body)
             self._answer(200, {"Warnings": []})
             return
+        if asked.path == "/volumes/create":
+            self._answer(201, self.server.volumes.setdefault(body["Name"], body))
+            return
         self.server.asked.append(body)
         name, labels = parse_qs(asked.query)["name"][0], body.get("Labels") or {}
         ident = None if self.server.is_full else self.server.make(name, labels)
@@ -161,5 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(201, {"Id": ident})
 
     def do_DELETE(self) -> None:
-        self.server.remove(urlsplit(self.path).path.rpartition("/")[2])
+        path = urlsplit(self.path).path
+        name = path.rpartition("/")[2]
+        if path.startswith("/volumes/") and name in self.server.used:
+            self._answer(409, {"message": "volume is in use"})
+            return
+        if path.startswith("/volumes/"):
+            self.server.volumes.pop(name, None)
+        else:
+            self.server.remove(name)
         self._answer(204, None)

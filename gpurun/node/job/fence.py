@@ -11,7 +11,7 @@ from gpurun.node.folder import below
 from gpurun.node.gpu import holders
 from gpurun.node.gpu.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.gpu.nvml_apart import Nvml
-from gpurun.node.job import claim_store, claims, creating, hooks, job_lock, job_parts
+from gpurun.node.job import claim_store, claims, creating, hooks, job_lock, job_parts, layer
 from gpurun.node.job.job_parts import AGENT_FILE, CARDS_FILE
 
 STRANGER_S = 2.0
@@ -149,6 +149,7 @@ def _is_of(others: List[Container], holder: Dict[str, Any], cards: List[Card]) -
 def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
     """Remove the job's folder, but keep the list of its GPUs, and since when it had them, while these are needed."""
     folder = job_parts.folder(job)
+    layer.free_work(job)
     if not keep_cards:
         _remove(folder)
     elif os.path.isdir(folder):
@@ -156,6 +157,7 @@ def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
             _remove(os.path.join(folder, name))
     if outputs:
         _remove(job_parts.outputs_folder(job))
+        _remove(job_parts.kept_layer(job))
 
 
 def _remove(path: str) -> None:
@@ -183,6 +185,7 @@ def _remove_containers(call: Call, job: str, attempt: int, required: bool, seen:
         for container in job_parts.containers_of(connection, job, attempt):
             seen.add(container["Id"])
             docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
+        layer.remove(connection, job, attempt)
         return [*unsure, *(container["Id"] for container in job_parts.containers_of(connection, job, attempt))]
     finally:
         connection.close()

@@ -24,7 +24,7 @@ from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.docker import engine, kinds, run_argv
 from gpurun.node.folder import below, files
-from gpurun.node.job import claims, creating, job_lock, job_parts, machines
+from gpurun.node.job import claims, creating, job_lock, job_parts, layer, machines
 from gpurun.node.job.fence import fence
 from gpurun.node.job.rank_processes import signal
 from gpurun.node.job.rank_progress import progress
@@ -87,6 +87,7 @@ def create(
     sshd: Optional[str],
     claim: Optional[Dict[str, Any]] = None,
     ports: Sequence[int] = (),
+    layered: bool = False,
 ) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
@@ -96,6 +97,10 @@ def create(
         sshd: absolute path of the OpenSSH server, None if no rank is started from outside.
         ports: TCP ports on which ranks will listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
+        layered: ranks may write beside their code: `layer.volume_name` is among the mounts.
+
+    Returns:
+        ``{"container", "copied"}``: its id; why each rank's writable code is a copy, "" if it is not.
 
     Raises:
         OpError: ``claimed`` if another gang holds one of the GPUs; ``fenced`` if the folder is no longer this
@@ -116,15 +121,24 @@ def create(
             _start_sshd(sshd, folder)
         for port in ports:
             _check_port(port)
-        creating.begin(job, attempt, run_argv.container_name(run))
-        argv, values = run_argv.create_argv(run)
-        done = _run(argv, keeps=held.descriptor, environment=values)
-        if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
-            message = _last_line(done.stderr)
-            raise OpError(kinds.of_create(message), message)
-        creating.end(job)
+
+        def container() -> str:
+            return _create(job, attempt, run, held)
+
+        made, copied = layer.create(call, job, attempt, container) if layered else (container(), "")
         engine.note(call, folder)
-    return {"container": done.stdout.strip()}
+    return {"container": made, "copied": copied}
+
+
+def _create(job: str, attempt: int, run: List[str], held: job_lock.Held) -> str:
+    creating.begin(job, attempt, run_argv.container_name(run))
+    argv, values = run_argv.create_argv(run)
+    done = _run(argv, keeps=held.descriptor, environment=values)
+    if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
+        message = _last_line(done.stderr)
+        raise OpError(kinds.of_create(message), message)
+    creating.end(job)
+    return done.stdout.strip()
 
 
 def put(call: Call, job: str, attempt: int, name: str, mode: int) -> Dict[str, Any]:

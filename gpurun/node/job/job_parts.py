@@ -38,6 +38,21 @@ def outputs_folder(job: str) -> str:
     return os.path.join(place.root(), "outputs", _checked(job))
 
 
+def layer_folder(job: str) -> str:
+    """Return the folder of what the job's ranks write beside their code (`gpurun.node.job.layer`).
+
+    It is beside the outputs if `kept_layer` made it there: then it stays until the head has everything. Otherwise, it
+    goes with the job's folder.
+    """
+    kept = kept_layer(job)
+    return kept if os.path.isdir(kept) else os.path.join(folder(job), "beside")
+
+
+def kept_layer(job: str) -> str:
+    """Return where that folder is if the head copies it."""
+    return outputs_folder(job) + ".beside"
+
+
 def _checked(job: str) -> str:
     if not _JOB.match(job):
         raise OpError("bad-request", "%r is not a job's id" % job)

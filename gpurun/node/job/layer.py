@@ -1,0 +1,235 @@
+"""What an attempt's ranks write beside their code: a Docker volume above the code, one for all ranks of the host.
+
+The engine mounts it, so this account needs no rights: an overlay whose lower folder is the code. Where the engine or
+the kernel refuses that, the volume is a plain copy of the code. Either way, new and changed files lie in one folder of
+this account, and the code itself never changes.
+
+Docker says whether the mount works without starting anything: a question about a path in a created container mounts
+its volumes.
+"""
+
+import os
+import shutil
+import urllib.parse
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from gpurun.node import docker
+from gpurun.node.agent import place
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.folder import below
+from gpurun.node.folder.contents import Listed
+from gpurun.node.folder.making import Maker
+from gpurun.node.folder.walk import Found, walk
+from gpurun.node.job import job_parts
+from gpurun.node.job.layer_rules import CODE, PREFIX, TARGET, volume_name
+
+ABSENT = TARGET + "/.gpurun-is-it-mounted"
+FOLDER_LABEL = "gpurun.folder"
+_PARAMETERS = "/sys/module/overlay/parameters"
+_FEATURES = ("index", "metacopy", "redirect_dir")
+"""What a kernel may do by default, and must not here: files in the upper folder may then lack their content."""
+_MOST_OPTIONS = 3500
+"""The kernel takes one page of options (mount(2))."""
+_UNUSABLE = frozenset(":,\\\n")
+"""Characters of a path that are not plain text in an overlay's options."""
+_PIECE = 1 << 20
+_FAILED = 500
+
+
+def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> Tuple[str, str]:
+    """Make an attempt's volume, and the container that mounts it. The caller holds the job's lock.
+
+    Args:
+        container: creates the container, and returns its id.
+
+    Returns:
+        The container, and why its layer is a copy of the code; "" if it is an overlay.
+
+    Raises:
+        OpError: as `container`; Docker refuses a volume; errors of the file system.
+    """
+    why = _make_overlay(call, job, attempt)
+    if not why:
+        made = container()
+        why = _refusal(call, made)
+        if not why:
+            return made, ""
+        docker.request(call, "DELETE", "/containers/%s?force=1&v=1" % made)
+    _make_copy(call, job, attempt)
+    return container(), why
+
+
+def _make_overlay(call: Call, job: str, attempt: int) -> str:
+    """Make the volume as an overlay; return why that is not possible."""
+    written, work = _folders(job)
+    code = os.path.join(job_parts.folder(job), CODE)
+    options = _options(code, written, work)
+    if _UNUSABLE.intersection(code + written) or len(options) > _MOST_OPTIONS:
+        return "an overlay takes no such path as %r" % written
+    _make_volume(call, job, attempt, {"type": "overlay", "device": "overlay", "o": options})
+    return ""
+
+
+def _make_copy(call: Call, job: str, attempt: int) -> None:
+    """Make the volume as a copy of the code. No container may have it. What is written there already stays."""
+    written, _ = _folders(job)
+    _copy_code(call, os.path.join(job_parts.folder(job), CODE), written)
+    _make_volume(call, job, attempt, {"type": "none", "device": written, "o": "bind"})
+
+
+def _make_volume(call: Call, job: str, attempt: int, options: Dict[str, str]) -> None:
+    """Make an attempt's volume, in the place of one that no container has any more."""
+    labels = {job_parts.LABEL: job, "gpurun.attempt": str(attempt), FOLDER_LABEL: place.root()}
+    body = {"Name": volume_name(job, attempt), "Driver": "local", "DriverOpts": options, "Labels": labels}
+    connection = docker.connect(call)
+    try:
+        _sweep(connection)
+        _remove(connection, volume_name(job, attempt))
+        status, answer = docker.exchange(connection, "POST", "/volumes/create", body)
+    finally:
+        connection.close()
+    if status not in (200, 201):
+        raise docker.failure(status, answer, "making the layer above the code")
+
+
+def _refusal(call: Call, container: str) -> str:
+    """Return why Docker cannot mount the volumes of a created container; "" if it can."""
+    path = "/containers/%s/archive?path=%s" % (container, urllib.parse.quote(ABSENT))
+    said = docker.request(call, "GET", path).value
+    if said["status"] < _FAILED:
+        return ""
+    return str((said["json"] or {}).get("message") or "Docker answered %d" % said["status"])
+
+
+def remove(connection: docker.Connection, job: str, attempt: int) -> None:
+    """Remove the volumes of this and earlier attempts, after their containers. Idempotent.
+
+    A volume that a stranger's container uses stays. It holds no file of the job, and the next job here removes it.
+    """
+    for name, _ in _volumes(connection, "%s%s-" % (PREFIX, job)):
+        number = name.rpartition("-")[2]
+        if number.isdigit() and len(number) < 10 and int(number) <= attempt:
+            _remove(connection, name)
+
+
+def free_work(job: str) -> None:
+    """Remove the engine's own folder beside what was written, after the containers: only its owner may look into it.
+
+    A host that lost its power may have left something in it. Then the folder goes to a place from which a later job
+    takes it: the kernel empties it at the next mount.
+    """
+    work = os.path.join(job_parts.layer_folder(job), "work")
+    try:
+        os.rmdir(os.path.join(work, "work"))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        try:
+            os.makedirs(_used(), mode=0o700, exist_ok=True)
+            os.rename(work, os.path.join(_used(), os.urandom(8).hex()))
+        except OSError:
+            pass  # the fence says that the folder is still there
+
+
+def _used() -> str:
+    return os.path.join(place.root(), "outputs", ".used-work")
+
+
+def _folders(job: str) -> Tuple[str, str]:
+    """Create the folders for what is written and for the engine's own use; return them. They are on one disk."""
+    above = job_parts.layer_folder(job)
+    written, work = os.path.join(above, "written"), os.path.join(above, "work")
+    os.makedirs(written, mode=0o700, exist_ok=True)
+    if not os.path.isdir(work):
+        for name in os.listdir(_used()) if os.path.isdir(_used()) else ():
+            try:
+                os.rename(os.path.join(_used(), name), work)
+                break
+            except OSError:
+                continue
+    os.makedirs(work, mode=0o700, exist_ok=True)
+    return written, work
+
+
+def _options(code: str, written: str, work: str) -> str:
+    given = ["lowerdir=" + code, "upperdir=" + written, "workdir=" + work]
+    return ",".join(given + [name + "=off" for name in _FEATURES if os.path.exists(os.path.join(_PARAMETERS, name))])
+
+
+def _volumes(connection: docker.Connection, prefix: str) -> List[Tuple[str, Dict[str, Any]]]:
+    """Return names and labels of the volumes whose names begin with `prefix`."""
+    filters = urllib.parse.quote('{"name":["%s"]}' % prefix)
+    status, answer = docker.exchange(connection, "GET", "/volumes?filters=" + filters)
+    found = docker.parse(answer)
+    if status != 200 or not isinstance(found, dict):
+        raise docker.failure(status, answer, "listing volumes")
+    listed = [each for each in found.get("Volumes") or () if str(each.get("Name")).startswith(prefix)]
+    return [(str(each["Name"]), each.get("Labels") or {}) for each in listed]
+
+
+def _remove(connection: docker.Connection, name: str) -> None:
+    docker.exchange(connection, "DELETE", "/volumes/" + urllib.parse.quote(name))
+
+
+def _sweep(connection: docker.Connection) -> None:
+    """Remove volumes of this account whose jobs are gone: a stranger's container had them at the fence."""
+    for name, labels in _volumes(connection, PREFIX):
+        job = str(labels.get(job_parts.LABEL))
+        try:
+            is_gone = labels.get(FOLDER_LABEL) == place.root() and not os.path.isdir(job_parts.folder(job))
+        except OpError:
+            continue
+        if is_gone:
+            _remove(connection, name)
+
+
+# -- a copy of the code --------------------------------------------------------------------------------
+
+
+def _copy_code(call: Call, code: str, written: str) -> None:
+    """Copy what `written` lacks of the code. Follows no link: what an earlier attempt wrote may be there, too."""
+    top, dest = below.open_top(code), below.open_top(written, need=below.CHANGE)
+    scratch = below.open_top(os.path.dirname(written))
+    try:
+        with Maker(dest, scratch) as maker:
+            blocked = set()  # type: Set[below.Parts]
+            for found in walk(top):
+                call.check()
+                there = "" if found.parts[:-1] in blocked else _kind_at(maker, found.parts)
+                if there is None:
+                    _copy(maker, found)
+                elif there != "dir" and _kind_of(found) == "dir":
+                    blocked.add(found.parts)
+            maker.close_folders()
+    finally:
+        for descriptor in (top, dest, scratch):
+            os.close(descriptor)
+
+
+def _kind_of(found: Found) -> str:
+    return "" if found.status is None else below.kind_of(found.status.st_mode)
+
+
+def _kind_at(maker: Maker, parts: below.Parts) -> Optional[str]:
+    """Return the kind of what is there; None if nothing is."""
+    try:
+        return below.kind_of(os.lstat(parts[-1], dir_fd=maker.cursor.at(parts[:-1])).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _copy(maker: Maker, found: Found) -> None:
+    path, kind, status = below.text_of_path(found.parts), _kind_of(found), found.status
+    if status is None:
+        raise OpError("denied", "%r: %s" % (path, found.why))
+    entry = Listed(path, kind, status.st_mode & 0o777, status.st_mtime_ns, status.st_size)
+    if kind == "dir":
+        maker.folder(entry)
+    elif kind == "link":
+        maker.link(entry._replace(target=os.fsdecode(os.readlink(found.parts[-1], dir_fd=found.above))))
+    else:
+        descriptor = below.open_file(found.above, found.parts[-1], force=True)
+        begun, _ = maker.begin(entry, entry.marks)
+        with os.fdopen(descriptor, "rb", buffering=0) as source, open(begun, "wb", buffering=0, closefd=False) as out:
+            shutil.copyfileobj(source, out, _PIECE)
+        maker.keep(entry, entry.marks)

@@ -1,0 +1,180 @@
+"""What ranks write beside their code: a layer of each attempt on each host, which goes with the attempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from engine_stand_in import EngineStandIn
+from waiting import LIMIT_S
+
+from gpurun.node.agent import place
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.job import gang, job_parts, layer_rules
+from gpurun.node.job.fence import fence
+
+JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
+REFUSED = "failed to mount local volume: mount overlay: invalid argument"
+CREATE = """
+import os
+from gpurun.node.job import gang, layer
+from gpurun.node.agent.call import Call
+layer._refusal = lambda *_: os.kill(os.getpid(), 9)
+gang.create(Call(1, lambda *_: None, False, b""), %r, 1, {}, %r, None, layered=True)
+"""
+
+
+def call():
+    return Call(1, lambda *_: None, False, b"")
+
+
+def argv(attempt=1, job=JOB):
+    labels = ["--label", f"gpurun.job={job}", "--label", f"gpurun.attempt={attempt}"]
+    return ["docker", "run", "--detach", "--name", f"gpurun-{job}-{attempt}", *labels, "image"]
+
+
+@pytest.fixture(params=["it's a home", "a,b:c"])
+def host(tmp_path, monkeypatch, request):
+    """A host with an engine; overlays take no comma in a path."""
+    home = tmp_path / request.param
+    home.mkdir()
+    engine = EngineStandIn(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.path}")
+    monkeypatch.setenv("PATH", f"{engine.bin}:{os.environ['PATH']}")
+    monkeypatch.setattr(gang, "_make_key", lambda *_: "ssh-ed25519 AAAA")
+    monkeypatch.setattr(gang, "_tool", lambda name: f"/usr/bin/{name}")
+    yield SimpleNamespace(engine=engine, is_overlay="," not in request.param, top=home / ".gpurun")
+    engine.shutdown()
+    engine.server_close()
+
+
+def prepare(attempt=1, job=JOB):
+    """Prepare an attempt, with its code; return the code's folder and the one for what is written beside it."""
+    gang.prepare(call(), job, attempt, "", True, False)
+    code = Path(job_parts.folder(job)) / layer_rules.CODE
+    (code / "sub").mkdir(parents=True, exist_ok=True)
+    (code / "train.py").write_text("print()")
+    (code / "sub" / "a").write_text("a")
+    os.utime(code / "train.py", ns=(10**18, 10**18))
+    (code / "link").unlink(missing_ok=True)
+    (code / "link").symlink_to("/nowhere")
+    return code, Path(job_parts.layer_folder(job)) / "written"
+
+
+def create(attempt=1, job=JOB):
+    return gang.create(call(), job, attempt, {}, argv(attempt, job), None, layered=True)
+
+
+def fenced(attempt=1, job=JOB):
+    rest = fence(call(), job, attempt, timeout_s=LIMIT_S)
+    assert not any(rest.values()), rest
+
+
+def test_a_layer_lies_above_the_code_and_carries_the_jobs_labels(host):
+    code, written = prepare()
+    made = create()
+    (volume,) = host.engine.volumes.values()
+    assert volume["Name"] == layer_rules.volume_name(JOB, 1) and volume["Driver"] == "local"
+    assert volume["Labels"] == {"gpurun.job": JOB, "gpurun.attempt": "1", "gpurun.folder": place.root()}
+    if host.is_overlay:
+        options = volume["DriverOpts"]["o"].split(",")
+        assert [f"lowerdir={code}", f"upperdir={written}"] == options[:2] and made["copied"] == ""
+        assert {option.partition("=")[2] for option in options[3:]} <= {"off"}
+        assert list(written.iterdir()) == []
+    else:
+        assert volume["DriverOpts"] == {"type": "none", "device": str(written), "o": "bind"} and made["copied"]
+
+
+def test_a_copy_of_the_code_takes_its_place_where_no_overlay_can_be_mounted(host):
+    host.engine.mount_error = REFUSED
+    code, written = prepare()
+    made = create()
+    assert (REFUSED in made["copied"]) is host.is_overlay and made["copied"]
+    assert list(host.engine.containers) == [made["container"]], "the container that could not start is gone"
+    (volume,) = host.engine.volumes.values()
+    assert volume["DriverOpts"]["o"] == "bind"
+    assert sorted(os.listdir(written)) == ["link", "sub", "train.py"] and (written / "sub" / "a").read_text() == "a"
+    assert (written / "link").readlink() == Path("/nowhere")
+    assert (written / "train.py").stat().st_mtime_ns == 10**18
+    (written / "train.py").write_text("changed by the program")
+    assert (code / "train.py").read_text() == "print()"
+
+
+def test_a_copy_replaces_nothing_that_was_written_and_follows_no_link(host, tmp_path):
+    host.engine.mount_error = REFUSED
+    code, written = prepare()
+    written.mkdir(parents=True)
+    (written / "train.py").write_text("mine")
+    (tmp_path / "outside").mkdir()
+    (written / "sub").symlink_to(tmp_path / "outside")
+    create()
+    assert (written / "train.py").read_text() == "mine" and (written / "sub").is_symlink()
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert (code / "sub" / "a").exists()
+
+
+def test_a_fence_removes_the_layers_of_this_and_earlier_attempts_alone(host):
+    prepare()
+    create()
+    for name in (f"{JOB}-9", f"{JOB}-x", f"{JOB}-99999999999", f"{OTHER}-1"):
+        host.engine.volumes[layer_rules.PREFIX + name] = {"Name": layer_rules.PREFIX + name, "Labels": None}
+    fenced(2)
+    assert sorted(host.engine.volumes) == sorted(
+        layer_rules.PREFIX + name for name in (f"{JOB}-9", f"{JOB}-x", f"{JOB}-99999999999", f"{OTHER}-1")
+    )
+    assert not Path(job_parts.folder(JOB)).exists()
+
+
+def test_a_fence_removes_the_layer_of_an_agent_that_was_killed(host):
+    prepare()
+    agent = subprocess.run([sys.executable, "-c", CREATE % (JOB, argv())], check=False)
+    assert host.engine.volumes and (agent.returncode == -9) is host.is_overlay
+    fenced()
+    assert host.engine.volumes == {} and not Path(job_parts.folder(JOB)).exists()
+
+
+def test_a_strangers_container_that_has_the_layer_keeps_no_gpus_and_the_next_job_removes_it(host):
+    prepare()
+    create()
+    name = layer_rules.volume_name(JOB, 1)
+    host.engine.used.add(name)
+    fenced()
+    assert name in host.engine.volumes
+    host.engine.used.clear()
+    elsewhere = {"gpurun.job": JOB, "gpurun.folder": "/home/other/.gpurun"}
+    for strange, labels in (("1", None), ("2", {"gpurun.job": "../x"}), ("3", elsewhere)):
+        host.engine.volumes[layer_rules.PREFIX + strange] = {"Name": layer_rules.PREFIX + strange, "Labels": labels}
+    prepare(job=OTHER)
+    create(job=OTHER)
+    assert set(host.engine.volumes) == {layer_rules.PREFIX + each for each in ("1", "2", "3", f"{OTHER}-1")}
+
+
+def test_what_a_power_cut_left_in_the_engines_own_folder_is_for_a_later_job(host, monkeypatch):
+    """Only root may look into it, so this account cannot remove it; the kernel empties it at the next mount."""
+    prepare()
+    create()
+    work = Path(job_parts.layer_folder(JOB)) / "work"
+    (work / "work").mkdir(parents=True, exist_ok=True)
+    (work / "work" / "#1f").write_text("torn")
+    fenced()
+    used = list((host.top / "outputs" / ".used-work").iterdir())
+    assert [(each / "work" / "#1f").read_text() for each in used] == ["torn"]
+    prepare(job=OTHER)
+    create(job=OTHER)
+    if host.is_overlay:
+        assert (Path(job_parts.layer_folder(OTHER)) / "work" / "work" / "#1f").exists()
+        assert list((host.top / "outputs" / ".used-work").iterdir()) == []
+
+
+def test_an_engine_that_refuses_a_volume_is_told_of(host):
+    prepare()
+    with pytest.raises(OpError, match="no space left"):
+        host.engine.is_full = True
+        create()
+    fenced()
+    assert host.engine.volumes == {}
