@@ -134,6 +134,20 @@ def test_a_text_that_starts_launchers_runs_once_on_each_host_where_that_is_right
     assert made.command == spec.command and "once on each host" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "proposed"),
+    [
+        (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint …:29500 ddp.py"),
+        ("torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'",
+         "-- torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'"),
+    ],
+)  # fmt: skip
+def test_a_refused_text_has_the_line_to_write_instead(text, proposed):
+    with pytest.raises(BadInput) as refused:
+        once_on_hosts(replace(SPEC, gpus=8), launches_in(text), "train.sh")
+    assert proposed in refused.value.hint
+
+
 def test_a_text_without_a_launcher_starts_none():
     for text in (
         "python train.py",

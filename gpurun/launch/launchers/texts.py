@@ -28,14 +28,14 @@ def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -
     if any(each.typed is SRUN for each in launches):
         raise BadInput(
             f"{where} calls srun, and gpurun takes the place of Slurm",
-            hint=f"write what srun starts as the command: gpurun submit -n {spec.gpus} … -- srun PROGRAM ARGUMENTS\n"
-            "    (gpurun reads such a line, and leaves srun out)",
+            hint=f"write the line with srun as the command; gpurun reads it: gpurun submit -n {spec.gpus} … -- "
+            f"{max((each.line for each in launches if each.typed is SRUN), key=len)}",
         )
     if any(each.names_hosts for each in launches):
         raise BadInput(
             f"{where} names the hosts of {names} itself, and gpurun chooses the hosts",
             hint=f"write {VARIABLES} in it, which gpurun sets on each host\n    or write the launcher's line itself: "
-            f"gpurun submit -n {spec.gpus} … -- {launches[0].typed.name} …",
+            f"gpurun submit -n {spec.gpus} … -- {next(each.line for each in launches if each.names_hosts)}",
         )
     each_host, why = _gpus_of_a_host(spec, launches, where)
     given = spec.constraints.gpus_per_host

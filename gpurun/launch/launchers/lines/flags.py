@@ -104,6 +104,7 @@ class Typed:
         spelled: the table's spelling of a flag.
         read: what its flags mean: (flags, words behind them, interpreter) → reading.
         instead: for a launcher that gpurun cannot start: (words behind it, GPUs) → the line that does the same.
+        is_queue: it asks another queue for machines, so it is refused for one GPU, too.
         is_it: whether words behind the name belong to this program; another program may have the same name.
     """
 
@@ -116,6 +117,7 @@ class Typed:
     read: Callable[[list[FoundFlag], tuple[str, ...], tuple[str, ...]], Meaning] | None = None
     instead: Callable[[tuple[str, ...], int], str] | None = None
     is_it: Callable[[tuple[str, ...]], bool] = lambda _words: True
+    is_queue: bool = False
 
 
 def read_flags(typed: Typed, words: tuple[str, ...]) -> tuple[list[FoundFlag], tuple[str, ...]]:

@@ -7,6 +7,7 @@ says that there is one, does not follow them.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -23,7 +24,7 @@ GIVEN = frozenset({
 })  # fmt: skip
 """What the only process of a host reads of its gang in the environment. A text's own default for it does not count."""
 SETS = ("export", "local", "declare", "typeset", "readonly")
-DEPTH = 20
+DEPTH, MOST_SHOWN = 20, 300
 MOST_COMMANDS, MOST_WORDS, MOST_LAUNCHES, MOST_CHARACTERS = 5000, 500, 100, 10_000
 TOLD, UNKNOWN = "\1", "\0"
 """What stands for a variable that gpurun sets, and for one whose value words cannot tell."""
@@ -44,12 +45,14 @@ class ScriptLaunch(NamedTuple):
         per_host: the processes that it starts on each host; None = the text does not say.
         hosts: the hosts on which it is right; None = as many as gpurun says.
         names_hosts: it says itself where the other hosts are, or which one this is.
+        line: its command line for people, with ``…`` for what words cannot tell.
     """
 
     typed: Typed
     per_host: int | None = None
     hosts: int | None = None
     names_hosts: bool = False
+    line: str = ""
 
 
 def launches_in(text: str, arguments: tuple[str, ...] = ()) -> tuple[ScriptLaunch, ...]:
@@ -64,7 +67,14 @@ def launches_in(text: str, arguments: tuple[str, ...] = ()) -> tuple[ScriptLaunc
     evaluated = " ; ".join(" ".join(words[1:]) for words in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
     found += [values.of(words) for words in simple_commands(evaluated)]
     starts = (begun(words) for words in found if words[:1] != ("eval",))
-    return tuple(islice((_launch(start) for start in starts if start is not None), MOST_LAUNCHES))
+    launches = (_launch(start)._replace(line=_shown(start)) for start in starts if start is not None)
+    return tuple(islice(launches, MOST_LAUNCHES))
+
+
+def _shown(start: Start) -> str:
+    program = start.typed.programs[0] if start.typed.programs else f"python3 -m {start.typed.modules[0]}"
+    words = [re.sub(f"[{TOLD}{UNKNOWN}]+", "…", word) for word in start.words]
+    return " ".join([program, *(word if "…" in word else shlex.quote(word) for word in words)])[:MOST_SHOWN]
 
 
 class _Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from gpurun.launch.launchers.lines.flags import CHOSEN, Typed, flags
@@ -44,6 +45,29 @@ def _behind_torchrun(_words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- torchrun SCRIPT.py ARGUMENTS"
 
 
+def _in_this_queue(words: tuple[str, ...], gpus: int) -> str:
+    """Return the line for a script, or a text, that was meant for another queue."""
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == "--wrap"), None)
+    text = _value(words, at) if at is not None else ""
+    script = next((word for word in words if word.endswith((".sh", ".sbatch", ".slurm", ".bash", ".job", ".pbs"))), "")
+    command = f"bash -c {shlex.quote(text)}" if text else f"bash {shlex.quote(script or 'SCRIPT')}"
+    return f"gpurun submit -n {_gpus(words) or gpus} … -- {command}"
+
+
+def _gpus(words: tuple[str, ...]) -> int | None:
+    """Return the GPUs that flags of Slurm ask for; None if they do not say."""
+    found = dict[str, int]()
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        if (
+            match := re.fullmatch(r"(?:gpu:)?(?:[a-zA-Z]\w*:)?([0-9]{1,5})", value if equals else following)
+        ) is not None:
+            found.setdefault(
+                {"-N": "--nodes", "-G": "--gpus", "--gres": "--gpus-per-node"}.get(name, name), int(match[1])
+            )
+    return found.get("--gpus") or found.get("--nodes", 1) * found.get("--gpus-per-node", 0) or None
+
+
 LAUNCHERS = (
     TORCHRUN,
     LAUNCH,
@@ -68,6 +92,8 @@ LAUNCHERS = (
     Typed("jsrun", "", ("jsrun",), instead=_behind_mpirun),
     Typed("aprun", "", ("aprun",), instead=_behind_mpirun),
     Typed("ibrun", "", ("ibrun",), instead=_behind_mpirun),
+    Typed("ray job submit", "", ("ray job submit", "ray submit"), instead=_behind_torchrun, is_queue=True),
+    Typed("sbatch", "", ("sbatch", "qsub", "bsub", "salloc", "flux batch"), instead=_in_this_queue, is_queue=True),
 )  # fmt: skip
 """The first ones are started by a launcher of gpurun; the others start processes of their own on each host."""
 
