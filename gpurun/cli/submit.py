@@ -126,6 +126,9 @@ def submit(
     launcher: Annotated[
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
+    one_per_host: Annotated[
+        bool | None, typer.Option("--one-per-host", help="One process for each host, which sees all its GPUs.")
+    ] = None,
     controller: Annotated[
         str | None, _option("--controller", metavar="gloo|mpi", text="How horovodrun starts ranks: gloo or mpi.")
     ] = None,
@@ -161,7 +164,8 @@ def submit(
         "--hang-timeout": ("hang_timeout", hang_timeout), "--outputs-every": ("outputs_every", outputs_every),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--workdir-read-only": ("workdir_read_only", workdir_read_only),
-        "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
+        "--name": ("name", name), "--launcher": ("launcher", launcher),
+        "--one-per-host": ("one_per_host", one_per_host), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", pairs_of("--env", env) if env else None),
         "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),

@@ -182,7 +182,7 @@ class RecipeKeys(TypedDict, total=False):
         means("a Docker image on the head; gpurun sends each host the layers it lacks", "gpurun/train:tf2.15"),
     ]
     python: Annotated[PythonKeys, means("Python packages on top of the image", "{requirements: requirements.txt}")]
-    gpus: Annotated[Gpus, means("how many GPUs; each has a rank", "8")]
+    gpus: Annotated[Gpus, means("how many GPUs; each has a rank, unless `one_per_host` says otherwise", "8")]
     min_gpus: Annotated[
         Gpus,
         means(
@@ -268,6 +268,14 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow` or `tasks`",
             "torchrun",
+        ),
+    ]
+    one_per_host: Annotated[
+        bool,
+        means(
+            "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU: for "
+            "a program that uses several GPUs itself, or calls a launcher itself",
+            "true",
         ),
     ]
     controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo")]

@@ -282,6 +282,8 @@ class JobSpec:
         data: name → source of the data set that each rank reads at ``/data/NAME``.
         project: the name under which history and `gpurun report` count the job.
         notify: whom gpurun notifies when the job starts, ends, fails or is preempted.
+        one_per_host: the gang has one rank for each host, which sees all of the job's GPUs there. Otherwise, one for
+            each GPU.
     """
 
     name: str
@@ -322,6 +324,7 @@ class JobSpec:
     notify: tuple[NotifyWish, ...] = ()
     log_limit_mib: int = 2048
     launcher_flags: tuple[str, ...] = ()
+    one_per_host: bool = False
     workdir_read_only: bool = True
 
     @property

@@ -78,14 +78,6 @@ class Plan:
         """Return the host of rank 0."""
         return self.hosts[0]
 
-    def place_of(self, rank: int) -> tuple[str, int]:
-        """Return host and GPU of a rank. Raises IndexError for a rank without a GPU."""
-        for host in self.hosts:
-            if rank < len(host.gpus):
-                return host.host, host.gpus[rank]
-            rank -= len(host.gpus)
-        raise IndexError(rank)
-
 
 def make_plan(
     *,
@@ -131,7 +123,7 @@ def make_plan(
     gang = PlacedGang(
         f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
         is_tcp=all(used.kind is FabricKind.TCP for used in fabrics.values()), given=frozenset(spec.env),
-        roles=spec.roles,
+        roles=spec.roles, one_per_host=spec.one_per_host,
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT,)
     settings = {
@@ -140,7 +132,8 @@ def make_plan(
     given = shares(spec, grants, inventory, hardware)
     if THREADS not in {*spec.env, *image_sets}:
         for host, found in settings.items():
-            own = _threads(given[host], sum(place.host == host for place in gang.places), hardware.get(host))
+            ranks = sum(place.host == host for place in gang.places)
+            own = _threads(given[host], ranks, hardware.get(host), one_per_host=spec.one_per_host)
             settings[host] = replace(found, environment=(*found.environment, *own))
     notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
@@ -201,12 +194,14 @@ def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:
     return tuple((index, uuids.get(index, "")) for index in grant.gpus)
 
 
-def _threads(share: HostShare, ranks: int, hardware: Hardware | None) -> list[fabric.Setting]:
+def _threads(share: HostShare, ranks: int, hardware: Hardware | None, *, one_per_host: bool) -> list[fabric.Setting]:
+    """Return OMP_NUM_THREADS of a host's ranks. One process for each host starts one for each GPU, as a rule."""
     cores = hardware.docker.cores if hardware is not None else None
-    each = threads(share, ranks, cores)
+    parts, what = (share.gpus, "GPU") if one_per_host else (ranks, "rank")
+    each = threads(share, parts, cores)
     if each is None:
         return []
-    why = f"the job's share of {cores} cores, divided by {ranks} rank{'s' if ranks > 1 else ''}"
+    why = f"the job's share of {cores} cores, divided by {parts} {what}{'s' if parts > 1 else ''}"
     return [fabric.Setting(THREADS, str(each), why, "probe")]
 
 
@@ -226,7 +221,8 @@ def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSett
 def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
     """Return the description of the gang for programs in the containers (`gpurun_runtime.gang`)."""
     hosts = [
-        {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus)} for grant in gang.grants
+        {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus), "ranks": each}
+        for grant, each in zip(gang.grants, gang.ranks_of_hosts, strict=True)
     ]
     told = {"job": claimant.job, "attempt": claimant.attempt, "port": gang.port, "hosts": hosts, "roles": gang.peers()}
     return json.dumps(told) + "\n"

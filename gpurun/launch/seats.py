@@ -43,14 +43,17 @@ class RankSeat:
         return f"{self.role} {self.index} (rank {self.rank})" if self.role else f"rank {self.rank}"
 
 
-def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankSeat, ...]:
-    """Return the ranks of a gang, in order: one for each GPU, host by host; then those without a GPU, if it has roles.
+def seats_of(
+    grants: Sequence[Grant], roles: Roles | None = None, *, one_per_host: bool = False
+) -> tuple[RankSeat, ...]:
+    """Return the ranks of a gang, in order: one for each GPU (or host), host by host; then those without a GPU, if it
+    has roles.
 
     The chief and the evaluator are on the first host, whose outputs they share. Parameter servers are on the hosts
     without GPUs, if the gang has some. Otherwise they are spread evenly, beginning with the last host: no host, and so
     no NIC, has two servers while another has none.
     """
-    with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus]
+    with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus[: 1 if one_per_host else None]]
     servers_on = [node for node, grant in enumerate(grants) if not grant.gpus] or range(len(grants))
     parts = [(node, "", 0) for node in with_gpu] if roles is None else _parts(with_gpu, servers_on, roles)
     sizes, before = Counter(node for node, _, _ in parts), Counter[int]()

@@ -70,14 +70,14 @@ def gang() -> GangOfRank:
     with open(path) as stream:
         told = json.load(stream)
     hosts = told["hosts"]
-    ranks = [(node, local) for node, host in enumerate(hosts) for local in range(host["gpus"])]
+    ranks = [(node, local) for node, host in enumerate(hosts) for local in range(host.get("ranks", host["gpus"]))]
     rank = int(_rank())
     node, local = ranks[rank] if rank < len(ranks) else (0, 0)
     return GangOfRank(
         rank=rank,
         size=_number("SIZE", len(ranks)),
         local_rank=_number("LOCAL_RANK", local),
-        local_size=_number("LOCAL_SIZE", hosts[node]["gpus"]),
+        local_size=_number("LOCAL_SIZE", hosts[node].get("ranks", hosts[node]["gpus"])),
         node=_number("NODE", node),
         hosts=[host["name"] for host in hosts],
         addresses=[host["address"] for host in hosts],

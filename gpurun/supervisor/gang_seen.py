@@ -88,6 +88,7 @@ class GangSeen:
     Attributes:
         members: the hosts on which ranks should run, in rank order, the launcher's first.
         roles: the roles of the ranks; None if they are all alike, one for each GPU.
+        one_per_host: the ranks are one for each host.
         least: how many ranks an elastic gang needs; None for any other gang.
         has_launcher: a process on the first host starts the ranks and ends after them; otherwise gpurun has started
             them.
@@ -128,6 +129,7 @@ class GangSeen:
     hung: str | None = None
     rehearsed: str = ""
     roles: Roles | None = None
+    one_per_host: bool = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -156,7 +158,7 @@ class GangSeen:
     @cached_property
     def seats(self) -> tuple[RankSeat, ...]:
         """Return the expected ranks, by number."""
-        return seats_of(self.members, self.roles)
+        return seats_of(self.members, self.roles, one_per_host=self.one_per_host)
 
     @property
     def awaited(self) -> frozenset[int]:

@@ -23,17 +23,18 @@ class Seating:
         grants: the gang's, in rank order.
         most: an elastic gang has ranks with numbers below this. Its launcher numbers hosts again after each change, so
             each host may have any of them. None for any other gang.
-        roles: as in the job's spec.
+        roles, one_per_host: as in the job's spec.
     """
 
     grants: Sequence[Grant]
     most: int | None = None
     roles: Roles | None = None
+    one_per_host: bool = False
 
     @classmethod
     def of(cls, grants: Sequence[Grant], spec: JobSpec) -> Seating:
         """Return the seating of a job's attempt."""
-        return cls(tuple(grants), spec.gpus if spec.is_live_elastic else None, spec.roles)
+        return cls(tuple(grants), spec.gpus if spec.is_live_elastic else None, spec.roles, spec.one_per_host)
 
     def has(self, host: str, rank: int) -> bool:
         """Return whether a rank of this number may run on a host."""
@@ -55,6 +56,6 @@ class Seating:
     @cached_property
     def _numbers(self) -> Mapping[str, set[int]]:
         found: dict[str, set[int]] = {}
-        for seat in seats_of(self.grants, self.roles):
+        for seat in seats_of(self.grants, self.roles, one_per_host=self.one_per_host):
             found.setdefault(seat.host, set()).add(seat.rank)
         return found

@@ -140,6 +140,7 @@ class _Watch:
             members=job.lease.members,
             has_launcher=job.launcher.argv is not None,
             roles=job.spec.roles,
+            one_per_host=job.spec.one_per_host,
             least=job.spec.min_gpus,
             heard_since_s=max(self._begun_s, self._cut_off_s),
             cut_off_s=self._cut_off_s,

@@ -217,13 +217,6 @@ def test_memory_and_cores_follow_the_gpus_of_each_host():
     assert (first.share.memory_mib, second.share.gpus) == (usable // 2, 4)
 
 
-def test_rank_order():
-    made = plan()
-    assert [made.place_of(rank) for rank in range(6)] == [("h2", 1), ("h2", 3), *(("h3", gpu) for gpu in range(4))]
-    with pytest.raises(IndexError):
-        made.place_of(6)
-
-
 def test_no_secret_is_in_a_plan():
     assert "/head/only" not in str(plan())
     assert any("/run/secrets" in mount for mount in options(plan().first.run, "--mount"))

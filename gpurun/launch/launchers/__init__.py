@@ -53,6 +53,8 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]
             command as it is meant.
     """
     launcher_of(spec)
+    if spec.one_per_host and not is_named:
+        spec, is_named = replace(spec, launcher=ALONE), True
     spec, said = typed_line(spec, is_named=is_named, table=_TABLE)
     launcher = launcher_of(spec)
     if launcher.interpreter and spec.command[0].endswith(".py"):
@@ -73,6 +75,11 @@ def _check(spec: JobSpec, launcher: Launcher) -> None:
         raise BadInput(
             f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
             hint="leave them out",
+        )
+    if spec.one_per_host and launcher.one_per_gpu:
+        raise BadInput(
+            f"one_per_host is not for the launcher {launcher.name}: {launcher.one_per_gpu}",
+            hint=f"leave it out, or choose --launcher {ALONE}, which runs the command once on each host",
         )
     if spec.roles is not None and launcher.with_roles is None:
         able = ", ".join(each.name for each in _TABLE.values() if each.with_roles is not None)

@@ -76,9 +76,9 @@ def _start(environ: Mapping[str, str]) -> str:
     return f'(export {exports}; exec {RANK_SCRIPT}) </dev/null &\ngpurun_ranks="$gpurun_ranks $!:{rank}"\n'
 
 
-def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """Return the variables that let a program without knowledge of ranks see only its own GPU."""
-    return {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
+def one_gpu(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """Return the variables that let a program without knowledge of ranks see only its own GPU, or all of its host."""
+    return {} if gang.one_per_host else {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
 
 
 TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu, elastic="anew")
@@ -108,7 +108,7 @@ TORCHRUN = Launcher(
 )
 DEEPSPEED = Launcher(
     "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment,
-    interpreter=with_local_rank(PYTHON), elastic="anew",
+    interpreter=with_local_rank(PYTHON), elastic="anew", one_per_gpu="each process of DeepSpeed uses one GPU",
 )  # fmt: skip
 """DeepSpeed's own launcher gives the number to a script as its first flag, too (`deepspeed.launcher.launch`)."""
 
@@ -116,7 +116,7 @@ DEEPSPEED = Launcher(
 def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     """Return the values for ``jax.distributed.initialize``. JAX reads only the first from the environment everywhere.
 
-    One process for each GPU. Rank 0 listens.
+    One process for each GPU, or for each host. Rank 0 listens.
     """
     return {
         "JAX_COORDINATOR_ADDRESS": f"{gang.addresses[gang.first]}:{gang.port}",

@@ -29,6 +29,7 @@ class PlacedGang:
         is_tcp: the fabric has no RDMA.
         given: the variables that the recipe sets itself; the recipe's values stay.
         roles: the roles of the ranks; None if all ranks are alike.
+        one_per_host: each host has one rank, which sees all of the job's GPUs there.
     """
 
     ident: str
@@ -39,6 +40,7 @@ class PlacedGang:
     is_tcp: bool
     given: frozenset[str] = frozenset()
     roles: Roles | None = None
+    one_per_host: bool = False
 
     @property
     def size(self) -> int:
@@ -53,7 +55,12 @@ class PlacedGang:
     @cached_property
     def places(self) -> Sequence[RankSeat]:
         """Return its ranks, in order."""
-        return seats_of(self.grants, self.roles)
+        return seats_of(self.grants, self.roles, one_per_host=self.one_per_host)
+
+    @property
+    def ranks_of_hosts(self) -> Sequence[int]:
+        """Return the number of ranks with a GPU on each host, in rank order."""
+        return [min(len(grant.gpus), 1) if self.one_per_host else len(grant.gpus) for grant in self.grants]
 
     def port_of(self, place: RankSeat) -> int:
         """Return the port on which a rank with a role listens."""
@@ -94,6 +101,7 @@ class Launcher:
             Horovod's guide recommends.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
         program: the name of what starts the ranks, for people.
+        one_per_gpu: why each of its ranks has one GPU; "": one rank for each host is possible, too.
     """
 
     name: str
@@ -107,3 +115,4 @@ class Launcher:
     all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()
     program: str = "the ranks"
+    one_per_gpu: str = ""

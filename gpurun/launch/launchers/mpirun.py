@@ -7,7 +7,6 @@ own sshd. ``-x`` sends a variable to the ranks; each rank's script exports the v
 from __future__ import annotations
 
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.horovodrun import slots
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.lines.flags import as_mpi
 from gpurun.launch.rank import RANK_SCRIPT
@@ -17,14 +16,15 @@ RADIX = 64
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
-    """Return the argv of ``mpirun``: one rank for each GPU, in rank order.
+    """Return the argv of ``mpirun``: one rank for each GPU (or host), in rank order.
 
     The words ``slot`` keep that order, whatever ``OMPI_MCA_*`` says. Processes are not bound to cores, because ranks
     have data loaders. Only the first host has the key to the others, so it starts all daemons (as Horovod's
     `runner/mpi_run.py`).
     """
     chosen = {as_mpi(word) for word in spec.launcher_flags}
-    command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants)]
+    slots = ",".join(f"{each.host}:{ranks}" for each, ranks in zip(gang.grants, gang.ranks_of_hosts, strict=True))
+    command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots]
     for flag, value in (("--map-by", "slot"), ("--rank-by", "slot"), ("--bind-to", "none")):
         if not any(each.startswith(flag) for each in chosen):
             command += [flag, value]

@@ -79,4 +79,5 @@ def with_roles(spec: JobSpec) -> JobSpec:
 
 TENSORFLOW = Launcher(
     "tensorflow", "/bin/sh, Python and TensorFlow", environment=environment, with_roles=with_roles, interpreter=PYTHON,
+    one_per_gpu="each worker has one GPU",
 )  # fmt: skip
