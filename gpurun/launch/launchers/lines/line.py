@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 from gpurun.launch.launchers.lines import wrappers
@@ -22,7 +23,7 @@ from gpurun.launch.launchers.lines.shell import SAY, SHELLS, simple_commands
 from gpurun.launch.launchers.lines.table import LAUNCHERS, SRUN
 
 PYTHON = ("python3", "-u")
-DEPTH = 20
+DEPTH, MOST_COMMANDS = 20, 100
 """More wrappers than this are none of a person's."""
 FIRST = frozenset(name.split()[0] for typed in LAUNCHERS for name in typed.programs) - {"ds"}
 """What a word among others is taken for a launcher by; `ds` may be anything."""
@@ -176,7 +177,17 @@ def _hidden(words: tuple[str, ...]) -> Typed | None:
             typed = start.typed if start is not None else None
         if typed is not None:
             return typed
-    return _run_by_python(words) if any(name.startswith("python") for name in names) else None
+    return _run_by_python(words) or (_in_a_text(words) if first == 1 else None)
+
+
+def _in_a_text(words: tuple[str, ...]) -> Typed | None:
+    """Return the launcher that another program's text starts, as in ``script -c 'torchrun t.py'``."""
+    for word, before in zip(words[1:], words, strict=False):
+        if any(name in word for name in FIRST) and len(word.split()) > 1 and not before.startswith("--"):
+            for command in islice(simple_commands(word), MOST_COMMANDS):
+                if (start := _start(command)) is not None:
+                    return start.typed
+    return None
 
 
 def _run_by_python(words: tuple[str, ...]) -> Typed | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 
 from gpurun.launch.launchers.lines.flags import CHOSEN, Typed, flags
 from gpurun.launch.launchers.lines.mpi import HOROVODRUN, MPIRUN
@@ -45,12 +46,32 @@ def _behind_torchrun(_words: tuple[str, ...], gpus: int) -> str:
     return f"gpurun submit -n {gpus} … -- torchrun SCRIPT.py ARGUMENTS"
 
 
+def _on_one_host(program: str) -> Callable[[tuple[str, ...], int], str]:
+    """Return what proposes the line itself, once, on a host with all GPUs: right for whatever starts its own ranks."""
+    return lambda words, gpus: (
+        f"gpurun submit -n {gpus} --gpus-per-host {gpus} --one-per-host … -- {shlex.join((*program.split(), *words))}"
+    )
+
+
+def _ray(_words: tuple[str, ...], gpus: int) -> str:
+    """Return a line for a script that starts Ray's head on the first host and its workers on the others."""
+    return (
+        f"gpurun submit -n {gpus} --one-per-host … -- bash SCRIPT   (it starts `ray start --head` where $GPURUN_NODE "
+        "is 0, and elsewhere a worker for the first of $GPURUN_ADDRESSES)"
+    )
+
+
 def _in_this_queue(words: tuple[str, ...], gpus: int) -> str:
     """Return the line for a script, or a text, that was meant for another queue."""
     at = next((at for at, word in enumerate(words) if word.partition("=")[0] == "--wrap"), None)
     text = _value(words, at) if at is not None else ""
-    script = next((word for word in words if word.endswith((".sh", ".sbatch", ".slurm", ".bash", ".job", ".pbs"))), "")
-    command = f"bash -c {shlex.quote(text)}" if text else f"bash {shlex.quote(script or 'SCRIPT')}"
+    scripts = (
+        at for at, word in enumerate(words) if word.endswith((".sh", ".sbatch", ".slurm", ".bash", ".job", ".pbs"))
+    )
+    script = words[first:] if (first := next(scripts, None)) is not None else ("SCRIPT",)
+    command = f"bash -c {shlex.quote(text)}" if text else f"bash {shlex.join(script)}"
+    if "--" in words:
+        command = shlex.join(words[words.index("--") + 1 :])
     return f"gpurun submit -n {_gpus(words) or gpus} … -- {command}"
 
 
@@ -67,6 +88,14 @@ def _gpus(words: tuple[str, ...]) -> int | None:
             )
     return found.get("--gpus") or found.get("--nodes", 1) * found.get("--gpus-per-node", 0) or None
 
+
+MPI_STARTERS = ("flux run", "lrun", "jsrun", "aprun", "ibrun", "mpirun_rsh", "oshrun", "shmemrun")
+OWN_STARTERS = (
+    "xtuner train", "swift sft", "swift pt", "swift rlhf", "mim train", "msrun",
+    *(f"litgpt {verb}" for verb in ("pretrain", "finetune", "finetune_full", "finetune_lora")),
+)  # fmt: skip
+"""Programs that start a process for each GPU of their host."""
+QUEUES = ("sbatch", "salloc", "qsub", "bsub", "flux batch", "ray job submit", "ray submit")
 
 LAUNCHERS = (
     TORCHRUN,
@@ -86,14 +115,19 @@ LAUNCHERS = (
           instead=_behind_torchrun),
     Typed("paddle.distributed.launch", "", (), ("paddle.distributed.launch",),
           instead=_on_one_gpu),
-    Typed("flux run", "", ("flux run",), instead=_behind_mpirun),
-    Typed("lrun", "", ("lrun",), instead=_behind_mpirun),
     Typed("torchx run", "", ("torchx run",), instead=_behind_torchrun),
-    Typed("jsrun", "", ("jsrun",), instead=_behind_mpirun),
-    Typed("aprun", "", ("aprun",), instead=_behind_mpirun),
-    Typed("ibrun", "", ("ibrun",), instead=_behind_mpirun),
-    Typed("ray job submit", "", ("ray job submit", "ray submit"), instead=_behind_torchrun, is_queue=True),
-    Typed("sbatch", "", ("sbatch", "qsub", "bsub", "salloc", "flux batch"), instead=_in_this_queue, is_queue=True),
+    Typed("deepspeed.launcher.launch", "", (), ("deepspeed.launcher.launch",), instead=_behind_torchrun),
+    Typed("ipexrun", "", ("ipexrun",), ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu"),
+          instead=_behind_torchrun),
+    Typed("xla_dist", "", (), ("torch_xla.distributed.xla_dist",), instead=_behind_torchrun),
+    *(Typed(name, "", (name,), instead=_behind_torchrun) for name in ("dlrover-run", "bpslaunch")),
+    *(Typed(name, "", (name,), instead=_behind_mpirun) for name in MPI_STARTERS),
+    Typed("fleetrun", "", ("fleetrun",), instead=_on_one_gpu),
+    Typed("oneflow.distributed.launch", "", (), ("oneflow.distributed.launch",),
+          instead=_on_one_host("python3 -m oneflow.distributed.launch")),
+    *(Typed(name, "", (name,), instead=_on_one_host(name)) for name in OWN_STARTERS),
+    Typed("ray start", "", ("ray start",), instead=_ray),
+    *(Typed(name, "", (name,), instead=_in_this_queue, is_queue=True) for name in QUEUES),
 )  # fmt: skip
 """The first ones are started by a launcher of gpurun; the others start processes of their own on each host."""
 
