@@ -15,7 +15,7 @@ from gpurun.jobs.notify_wish import NotifyWish
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
 DEFAULT_LAUNCHER = "horovod"
-"""What starts the ranks of a job that does not say."""
+"""What starts the ranks of a stored job without the key. For a new job, `gpurun.launch.choosing` chooses."""
 DATA = "/data"
 """Where containers have data sets, each under its name."""
 LEAST_MEMORY_MIB = 16
@@ -282,6 +282,7 @@ class JobSpec:
         data: name → source of the data set that each rank reads at ``/data/NAME``.
         project: the name under which history and `gpurun report` count the job.
         notify: whom gpurun notifies when the job starts, ends, fails or is preempted.
+        left_out: what ignore rules left out of the workdir's copy, such as a folder of data; the first of many.
         one_per_host: the gang has one rank for each host, which sees all of the job's GPUs there. Otherwise, one for
             each GPU.
     """
@@ -326,6 +327,7 @@ class JobSpec:
     launcher_flags: tuple[str, ...] = ()
     one_per_host: bool = False
     workdir_read_only: bool = True
+    left_out: tuple[str, ...] = ()
 
     @property
     def writes_beside(self) -> bool:

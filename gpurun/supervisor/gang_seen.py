@@ -15,6 +15,9 @@ from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.exit_codes import code_words
 from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank, hosts_that_are_done
 
+NO_TOOLS = "the host's disk is full, or PATH leads to no mkdir or mkfifo"
+"""Why a rank's script may have no words about its end."""
+
 
 @dataclass(frozen=True)
 class ContainerEnd:
@@ -76,7 +79,7 @@ class ContainerEnd:
         if self.is_oom:
             return "the job's container ran out of memory and was killed"
         if self.code == UNTOLD:
-            why = self.unwritable or "the host's disk is full, or PATH leads to no mkdir or mkfifo"
+            why = self.unwritable or NO_TOOLS
             return f"a rank has ended and cannot say how: {why}"
         return "the job's container ended" + (f" with {code_words(self.code)}" if self.code is not None else "")
 

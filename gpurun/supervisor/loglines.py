@@ -161,14 +161,43 @@ class LogTail:
         yield from filter(None, map(parse_report, self._file.lines()))
 
 
-def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
-    """Return the last whole printed lines, at most `count`; none without a file."""
+def last_lines(path: StatePath, count: int, *, attempt: int | None = None) -> list[LoggedLine]:
+    """Return the last whole printed lines, at most `count`; none without a file.
+
+    Args:
+        attempt: leave out lines of the attempts before it.
+    """
     try:
         with path.reader() as stream:
             _, lines = last(stream, lambda lines: sum(map(_is_printed, lines)) > count)
     except FileNotFoundError:
         return []
+    if attempt is not None and attempt > 1:
+        lines = lines[_begin(lines, attempt) :]
     return list(_parsed([raw for raw in lines if _is_printed(raw)][-count - 1 :]))[-count:]
+
+
+def _begin(lines: list[bytes], attempt: int) -> int:
+    """Return after how many lines an attempt begins: with its first checkpoint, or after all that is of another."""
+    begin = None
+    for at in range(len(lines) - 1, -1, -1):
+        if (line := split(lines[at])) is None or not (found := _attempt_of(line)):
+            continue
+        if found != f"{attempt}":
+            return at + 1 if begin is None else begin
+        if line.stream == CHECKPOINT:
+            begin = at
+    return 0
+
+
+def _attempt_of(line: RawLine) -> str:
+    """Return the attempt that a line names; "" for a launcher's line, which names none."""
+    if line.stream != CHECKPOINT:
+        return line.source.partition("/")[0]
+    try:
+        return str(json.loads(line.text)["attempt"]).partition("/")[0]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def last(

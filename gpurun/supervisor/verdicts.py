@@ -14,8 +14,9 @@ from gpurun.launch.launchers import launcher_of
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.supervisor.causes import Cause, explained
 from gpurun.supervisor.ends import End
-from gpurun.supervisor.exit_codes import code_words, full_shm_words
-from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
+from gpurun.supervisor.exit_codes import code_words
+from gpurun.supervisor.gang_seen import NO_TOOLS, ContainerEnd, GangSeen
+from gpurun.supervisor.hints import Failed, hint_for, path_hint
 from gpurun.supervisor.ranks import Rank, first_failed
 
 SIGKILLED, SIGTERMED = 128 + 9, 128 + 15
@@ -98,18 +99,32 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
 
 
 def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> End:
-    """Return the end with the last lines of the rank that failed first, which may show that the image lacks the
-    command, or that ``/dev/shm`` was full.
+    """Return the end with the last lines of the rank that failed first, and with what they say to do
+    (`gpurun.supervisor.hints`).
+
+    Args:
+        lines: the last lines of the attempt.
     """
-    if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
+    failure = end.failure
+    if failure is None or failure.excerpt:
         return end
-    failure = replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank))
-    if not _lacks_command(failure, spec.command[0]):
-        full = full_shm_words(failure.exit_code, (line.text for line in lines if line.rank == failure.rank))
-        reason = f"{end.reason}; {full}" if full else end.reason
-        return replace(end, reason=reason, failure=replace(failure, reason=reason if full else failure.reason))
-    reason = f"the image {spec.image} has no {spec.command[0]}: {end.reason}"
-    return replace(end, reason=reason, code=2, failure=replace(failure, reason=reason))
+    if failure.kind == "container" and (replaced := path_hint(spec.env)):
+        return _because(end, end.reason.replace(NO_TOOLS, f"{replaced}, and it leads to no mkdir or mkfifo"))
+    if failure.kind != "rank":
+        return end
+    failure = replace(failure, excerpt=output.excerpt(lines, failure.rank))
+    end = replace(end, failure=failure)
+    if _lacks_command(failure, spec.command[0]):
+        replaced = path_hint(spec.env)
+        lacks = f"{replaced}, and it leads to no" if replaced else f"the image {spec.image} has no"
+        return replace(_because(end, f"{lacks} {spec.command[0]}: {end.reason}"), code=2)
+    printed = [line for line in lines if line.rank == failure.rank]
+    hint = hint_for(Failed(failure.exit_code, printed, spec, failure.host or "its host"))
+    return _because(end, f"{end.reason}; {hint}") if hint else end
+
+
+def _because(end: End, reason: str) -> End:
+    return replace(end, reason=reason, failure=None if end.failure is None else replace(end.failure, reason=reason))
 
 
 def _lacks_command(failure: FirstFailure, command: str) -> bool:
@@ -147,7 +162,7 @@ def host_lost(host: str) -> FirstFailure:
 def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
     said, program = " ".join(excerpt), launcher_of(spec).program
     if code == 127 and program in said and "not found" in said:
-        reason = f"the image {spec.image} has no {program}; see recipes/images"
+        reason = f"the image {spec.image} has no {program}: choose another --launcher, or see recipes/images"
         return End(
             State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
         )

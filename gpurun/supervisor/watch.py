@@ -195,7 +195,7 @@ class _Watch:
         if finish.is_explained:
             return finish.end
         job = self._job
-        lines = [logged.line for logged in last_lines(job.folder.log, VERDICT_LINES)]
+        lines = [logged.line for logged in last_lines(job.folder.log, VERDICT_LINES, attempt=job.lease.attempt)]
         place = [grant.host for grant in job.lease.grants for _ in grant.gpus]
         end = by_launcher(seen, lines, job.spec, place) if finish.by_launcher else finish.end
         if end.outcome is not State.FAILED:

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.output import Line
 from gpurun.supervisor.exit_codes import code_words
-from gpurun.supervisor.verdicts import rank_failed, with_last_words
+from gpurun.supervisor.gang_seen import ContainerEnd
+from gpurun.supervisor.verdicts import container_ended, rank_failed, with_last_words
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (135, "exit code 135 (SIGBUS: usually /dev/shm is full: `shm_size` makes it larger)"),
+        (135, "exit code 135 (SIGBUS: usually /dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger)"),
         (137, "exit code 137 (SIGKILL: somebody, or the kernel for lack of memory, killed it)"),
         (139, "exit code 139 (SIGSEGV: it used memory that it does not have)"),
         (134, "exit code 134 (SIGABRT: it aborted itself, as after a failed assertion)"),
@@ -59,11 +63,29 @@ def test_a_rank_that_outlived_a_full_dev_shm_is_told_which_setting_to_change(sai
     """The signal goes to a process of its data loader; the rank itself fails with exit code 1."""
     traceback = [f'  File "train.py", line {n}, in step' for n in range(20)]
     end = ended(1, said, "Traceback (most recent call last):", *traceback, "RuntimeError: DataLoader worker exited")
-    assert end.reason.endswith("exit code 1; probably /dev/shm is full: `shm_size` makes it larger")
+    assert end.reason.endswith(
+        "exit code 1; probably /dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger"
+    )
     assert end.failure.reason == end.reason
-    assert ended(135, said).reason.count("shm_size") == 1
+    assert ended(135, said).reason.count("--shm-size") == 1
 
 
 @pytest.mark.parametrize("said", OTHER)
 def test_other_errors_do_not_accuse_dev_shm(said):
-    assert "shm_size" not in ended(1, said).reason
+    assert "shm" not in ended(1, said).reason
+
+
+def test_the_hint_for_the_error_that_ended_it_is_part_of_the_reason():
+    end = ended(1, "Traceback (most recent call last):", "    main()", "ModuleNotFoundError: No module named 'yaml'")
+    assert end.reason.startswith("rank 3 on h1 failed first, with exit code 1; neither the image nor")
+    assert end.failure.reason == end.reason and end.failure.excerpt[-1].endswith("'yaml'")
+
+
+def test_a_path_that_the_user_replaced_is_said_before_the_image_is_blamed():
+    spec = JobSpec("n", "image:1", 4, ("python3", "train.py"), env={"PATH": "/opt/x/bin:$PATH"})
+    lines = [Line(3, "stderr", "/gpurun/bin/rank: 61: exec: python3: not found")]
+    end = with_last_words(rank_failed(3, "h1", 127, who="rank 3"), lines, spec)
+    assert end.reason.startswith("`env` replaces the image's PATH by '/opt/x/bin:$PATH'") and end.code == 2
+    untold = container_ended("h1", ContainerEnd(1.0, code=UNTOLD))
+    assert "cannot say how: `env` replaces the image's PATH" in with_last_words(untold, [], spec).reason
+    assert "disk is full" in with_last_words(untold, [], replace(spec, env={})).reason

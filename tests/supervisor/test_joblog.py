@@ -532,3 +532,18 @@ def test_a_progress_bar_is_seen_before_its_newline_comes(tmp_path):
     log.close()
     assert b"".join(output(tmp_path / "log")["1/h/0.1", "e"].split(b"\n")) == bar * 10
     assert JobLog(at(tmp_path / "log"), attempt=1, now=now).have("h") == {"0.1": [0, 10 * len(bar) + 1, 0]}
+
+
+def test_last_lines_of_an_attempt_leave_out_those_before_it(tmp_path):
+    """The launcher of the first attempt named a rank, which was then taken for the first to fail in the second."""
+    for attempt in (1, 2):
+        log = JobLog(at(tmp_path / "log"), attempt=attempt, now=now)
+        log.take("stderr", message(attempt, f"Process name: {attempt}\n"))
+        log.take_output("h1/0.7.8", 0, "o", 6, b"saved\n")
+        log.take("stderr", message(5 + attempt, f"Exit code: {attempt}\n"))
+        log.close()
+    texts_of = {n: [one.line.text for one in last_lines(at(tmp_path / "log"), 9, attempt=n)] for n in (1, 2, 3)}
+    assert texts_of[2] == ["Process name: 2", "saved", "Exit code: 2"]
+    assert texts_of[3] == [] or "saved" not in texts_of[3]
+    assert len(texts_of[1]) == 6
+    assert last_lines(at(tmp_path / "none"), 9, attempt=2) == []

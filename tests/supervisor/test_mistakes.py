@@ -70,7 +70,8 @@ def test_a_launcher_that_the_image_lacks_is_named(launcher):
     said = Line(None, "stderr", f"/gpurun/bin/launch: 7: exec: {launcher_of(spec).program}: not found")
     end = by_launcher(seen, [said], spec, ["a", "b"])
     assert (end.code, end.exit_code, end.suspects) == (2, 127, ())
-    assert end.reason == f"the image {spec.image} has no {launcher_of(spec).program}; see recipes/images"
+    lacks = f"the image {spec.image} has no {launcher_of(spec).program}"
+    assert end.reason == f"{lacks}: choose another --launcher, or see recipes/images"
 
 
 @pytest.mark.parametrize("launcher", NAMES)
