@@ -29,8 +29,6 @@ RECIPE_FILE = "recipe.yaml"
 MAX_BYTES = 1 << 20
 MOST_ENV_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
 MOST_WORD_BYTES, MOST_COMMAND_BYTES = (128 << 10) - 1, 512 << 10
-RANK_NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
-"""What launchers tell a rank its number by, besides gpurun's own variables."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +161,10 @@ def _check_memory(spec: JobSpec) -> None:
 
 
 def _check_env(spec: JobSpec) -> None:
-    """Refuse variables that would give a rank the wrong job, folder or number: gpurun could not detect the rank's
-    end.
+    """Refuse gpurun's own variables: a rank would have the wrong job, folder or number, and gpurun could not detect its
+    end. `gpurun.launch.launchers.identity` refuses those of launchers.
     """
-    wrong = [name for name in spec.env if name in RANK_NUMBERS or name.startswith("GPURUN_")]
+    wrong = [name for name in spec.env if name.startswith("GPURUN_")]
     if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):
         raise BadInput(f"env: gpurun itself sets {', '.join(wrong)}", hint="choose other names")
 

@@ -33,8 +33,7 @@ esac
 exec /usr/bin/ssh -F {MOUNT}/ssh/config -o StrictHostKeyChecking=yes "$@"
 """
 
-LAUNCH = f"""#!/bin/sh
-# Main process of the first container: the launcher, with the job's own ssh first on its PATH.
+_LAUNCH = f"""\
 PATH={MOUNT}/bin:$PATH
 PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{MOUNT}/python
 export PATH PYTHONPATH
@@ -48,12 +47,25 @@ while :; do sleep 86400 & wait $!; done
 """
 
 
-def scripts() -> dict[str, str]:
-    """Return the executables of the launch folder's ``bin``, by name."""
-    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
+def scripts(unset: Sequence[str] = ()) -> dict[str, str]:
+    """Return the executables of the launch folder's ``bin``, by name.
+
+    Args:
+        unset: variables of the image that the launcher must not see.
+    """
+    head = "#!/bin/sh\n# Main process of the first container: the launcher, with the job's own ssh first on its PATH.\n"
+    return {"ssh": SSH_WRAPPER, "launch": head + unset_line(unset) + _LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
 
 
-def sshd_config(*, folder: str, address: str, port: int, user: str, uid: str, docker_host: str, container: str) -> str:
+def unset_line(names: Sequence[str]) -> str:
+    """Return the line of a shell that unsets variables."""
+    return f"unset {' '.join(names)}\n" if names else ""
+
+
+def sshd_config(
+    *, folder: str, address: str, port: int, user: str, uid: str, docker_host: str, container: str,
+    unset: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Return the private sshd's configuration on one host.
 
     Args:
@@ -61,6 +73,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, uid: str, do
         user, uid: the account that gpurun uses on the host.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
         container: the container's name.
+        unset: variables of the image that a rank must not see.
 
     StrictModes is off: gpurun itself creates the folder with mode 0700, but a group-writable home directory above it
     would make sshd refuse the key without an error message.
@@ -92,7 +105,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, uid: str, do
         "ClientAliveInterval 15",
         "ClientAliveCountMax 8",
         "LogLevel INFO",
-        f'ForceCommand exec {docker} sh -c "$SSH_ORIGINAL_COMMAND"',
+        f'ForceCommand exec {docker} sh -c "{unset_line(unset).replace(chr(10), "; ")}$SSH_ORIGINAL_COMMAND"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -18,6 +18,7 @@ from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
 from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
+from gpurun.launch.launchers.identity import unset_names
 from gpurun.launch.share import HostShare, shares, threads
 from gpurun.node.gpu.claim_rules import Card, Claimant
 
@@ -142,7 +143,7 @@ def make_plan(
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     own_names = {name.lower() for name in names}
-    container = docker.container_name(job, attempt)
+    container, unset = docker.container_name(job, attempt), unset_names(gang.size, gang.given)
     common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
     if spec.scratch is not None:
         common[f"{docker.SCRATCH}/.removed"] = ("What is written here is removed when the attempt ends.\n", 0o644)
@@ -152,7 +153,7 @@ def make_plan(
             return {"launch/bin/start": (start_script(launcher, gang, grants[index].host), 0o755)}
         if index == 0:
             return _launcher_files(spec, known, grants, joins, ssh_port)
-        return _sshd_files(mine, job, container, ssh_port)
+        return _sshd_files(mine, job, container, ssh_port, unset)
 
     def host_plan(index: int, grant: Grant) -> HostPlan:
         mine, found, probe = known[grant.host], settings[grant.host], hardware.get(grant.host)
@@ -175,7 +176,7 @@ def make_plan(
             settings=found.environment,
             files={
                 **common,
-                **_common_files(mine),
+                **_common_files(mine, unset),
                 **starting(index, mine),
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
@@ -228,18 +229,20 @@ def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
     return json.dumps(told) + "\n"
 
 
-def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
+def _common_files(mine: HostAccount, unset: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the texts in the job's folder that every host gets, and that do not depend on keys."""
-    files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts().items()}
+    files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts(unset).items()}
     files["passwd"] = (jobssh.passwd(user=mine.user, uid=mine.uid, gid=mine.gid), 0o644)
     files["group"] = (jobssh.group(user=mine.user, gid=mine.gid, others=mine.groups), 0o644)
     return files
 
 
-def _sshd_files(mine: HostAccount, job: str, container: str, ssh_port: int) -> dict[str, tuple[str, int]]:
+def _sshd_files(
+    mine: HostAccount, job: str, container: str, ssh_port: int, unset: Sequence[str]
+) -> dict[str, tuple[str, int]]:
     config = jobssh.sshd_config(
         folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user, uid=mine.uid,
-        docker_host=mine.docker_host, container=container,
+        docker_host=mine.docker_host, container=container, unset=unset,
     )  # fmt: skip
     return {"sshd/config": (config, 0o600)}
 

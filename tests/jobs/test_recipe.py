@@ -269,7 +269,7 @@ def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(fits, 
         build(None, {**given, **longer}, {})
 
 
-@pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW", "HOROVOD_RANK"])
+@pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW"])
 def test_what_a_rank_needs_to_say_how_it_ends_is_not_a_persons_to_set(tmp_path, name):
     """A rank without its folder was a container that ended with 70, and its host was blamed and left."""
     source = read(recipe(tmp_path, GOOD))

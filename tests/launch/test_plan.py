@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from dataclasses import replace
@@ -236,10 +237,8 @@ def test_a_dry_run_needs_no_host():
 def test_the_private_sshd_can_only_enter_the_container():
     config = plan().hosts[1].files["sshd/config"][0]
     assert "ListenAddress 10.0.0.3:23022\n" in config
-    assert (
-        "ForceCommand exec docker --host unix:///var/run/docker.sock exec -i -e GPURUN_STDIN=launcher"
-        ' gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n'
-    ) in config
+    enter = "ForceCommand exec docker --host unix:///var/run/docker.sock exec -i -e GPURUN_STDIN=launcher"
+    assert re.search(f'^{enter} gpurun-j-00000001-2 sh -c "unset [A-Z0-9_ ]+; \\$SSH_ORIGINAL_COMMAND"\n', config, re.M)
     assert "DisableForwarding yes\n" in config
     assert "PasswordAuthentication no\n" in config
     assert "sshd/config" not in plan().first.files

@@ -13,6 +13,7 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.launch.launchers.direct import DEEPSPEED, JAX, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
+from gpurun.launch.launchers.identity import with_own_variables
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.launch.launchers.replacing import typed_line
@@ -55,13 +56,14 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]
     launcher_of(spec)
     if spec.one_per_host and not is_named:
         spec, is_named = replace(spec, launcher=ALONE), True
-    spec, said = typed_line(spec, is_named=is_named, table=_TABLE)
+    spec, said = typed_line(spec, is_named=is_named)
     launcher = launcher_of(spec)
     if launcher.interpreter and spec.command[0].endswith(".py"):
         spec = replace(spec, command=(*launcher.interpreter, *spec.command))
     _check(spec, launcher)
     spec = replace(spec, reforms=spec.min_gpus is not None and launcher.elastic == "anew")
-    return (spec if launcher.with_roles is None else launcher.with_roles(spec)), said
+    spec, about_env = with_own_variables(spec if launcher.with_roles is None else launcher.with_roles(spec), launcher)
+    return spec, (*said, *about_env)
 
 
 def _check(spec: JobSpec, launcher: Launcher) -> None:

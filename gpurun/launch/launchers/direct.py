@@ -8,6 +8,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from gpurun.launch.jobssh import unset_line
+from gpurun.launch.launchers.identity import unset_names
 from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang
 from gpurun.launch.launchers.lines.line import PYTHON
 from gpurun.launch.launchers.lines.torch import with_local_rank
@@ -63,7 +65,7 @@ def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
     """
     starts = "".join(_start(each) for each in told(launcher, gang, host))
     return f"""#!/bin/sh
-trap : TERM
+{unset_line(unset_names(gang.size, gang.given))}trap : TERM
 PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}/gpurun/python
 export PYTHONPATH
 gpurun_ranks=

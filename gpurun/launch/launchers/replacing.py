@@ -11,29 +11,23 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.launchers.direct import TASKS, torch_environment
-from gpurun.launch.launchers.launcher import Launcher
+from gpurun.launch.launchers.direct import TASKS
+from gpurun.launch.launchers.identity import is_told
 from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Meaning, Typed, as_gnu, read_flags
 from gpurun.launch.launchers.lines.line import CommandLine, read_line
 from gpurun.launch.launchers.lines.wrappers import refuse_names
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
-TOLD = frozenset({
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "NNODES",
-    "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT",
-})  # fmt: skip
-"""Variables for the launcher that was typed, or from it: where a rank is, and where the first one listens."""
 ALONE = TASKS.name
 COUNTED = ("--num-processes", "--num-machines", "--nproc-per-node", "--nnodes")
 """What launchers that gpurun cannot replace call their number of processes or hosts."""
 
 
-def typed_line(spec: JobSpec, *, is_named: bool, table: Mapping[str, Launcher]) -> tuple[JobSpec, tuple[str, ...]]:
+def typed_line(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
     """Return the spec with the command of a rank, and lines that tell the person how gpurun read the command.
 
     Args:
         is_named: a recipe or a flag names the launcher.
-        table: the launchers by name.
 
     Raises:
         BadInput: gpurun cannot run the line as it is meant; says what to write instead.
@@ -43,16 +37,14 @@ def typed_line(spec: JobSpec, *, is_named: bool, table: Mapping[str, Launcher]) 
         name = line.typed.name if line.typed is not None else spec.command[0]
         raise BadInput(f"{name}: there is no command behind it", hint="write the command of each rank behind it")
     if line.typed is not None and line.typed.launcher != "":
-        return _started(spec, line, line.typed, is_named=is_named, table=table)
+        return _started(spec, line, line.typed, is_named=is_named)
     other = line.typed or line.hidden
     if other is not None:
-        return _by_itself(spec, line, other, is_named=is_named, table=table)
-    return _plain(spec, line, is_named=is_named, table=table)
+        return _by_itself(spec, line, other, is_named=is_named)
+    return _plain(spec, line, is_named=is_named)
 
 
-def _started(
-    spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool, table: Mapping[str, Launcher]
-) -> tuple[JobSpec, tuple[str, ...]]:
+def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
     """Start the ranks in the place of a launcher."""
     found, words = read_flags(typed, line.words)
     if not words:
@@ -67,7 +59,7 @@ def _started(
         taken = _joined(taken, {f"{name} starts the ranks": kept} if kept else {})
         kept, controller = (), None
     spec = _sized(spec, typed.name, reading.counts)
-    spec, lines = _with_env(replace(spec, launcher=name), {**line.env, **reading.env}, table)
+    spec, lines = _with_env(replace(spec, launcher=name), {**line.env, **reading.env})
     spec = replace(
         spec, command=(*line.around, *reading.command), launcher_flags=kept,
         controller=controller or spec.controller,
@@ -76,7 +68,7 @@ def _started(
     return spec, (
         f"gpurun starts the ranks ({how}); each runs: {shlex.join(spec.command)}",
         *(f"  kept for {typed.name}: {shlex.join(kept)}" for _ in kept[:1]),
-        *_left_out(taken), *lines, *_elastic(spec, reading),
+        *left_out(taken), *lines, *_elastic(spec, reading),
     )  # fmt: skip
 
 
@@ -92,9 +84,7 @@ def _refuse_two(spec: JobSpec, line: CommandLine, typed: Typed, reading: Meaning
         )
 
 
-def _by_itself(
-    spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool, table: Mapping[str, Launcher]
-) -> tuple[JobSpec, tuple[str, ...]]:
+def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
     """Run a launcher that gpurun cannot replace as it is typed, if a person wants it so or there is one GPU."""
     if spec.gpus == 1 and (several := _several(line.words)):
         raise BadInput(
@@ -117,17 +107,17 @@ def _by_itself(
             f"or choose --launcher {ALONE}, which runs this command once for each GPU",
         )
     launcher = spec.launcher if is_named else ALONE
-    spec, lines = _with_env(replace(spec, launcher=launcher), line.env if line.is_read else {}, table)
+    spec, lines = _with_env(replace(spec, launcher=launcher), line.env if line.is_read else {})
     command = (*line.around, *line.whole) if line.is_read else spec.command
     ranks = "the rank starts" if spec.gpus == 1 else f"each of {spec.gpus} ranks starts"
     return replace(spec, command=command), (
-        f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *_left_out(line.taken), *lines,
+        f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *left_out(line.taken), *lines,
     )  # fmt: skip
 
 
 def _front(line: CommandLine) -> str:
     """Return what a line that gpurun proposes begins with: the variables and wrappers of the one that was typed."""
-    env = [f"{name}={value}" for name, value in line.env.items() if name not in VISIBLE | TOLD]
+    env = [f"{name}={value}" for name, value in line.env.items() if name not in VISIBLE and not is_told(name)]
     return "".join(f"{shlex.quote(word)} " for word in (*env, *line.around))
 
 
@@ -141,13 +131,11 @@ def _several(words: tuple[str, ...]) -> str:
     return ""
 
 
-def _plain(
-    spec: JobSpec, line: CommandLine, *, is_named: bool, table: Mapping[str, Launcher]
-) -> tuple[JobSpec, tuple[str, ...]]:
-    """Run a command without a launcher. Only assignments and ``srun`` must go from its front: no program has their
-    names in a container.
+def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
+    """Run a command without a launcher. Only assignments and ``srun`` must go from its front, as no program has their
+    names in a container, and variables that say where ranks are (`identity`).
     """
-    if not line.is_read:
+    if not line.is_read and not any(map(is_told, line.env)):
         return spec, ()
     if line.by_srun and not is_named and spec.gpus > 1:
         front, command = _front(line), shlex.join(line.whole)
@@ -158,31 +146,24 @@ def _plain(
         )
     spec = _sized(spec, "srun", line.counts)
     launcher = ALONE if line.by_srun and not is_named else spec.launcher
-    spec, lines = _with_env(replace(spec, launcher=launcher), line.env, table)
+    spec, lines = _with_env(replace(spec, launcher=launcher), line.env)
     spec = replace(spec, command=(*line.around, *line.whole))
-    return spec, (f"each rank runs: {shlex.join(spec.command)}", *_left_out(line.taken), *lines)
+    return spec, (f"each rank runs: {shlex.join(spec.command)}", *left_out(line.taken), *lines)
 
 
-def _with_env(spec: JobSpec, env: Mapping[str, str], table: Mapping[str, Launcher]) -> tuple[JobSpec, tuple[str, ...]]:
-    """Give the ranks of `spec.launcher` the variables of the line, except those that gpurun tells them itself.
+def _with_env(spec: JobSpec, env: Mapping[str, str]) -> tuple[JobSpec, tuple[str, ...]]:
+    """Give the ranks the variables of the line, except which GPUs they see. `identity` removes others later.
 
     Raises:
-        BadInput: a variable says where the ranks are, and the launcher tells them nothing instead.
+        BadInput: a variable is gpurun's own.
     """
-    refuse_names(env, frozenset(each.rank_variable for each in table.values()) | {"OMPI_COMM_WORLD_RANK"})
-    tells = spec.launcher in table and table[spec.launcher].environment is torch_environment
-    places = {name for name in env if name in TOLD or name.startswith("PET_")}
-    if places and not tells and spec.gpus > 1:
-        raise BadInput(
-            f"the line sets {', '.join(sorted(places))}, but gpurun chooses the hosts, and {spec.launcher} tells its "
-            "ranks other variables",
-            hint="for PyTorch choose --launcher torchrun, which sets them for each rank; otherwise leave them out",
-        )
-    told = {name: value for name, value in env.items() if (name in places and tells) or (name in VISIBLE and value)}
+    refuse_names(env)
+    told = {name: value for name, value in env.items() if name in VISIBLE and value}
     given = {name: value for name, value in env.items() if name not in told}
+    shown = [name for name in given if not is_told(name)]
     return replace(spec, env={**spec.env, **given}), (
-        *(f"  set for each rank: {' '.join(given)}" for _ in list(given)[:1]),
-        *_left_out({CHOSEN: tuple(f"{name}={value}" for name, value in told.items())} if told else {}),
+        *(f"  set for each rank: {' '.join(shown)}" for _ in shown[:1]),
+        *left_out({CHOSEN: tuple(f"{name}={value}" for name, value in told.items())} if told else {}),
     )  # fmt: skip
 
 
@@ -244,5 +225,6 @@ def _joined(one: Mapping[str, tuple[str, ...]], two: Mapping[str, tuple[str, ...
     return {why: (*one.get(why, ()), *two.get(why, ())) for why in (*one, *(key for key in two if key not in one))}
 
 
-def _left_out(taken: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def left_out(taken: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return lines that tell a person what gpurun leaves out, and why."""
     return tuple(f"  left out: {shlex.join(words)} ({why})" for why, words in taken.items())

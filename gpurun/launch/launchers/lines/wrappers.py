@@ -193,7 +193,7 @@ READERS: Mapping[str, Callable[[tuple[str, ...]], Inner | None]] = {
 """The wrappers that set variables, or have a text instead of words."""
 
 
-def refuse_names(env: Mapping[str, str], own: frozenset[str]) -> None:
+def refuse_names(env: Mapping[str, str]) -> None:
     """Refuse variables that would give a rank another number or job than gpurun does."""
-    if wrong := sorted(name for name in env if name in own or name.startswith("GPURUN_")):
+    if wrong := sorted(name for name in env if name.startswith("GPURUN_")):
         raise BadInput(f"gpurun itself sets {', '.join(wrong)}", hint="leave them out of the command")
