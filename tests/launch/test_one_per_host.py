@@ -37,6 +37,16 @@ def test_it_sees_all_gpus_of_the_job_there_and_knows_that_it_is_alone_on_its_hos
     assert (second["GPURUN_RANK"], second["GPURUN_NODE"]) == ("1", "1")
 
 
+def test_a_launcher_that_it_starts_finds_the_other_hosts_by_variables():
+    first, second = (environment(TASKS, EACH, place) for place in EACH.places)
+    names = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
+    assert [first[name] for name in names] == ["2", "0", "2", "10.0.0.2", "23022"]
+    assert [second[name] for name in names] == ["2", "1", "1", "10.0.0.2", "23022"]
+    assert all(told[f"PET_{name}"] == told[name] for told in (first, second) for name in names)  # torchrun's flags
+    assert (first["GLOO_SOCKET_IFNAME"], second["GLOO_SOCKET_IFNAME"]) == ("eth0", "ens5")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & {*first}
+
+
 def test_pytorchs_world_is_the_hosts():
     told = environment(TORCHRUN, EACH, EACH.places[1])
     assert [told[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["1", "2", "0", "1"]

@@ -83,7 +83,26 @@ def one_gpu(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     return {} if gang.one_per_host else {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
 
 
-TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu, elastic="anew")
+def tasks_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """Return what a copy of a program sees: its GPU, or, if each host has one copy, all GPUs and the other hosts.
+
+    A launcher that such a copy starts finds the hosts by variables: ``torchrun`` has its flags in ``PET_*``, and
+    scripts read the names without it.
+    """
+    if not gang.one_per_host:
+        return one_gpu(gang, place)
+    flags = {
+        "NNODES": str(len(gang.grants)), "NODE_RANK": str(place.node),
+        "NPROC_PER_NODE": str(len(gang.grants[place.node].gpus)),
+        "MASTER_ADDR": gang.addresses[gang.first], "MASTER_PORT": str(gang.port),
+    }  # fmt: skip
+    return {
+        **flags, **{f"PET_{name}": value for name, value in flags.items()},
+        "GLOO_SOCKET_IFNAME": gang.interfaces[place.host],
+    }  # fmt: skip
+
+
+TASKS = Launcher("tasks", "/bin/sh", environment=tasks_environment, elastic="anew")
 
 
 def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
