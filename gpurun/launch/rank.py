@@ -28,6 +28,9 @@ What a rank prints goes through pipes: a program that opens ``/dev/stdout`` anew
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
 written the rank starts all the same, prints where it would have printed, and nothing is known of it.
 
+What a rank left behind gets SIGTERM, too: below a shell that has ended, this is the program. Those that read what others
+of them print, such as `tee`, get it after them: the program's last words, and its save, would break with the pipe.
+
 It is POSIX sh for dash, bash and busybox, and needs mkdir, but no python3. Its variables begin with ``gpurun_``: to
 assign a name that the environment has would change the rank's environment.
 """
@@ -222,21 +225,49 @@ gpurun_left() {  # the processes that the rank left behind, by the variable that
     done
   fi
 }
-gpurun_kill() {  # gpurun_kill SIGNAL: 1 if nothing was left
-  gpurun_found=1
+gpurun_find() {  # their pids; 1 if there are none
+  gpurun_pids=
   for gpurun_file in $(gpurun_left); do
-    gpurun_found=0 gpurun_file=${gpurun_file#/proc/}
-    kill -s "$1" "${gpurun_file%/environ}"
+    gpurun_file=${gpurun_file#/proc/}
+    gpurun_pids="$gpurun_pids ${gpurun_file%/environ}"
   done
-  return $gpurun_found
+  [ "$gpurun_pids" ]
+}
+gpurun_fed() {  # gpurun_fed PID: whether another of them prints into its stdin, as in `train | tee log`
+  gpurun_pipe=$(ls -l "/proc/$1/fd/0")
+  case $gpurun_pipe in *' pipe:['*']') gpurun_pipe=${gpurun_pipe##* } ;; *) return 1 ;; esac
+  gpurun_printing=
+  for gpurun_pid in $gpurun_pids; do
+    [ "$gpurun_pid" = "$1" ] || gpurun_printing="$gpurun_printing /proc/$gpurun_pid/fd/1 /proc/$gpurun_pid/fd/2"
+  done
+  [ "$gpurun_printing" ] || return
+  case $(ls -l $gpurun_printing) in *" $gpurun_pipe"*) ;; *) return 1 ;; esac
+}
+gpurun_notify() {  # SIGTERM to each, once; to one that reads what others print a second after they have ended
+  for gpurun_one in $gpurun_pids; do
+    case $gpurun_told in *" $gpurun_one "*) continue ;; esac
+    if gpurun_fed "$gpurun_one"; then
+      gpurun_readers="$gpurun_readers $gpurun_one " gpurun_fed_until=$((gpurun_now + 100))
+      continue
+    fi
+    case $gpurun_readers in *" $gpurun_one "*) [ "$gpurun_now" -ge "$gpurun_fed_until" ] || continue ;; esac
+    gpurun_told="$gpurun_told $gpurun_one "
+    kill -s TERM "$gpurun_one"
+  done
+  if [ -z "$gpurun_told" ]; then  # they read from each other
+    gpurun_told=" $gpurun_pids "
+    kill -s TERM $gpurun_pids
+  fi
 }
 gpurun_sweep() {
-  gpurun_kill TERM || return
+  gpurun_told= gpurun_readers= gpurun_fed_until=0
   gpurun_deadline=$((gpurun_ended + gpurun_grace))
-  while [ "$gpurun_now" -lt $((gpurun_deadline + 500)) ]; do
-    gpurun_signal=0
-    [ "$gpurun_now" -lt "$gpurun_deadline" ] || gpurun_signal=KILL
-    gpurun_kill $gpurun_signal || return
+  while gpurun_find && [ "$gpurun_now" -lt $((gpurun_deadline + 500)) ]; do
+    if [ "$gpurun_told" ] && [ "$gpurun_now" -ge "$gpurun_deadline" ]; then
+      kill -s KILL $gpurun_pids
+    else
+      gpurun_notify
+    fi
     sleep 0.1 || sleep 1
     gpurun_clock
   done

@@ -312,6 +312,55 @@ def test_a_shell_that_is_told_leaves_its_program_a_notice_and_grace(ranks):
     assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
 
 
+SAVER = "trap 'echo saving; sleep 0.3; echo saved; >$READY.saved; exit' TERM; echo up; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(
+    ("outer", "form"),
+    [
+        ("sh", 'sh "$1" | tee "$0"; true'),
+        ("bash", 'sh "$1" | tee "$0"'),
+        ("./train.sh", 'sh "$1" 2>&1 | grep --line-buffered . | tee "$0"'),
+        ("./train.sh", 'setsid sh "$1" | tee "$0"; true'),
+    ],
+)
+def test_a_program_that_prints_into_a_pipe_saves_before_the_pipes_reader_ends(ranks, tmp_path, outer, form):
+    """`python3 train.py | tee log` in a script: its handler printed into a pipe that nobody read any more, and died."""
+    program, script, log = tmp_path / "program", tmp_path / "train.sh", tmp_path / "log"
+    program.write_text(SAVER)
+    script.write_text(f"#!/bin/sh\n{form.replace('$0', str(log)).replace('$1', str(program))}\n")
+    script.chmod(0o755)
+    argv = [str(script)] if outer == "./train.sh" else [outer, "-c", form, str(log), str(program)]
+    process = ranks.start(*argv)
+    ranks.wait_for(b"up")
+    os.kill(rank_below(process), signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert Path(f"{ranks.environ['READY']}.saved").exists()
+    assert {"up", "saving", "saved"} <= set(log.read_text().split())
+    assert process.returncode == 143
+
+
+def test_a_program_that_reads_from_another_is_told_when_that_has_ended(ranks):
+    """`producer | python3 train.py`"""
+    process = ranks.start("sh", "-c", f'sleep 600 | sh -c "{SURVIVOR}"; true')
+    ranks.wait_for(b"up")
+    os.kill(rank_below(process), signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
+
+
+def test_programs_that_read_from_each_other_are_told_together(ranks, tmp_path):
+    for name in ("a", "b"):
+        os.mkfifo(tmp_path / name)
+    loop = "cat <&3 >&4 & cat <&4 >&3 & echo up; wait"
+    opened = f"exec 3<>{tmp_path}/a 4<>{tmp_path}/b; {loop}"
+    process = ranks.start("sh", "-c", opened)
+    ranks.wait_for(b"up")
+    os.kill(rank_below(process), signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 143
+
+
 def test_last_words_are_all_there_when_the_script_ends(ranks):
     """The copy of the output may be slow: on a busy host it has not run yet when the last process ends."""
     ranks.environ["PATH"] = f"{ranks.script.parent}:{ranks.environ['PATH']}"
