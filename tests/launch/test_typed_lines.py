@@ -53,7 +53,8 @@ def test_a_line_that_people_type_runs_as_it_is_meant_or_is_refused(gpus, line, b
         assert refused.value.hint
         return
     spec, said = read(gpus, line)
-    became = f"{spec.launcher}: {shlex.join(spec.command)}".replace(WITH_LOCAL_RANK, "LOCAL_RANK")
+    once = ", once on each host" if spec.one_per_host else ""
+    became = f"{spec.launcher}{once}: {shlex.join(spec.command)}".replace(WITH_LOCAL_RANK, "LOCAL_RANK")
     assert re.sub(r"sh -c 'version=.*' torch.distributed.launch", "LOCAL-RANK", became) == becomes
     words = [part for word in lost(shlex.split(line), spec, said) for part in shlex.split(word)]
     assert {word.rpartition("/")[2] for word in lost(words, spec, said)} <= READ
@@ -302,12 +303,8 @@ def test_a_command_without_a_launcher_is_not_touched(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["sh -c 'cd /w; torchrun x.py'", "sh -c 'if true; then A=1 torchrun x.py; fi'",
-     "bash -c 'a && (mpirun -n 2 ./x)'",
-     "bash -c 'x=$(torchrun x.py)'", "sh -c 'A=1 bash -c \"cd /w; uv run torchrun x.py\"'",
-     "bash -c 'a\ntorchrun x.py'",
-     "nsys profile torchrun x.py", "strace -f python3 -m torch.distributed.run x.py", "env -i torchrun x.py",
-     "bash -c 'torchrun x.py --n $N'", "timeout --frob 3 torchrun x.py", "ray job submit -- torchrun x.py",
+    ["nsys profile torchrun x.py", "strace -f python3 -m torch.distributed.run x.py", "env -i torchrun x.py",
+     "timeout --frob 3 torchrun x.py", "env -iS 'torchrun x.py'", "nsys profile sh -c 'torchrun x.py'",
      "singularity exec --nv img.sif torchrun x.py", "accelerate launch x.py"],
 )  # fmt: skip
 def test_no_gang_starts_copies_of_a_launcher_unless_somebody_says_so(line):
@@ -320,6 +317,43 @@ def test_no_gang_starts_copies_of_a_launcher_unless_somebody_says_so(line):
     spec, said = read(4, line, "tasks")
     assert (spec.launcher, spec.command) == ("tasks", tuple(shlex.split(line)))
     assert "each of 4 ranks starts" in said[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sh -c 'cd /w; torchrun x.py'", "sh -c 'if true; then A=1 torchrun x.py; fi'",
+     "bash -c 'a && (mpirun -n 2 ./x)'",
+     "bash -c 'x=$(torchrun x.py)'", "sh -c 'A=1 bash -c \"cd /w; uv run torchrun x.py\"'",
+     "bash -c 'a\ntorchrun x.py'", "bash -c 'torchrun x.py --n $N'", "A=1 bash -c 'torchrun $1 x.py' x --standalone"],
+)  # fmt: skip
+def test_a_shells_text_that_starts_a_launcher_runs_once_on_each_host(line):
+    spec, said = read(4, line)
+    assert (spec.launcher, spec.one_per_host) == ("tasks", True)
+    assert spec.command == tuple(shlex.split(line.removeprefix("A=1 ")))
+    assert "so it runs once on each host" in said[0]
+    assert spec.constraints.gpus_per_host == (4 if "mpirun" in line or "--standalone" in line else None)
+    with pytest.raises(BadInput, match="ranks would each start it"):
+        read(4, line, "torchrun")
+    assert not read(4, line, "tasks")[0].one_per_host
+    assert not read(1, line)[0].one_per_host
+
+
+@pytest.mark.parametrize(
+    ("line", "proposed"),
+    [
+        ("sbatch -N 2 --gres=gpu:a100:8 train.sbatch --lr 1", "gpurun submit -n 16 … -- bash train.sbatch --lr 1"),
+        (
+            "A=1 sbatch --nodes=2 --gpus-per-node=8 --wrap='srun torchrun x.py'",
+            "gpurun submit -n 16 … -- A=1 bash -c 'srun torchrun x.py'",
+        ),
+        ("salloc -G 4 -- srun ./a", "gpurun submit -n 4 … -- srun ./a"),
+        ("ray job submit --address x -- python3 train.py", "gpurun submit -n 2 … -- python3 train.py"),
+    ],
+)
+def test_another_queue_is_refused_with_the_line_for_this_one(line, proposed):
+    with pytest.raises(BadInput, match="asks another queue for machines") as refused:
+        read(2, line)
+    assert proposed in refused.value.hint
 
 
 PIECES = (

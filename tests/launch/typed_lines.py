@@ -67,9 +67,9 @@ LINES = [
      "torchrun: python3 -u scripts/train.py config.yaml"),  # OLMo
     (6, "srun bash -c 'torchrun --nproc_per_node=3 --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 "
         "pretrain_modify.py'",
-     "refused: the command starts torchrun where gpurun cannot read its flags: 6 rank"),  # scBERT
+     "refused: the command names the hosts of torchrun itself"),  # scBERT
     (8, "bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'",
-     "refused: the command starts torchrun where gpurun cannot read its flags: 8 rank"),
+     "tasks, once on each host: bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'"),
     (2, "timeout 3600 nohup torchrun --nproc_per_node=2 train.py",
      "torchrun: timeout 3600 nohup python3 -u train.py"),
     # Slurm's srun
@@ -185,7 +185,15 @@ LINES = [
     (1, "FORCE_TORCHRUN=1 llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml",
      "tasks: llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml"),
     (4, "bash -lc 'FORCE_TORCHRUN=1 llamafactory-cli train cfg.yaml 2>&1 | tee run.log'",
-     "refused: the command starts llamafactory-cli train where gpurun cannot read its"),
+     "tasks, once on each host: bash -lc 'FORCE_TORCHRUN=1 llamafactory-cli train cfg.yaml 2>&1 | tee run.log'"),
+    (8, "bash -c 'sbatch train.sbatch'", "refused: sbatch asks another queue for machines"),
+    (1, "sbatch -N 2 --gres=gpu:a100:8 train.sbatch", "refused: sbatch asks another queue for machines"),
+    (1, "ray job submit -- torchrun x.py", "refused: ray job submit asks another queue for machines"),
+    (16, "srun -N2 bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
+         "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'",
+     "tasks, once on each host: bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
+     "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'"),
+    (8, "mpirun -np 1 ./all_reduce_perf -b 8 -e 256M -f 2 -g 8", "refused: mpirun: the line wants 1 process,"),
     (8, "composer -n 8 --stderr output_{rank}.out --stdout output_{rank}.out main.py yamls/main/modernbert-base.yaml",
      "torchrun: python3 -u main.py yamls/main/modernbert-base.yaml"),
     (4, "colossalai run --nproc_per_node 4 --master_port 29501 benchmark.py -p 3d --pp 4 -b 16 -g -x",

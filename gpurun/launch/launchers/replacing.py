@@ -15,7 +15,10 @@ from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.identity import is_told
 from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Meaning, Typed, as_gnu, read_flags
 from gpurun.launch.launchers.lines.line import CommandLine, read_line
-from gpurun.launch.launchers.lines.wrappers import refuse_names
+from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
+from gpurun.launch.launchers.lines.shell import SHELLS
+from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
+from gpurun.launch.launchers.texts import once_on_hosts
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 ALONE = TASKS.name
@@ -85,34 +88,67 @@ def _refuse_two(spec: JobSpec, line: CommandLine, typed: Typed, reading: Meaning
 
 
 def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
-    """Run a launcher that gpurun cannot replace as it is typed, if a person wants it so or there is one GPU."""
+    """Run a launcher that gpurun cannot replace as it is typed, if a person wants it so or there is one GPU.
+
+    A shell's text that starts launchers runs once on each host.
+    """
+    if other.is_queue and other.instead is not None:
+        raise BadInput(
+            f"{other.name} asks another queue for machines, and gpurun is the queue of this job",
+            hint=f"write what {other.name} and its files ask for as gpurun's own flags, and the command itself: "
+            f"{_proposed(line, other.instead(line.words, spec.gpus))}",
+        )
     if spec.gpus == 1 and (several := _several(line.words)):
         raise BadInput(
             f"{other.name}: {several} wants several processes, and the job has 1 GPU",
             hint="write how many GPUs the job needs: -n N",
         )
+    told = ""
     if spec.gpus > 1 and not (is_named and spec.launcher == ALONE):
-        if line.typed is None or other.instead is None:
+        if not is_named and (launches := _launches(line)):
+            spec, told = once_on_hosts(spec, launches, "the command")
+            is_named = True
+        elif line.typed is None or other.instead is None:
             raise BadInput(
                 f"the command starts {other.name} where gpurun cannot read its flags: "
                 f"{spec.gpus} ranks would each start it",
                 hint=f"write {other.name} and its flags as the command itself\n    "
-                f"or choose --launcher {ALONE}, which runs this command once for each GPU",
+                "or, if that is right, run this command once on each host: --one-per-host\n    "
+                f"or once for each GPU: --launcher {ALONE}",
             )
-        raise BadInput(
-            f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
-            f"{spec.gpus} ranks would each start it",
-            hint=f"write what {other.name} and its files set into the script, and: "
-            f"{other.instead(line.words, spec.gpus).replace(' -- ', f' -- {_front(line)}', 1)}\n    "
-            f"or choose --launcher {ALONE}, which runs this command once for each GPU",
-        )
+        else:
+            _refuse_own_starter(spec, line, other)
     launcher = spec.launcher if is_named else ALONE
     spec, lines = _with_env(replace(spec, launcher=launcher), line.env if line.is_read else {})
     command = (*line.around, *line.whole) if line.is_read else spec.command
     ranks = "the rank starts" if spec.gpus == 1 else f"each of {spec.gpus} ranks starts"
+    if spec.one_per_host:
+        ranks = "the process of each host starts"
+    first = f"{told}: {shlex.join(command)}" if told else ""
     return replace(spec, command=command), (
-        f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *left_out(line.taken), *lines,
+        first or f"{ranks} {other.name} itself ({launcher}): {shlex.join(command)}", *left_out(line.taken), *lines,
     )  # fmt: skip
+
+
+def _launches(line: CommandLine) -> tuple[ScriptLaunch, ...]:
+    """Return the launchers that the shell's text starts that a command is; empty if it is none."""
+    text = shell_text(line.whole) if line.typed is None and name_of(line.whole) in SHELLS else None
+    return () if text is None else launches_in(text, line.whole[line.whole.index(text) + 2 :])
+
+
+def _proposed(line: CommandLine, instead: str) -> str:
+    return instead.replace(" -- ", f" -- {_front(line)}", 1)
+
+
+def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
+    assert other.instead is not None
+    raise BadInput(
+        f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
+        f"{spec.gpus} ranks would each start it",
+        hint=f"write what {other.name} and its files set into the script, and: "
+        f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
+        f"or choose --launcher {ALONE}, which runs this command once for each GPU",
+    )
 
 
 def _front(line: CommandLine) -> str:
@@ -173,15 +209,16 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
     Raises:
         BadInput: the line wants another number of processes than the job has GPUs.
     """
-    if (wanted := _wanted(spec, name, counts)) is None:
+    if spec.one_per_host or (wanted := _wanted(spec, name, counts)) is None:
         return spec
     least, most = wanted
     if not (1 <= least <= spec.gpus <= most):
         elastic = f" --min-gpus {least}" if least < most else ""
-        some = f"{most}" if least == most else f"{least} to {most}"
+        some = f"{most} process{'es' * (most != 1)}" if least == most else f"{least} to {most} processes"
         raise BadInput(
-            f"{name}: the line wants {some} processes, and the job has {spec.gpus} GPUs, one for each process",
-            hint=f"write -n {most}{elastic}, or leave the numbers out of the line",
+            f"{name}: the line wants {some}, and the job has {spec.gpus} GPUs, one for each process",
+            hint=f"write -n {most}{elastic}, or leave the numbers out of the line"
+            + (", or choose --one-per-host if each process uses all GPUs of its host" if most < spec.gpus else ""),
         )
     if least in (most, spec.gpus):
         return spec
