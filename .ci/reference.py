@@ -147,6 +147,7 @@ SEE = {
 def recipes() -> str:
     """Every key of a recipe."""
     defaults = {**defaults_of(spec.JobSpec), **defaults_of(spec.Constraints)}
+    del defaults["launcher"]  # the program says it; the default is for jobs of an older gpurun
     sections = (
         ("constraints", recipe_keys.CONSTRAINTS, "Where the job may run."),
         ("python", recipe_keys.PYTHON, "Packages on top of the image. Give exactly one of the first three."),

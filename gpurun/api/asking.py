@@ -13,8 +13,10 @@ from typing import Any
 
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND, pack
+from gpurun.api.telling import clues_of_call
 from gpurun.environments.log import BuildLines
 from gpurun.errors import BadInput
+from gpurun.head.reading import clues_of
 from gpurun.head.submission import submit_jobs
 from gpurun.head.waiter import resume
 from gpurun.head.wish import spec_of
@@ -26,7 +28,6 @@ from gpurun.jobs.recipe import read as read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.launch.launchers import ALONE
 from gpurun.state.home import home
 
 OUTPUTS = "/outputs"
@@ -46,8 +47,9 @@ def submit(
         what: a function, which each rank calls; a command as a list of words; or a recipe's path.
         args, kwargs: the function's arguments.
         inventory: the inventory's file; default: as on the command line.
-        settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``. The
-            default launcher of a function on one GPU is `ALONE`: its image needs only Python.
+        settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``.
+            Without ``launcher``, what a function or its module imports says what starts the ranks. If nothing says it,
+            one GPU needs no launcher, and several need the setting.
 
     Returns:
         A future. For a function, its `result` is what rank 0 returned; otherwise it is the exit code.
@@ -142,8 +144,6 @@ def _spec(
         pack(top, what, args, kwargs, None if workdir is None else Path(workdir).absolute())
         settings = {"name": getattr(what, "__name__", "call").strip("<>"), "outputs": OUTPUTS, **settings}
         settings |= {"workdir": str(top), "command": list(COMMAND)}
-        if settings.get("gpus") == 1:
-            settings.setdefault("launcher", ALONE)
     elif args or kwargs:
         raise BadInput("arguments are for a function: a command has them among its words")
     elif isinstance(what, (str, Path)):
@@ -157,7 +157,9 @@ def _spec(
         )
     flags = {key: (key, value) for key, value in settings.items() if key in FIELDS}
     places = {key: (key, value) for key, value in settings.items() if key in CONSTRAINTS}
-    spec, said = spec_of(recipe, inventory, flags, places)
+    spec, said = spec_of(
+        recipe, inventory, flags, places, reads=(lambda _spec: clues_of_call(what)) if callable(what) else clues_of
+    )
     for text in said:
         sys.stderr.write(f"{text}\n")
     return spec

@@ -184,7 +184,7 @@ def submit(
         from gpurun.cli.auto_gpus import chosen_gpus
 
         flags["--gpus"] = ("gpus", chosen_gpus(gpus, read, found, flags, places))
-    spec, said = spec_of(read, found, flags, places)
+    spec, said = spec_of(read, found, flags, places, is_plan=dry_run)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 
@@ -194,12 +194,12 @@ def submit(
 
 
 def spec_of(
-    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags, *, is_plan: bool = False
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """Like `gpurun.head.wish.spec_of`; also prints how gpurun read the command, and warns of secrets in `env`."""
     from gpurun.head import wish
 
-    spec, said = wish.spec_of(recipe, inventory, flags, places)
+    spec, said = wish.spec_of(recipe, inventory, flags, places, is_plan=is_plan)
     for text in said:
         say(printable(text))
     _warn_of_secrets(spec)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from gpurun.errors import NeverFits
+from gpurun.errors import BadInput, NeverFits
+from gpurun.head.reading import clues_of
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
+from gpurun.launch.launchers.choosing.choice import LauncherChoice, ProgramClues, choose_launcher, needs_choice
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -21,24 +23,43 @@ Flags = Mapping[str, tuple[str, object]]
 
 
 def spec_of(
-    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
-) -> tuple[JobSpec, tuple[str, ...]]:
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags, *,
+    reads: Callable[[JobSpec], ProgramClues] = clues_of, is_plan: bool = False,
+) -> tuple[JobSpec, tuple[str, ...]]:  # fmt: skip
     """Return a recipe and flags as one spec, and lines that tell the user how gpurun read the command.
 
     Args:
         places: flags of the recipe's constraints.
+        reads: returns what the program of the job says of its launcher; called if nothing else names the launcher.
+        is_plan: nothing runs, so a line says what submit would refuse because of the launcher.
 
     Raises:
-        BadInput: something is missing or wrong.
+        BadInput: something is missing or wrong, or nothing says how the processes of the program find each other.
         NeverFits: the inventory can never hold it.
     """
     overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
     constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
-    is_named = "launcher" in overrides or (recipe is not None and "launcher" in recipe.given)
-    spec, said = settled(build(recipe, overrides, constraints), is_named=is_named)
+    given = {*overrides, *(recipe.given if recipe is not None else ())}
+    choice = LauncherChoice(build(recipe, overrides, constraints))
+    is_chosen = needs_choice(choice.spec, given)
+    if is_chosen:
+        choice = choose_launcher(choice.spec, given, reads(choice.spec))
+    spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given)
     check_length(spec)
-    refuse_impossible(spec, inventory)
-    return spec, said
+    try:
+        refuse_impossible(spec, inventory)
+    except NeverFits as error:
+        if choice.stays:
+            alone = f"{choice.stays}, so its gang stays on one host; --one-per-host runs one on each of several hosts"
+            error.hint = f"{alone}\n    {error.hint}"
+        raise
+    if choice.doubt is not None and not is_plan:
+        raise choice.doubt
+    return spec, (*choice.said, *(_refused(choice.doubt) if choice.doubt is not None else ()), *said)
+
+
+def _refused(doubt: BadInput) -> tuple[str, ...]:
+    return (f"gpurun: submit would refuse this job: {doubt.message}", *f"  → {doubt.hint}".split("\n"))
 
 
 def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:

@@ -266,7 +266,8 @@ class RecipeKeys(TypedDict, total=False):
     launcher: Annotated[
         Name,
         means(
-            "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow` or `tasks`",
+            "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow` or `tasks`. "
+            "Default: the launcher in the command, or what the program uses",
             "torchrun",
         ),
     ]

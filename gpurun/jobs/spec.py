@@ -15,7 +15,7 @@ from gpurun.jobs.notify_wish import NotifyWish
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
 DEFAULT_LAUNCHER = "horovod"
-"""What starts the ranks of a stored job without the key. For a new job, `gpurun.launch.choosing` chooses."""
+"""What starts the ranks of a stored job without the key. For a new job, `gpurun.launch.launchers.choosing` chooses."""
 DATA = "/data"
 """Where containers have data sets, each under its name."""
 LEAST_MEMORY_MIB = 16

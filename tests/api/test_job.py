@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import sys
 from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
+from types import ModuleType
 
 import pytest
 
@@ -13,6 +16,7 @@ from gpurun.api import asking
 from gpurun.api import job as jobs
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND
+from gpurun.api.telling import clues_of_call
 from gpurun.errors import BadInput, JobFailed, NeverFits, StateError
 from gpurun.head.submission import Submission
 from gpurun.jobs.folder import JobFolder
@@ -20,6 +24,7 @@ from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.launch.launchers.choosing.choice import choose_launcher
 from gpurun.runtime.gpurun_call import RESULTS
 
 LIMIT_S = 30
@@ -233,10 +238,34 @@ def test_settings_are_those_of_a_recipe_and_of_its_constraints(asked):
     assert gpurun.job(job.id).id == job.id and gpurun.job("lambda")._returns
 
 
-def test_a_function_on_one_gpu_needs_python_alone_and_a_gang_is_horovod_s(asked):
+def test_a_function_on_one_gpu_needs_python_alone_and_a_gang_what_its_imports_say(asked):
+    def reduces():
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+
     gpurun.submit(len, ("abc",), gpus=1, image="i")
-    gpurun.submit(len, ("abc",), gpus=2, image="i")
-    assert [spec.launcher for spec in asked] == ["tasks", "horovod"]
+    gpurun.submit(reduces, gpus=2, image="i")
+    gpurun.submit(functools.partial(reduces), gpus=1, image="i")
+    gpurun.submit(len, ("abc",), gpus=2, image="i", one_per_host=True)
+    assert [spec.launcher for spec in asked] == ["tasks", "torchrun", "torchrun", "tasks"]
+
+
+def test_a_gang_whose_function_says_nothing_is_refused_with_the_settings_that_would_do(asked, capsys):
+    with pytest.raises(BadInput, match="how 2 processes of this program find each other") as caught:
+        gpurun.submit(len, ("abc",), gpus=2, image="i")
+    for setting in ("launcher='torchrun'", "launcher='horovod'", "launcher='tasks'", "one_per_host=True"):
+        assert setting in caught.value.hint
+    assert asked == []
+
+
+def test_a_function_of_a_notebook_says_what_its_cells_have_imported(asked, monkeypatch):
+    module = ModuleType("cells")
+    exec("def train():\n    return hvd.rank()\n", vars(module))
+    module.hvd = ModuleType("horovod.torch")
+    monkeypatch.setitem(sys.modules, "cells", module)
+    module.train.__module__ = "cells"
+    assert choose_launcher(JobSpec("n", "i", 2, COMMAND), (), clues_of_call(module.train)).spec.launcher == "horovod"
 
 
 def test_a_command_and_a_recipe_run_as_they_are(asked, tmp_path):
@@ -270,7 +299,7 @@ def test_a_map_is_a_job_for_each_point(asked):
     jobs = gpurun.map(train, {"lr": [0.1, 0.2], "layers": [1, 2, 3]}, image="i")
     assert len(jobs) == len({job.id for job in jobs}) == 6 and {spec.gpus for spec in asked} == {1}
     assert gpurun.map(train, [], image="i") == []
-    assert len(gpurun.map(train, [{"lr": 1, "layers": 1}], image="i", gpus=2)) == 1
+    assert len(gpurun.map(train, [{"lr": 1, "layers": 1}], image="i", gpus=2, launcher="tasks")) == 1
 
 
 @pytest.mark.parametrize(

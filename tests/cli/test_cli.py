@@ -51,7 +51,7 @@ def dry(gpurun, inventory, *flags, command=("true",)):
 
 
 def test_a_dry_run_says_all_that_submit_would_do(gpurun, inventory):
-    document = dry(gpurun, inventory, "-n", "6", command=["python3", "a b", "c\n'd"])
+    document = dry(gpurun, inventory, "-n", "6", "--launcher", "horovod", command=["python3", "a b", "c\n'd"])
     assert document["placement"] == {
         "generation": "pascal",
         "racks": ["r1"],
@@ -380,7 +380,8 @@ def test_a_check_of_no_host_is_an_error(gpurun, inventory, command):
 
 def test_a_dry_run_shows_alike_hosts_by_what_differs(gpurun, inventory):
     Path(inventory).write_text(INVENTORY.replace("h[1-2]", "h[1-2],h[5-8]"))
-    code, out, err = gpurun("submit", "-i", inventory, "-n", "24", "--image", "i", "--dry-run", "--", "true")
+    flags = ("-n", "24", "--image", "i", "--launcher", "horovod", "--dry-run")
+    code, out, err = gpurun("submit", "-i", inventory, *flags, "--", "true")
     assert code == 0, err
     assert out.count("docker run") == 2, "the host that launches, and one of the others"
     assert out.count(": as on h2") == 4

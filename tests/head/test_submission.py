@@ -228,7 +228,9 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     assert code == 0
     job = out.strip()
     waits = "2 GPUs wanted; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
-    assert err == f"{job} waits: {waits}; `gpurun why {job}` says more\n"
+    said, told = err.splitlines()
+    assert said == "each of the 2 GPUs runs a copy (tasks): the command starts no launcher and no Python"
+    assert told == f"{job} waits: {waits}; `gpurun why {job}` says more"
 
 
 def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):

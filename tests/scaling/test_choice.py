@@ -233,7 +233,7 @@ def test_submit_takes_the_size_and_says_why(tmp_path, monkeypatch, capsys):
     (tmp_path / "i.yaml").write_text(TEXT)
     recipe = tmp_path / "mnist"
     recipe.mkdir()
-    (recipe / "recipe.yaml").write_text("image: i:1\ncommand: [python3, train.py]\n")
+    (recipe / "recipe.yaml").write_text("image: i:1\nlauncher: horovod\ncommand: [python3, train.py]\n")
 
     def submit(gpus, *flags):
         with pytest.raises(SystemExit) as ended:

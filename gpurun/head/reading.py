@@ -1,0 +1,190 @@
+"""Read a job's program at submit, for what it says of its launcher. Nothing of it is executed."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+
+from gpurun.errors import BadInput
+from gpurun.inventory.load import read
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.choosing.choice import ProgramClues
+from gpurun.launch.launchers.choosing.programs import StartedProgram, programs_in, programs_of
+from gpurun.launch.launchers.choosing.sources import ASKED, Clue, name_clues, read_source
+from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
+
+MOST_FILES, MOST_BYTES, MOST_BYTES_IN_ALL = 100, 1 << 20, 2 << 20
+WORKSPACE = PurePosixPath("/workspace")
+COMMAND = "the command"
+
+
+def clues_of(spec: JobSpec) -> ProgramClues:
+    """Return what the program of a job says: its command, its script, and the modules beside the script.
+
+    Reads at most `MOST_FILES` regular files of the workdir.
+    """
+    return ProgramReading(None if spec.workdir is None else Path(spec.workdir)).of_command(spec.command)
+
+
+def clues_in(text: str, shown: str, folder: Path | None, names: Iterable[str] = ()) -> ProgramClues:
+    """Return what Python source says, with the modules in `folder`.
+
+    Args:
+        shown: the name of the source for people.
+        names: dotted names of what the program has already imported.
+    """
+    reading = ProgramReading(folder)
+    reading.note(name_clues(list(names)), shown)
+    reading.python(text, shown, folder)
+    return reading.result()
+
+
+class ProgramReading:
+    """The files of one program, read."""
+
+    def __init__(self, workdir: Path | None) -> None:
+        self._workdir = workdir
+        self._real = None if workdir is None else Path(os.path.realpath(workdir))
+        self._clues: dict[Clue, str] = {}
+        self._left, self._seen = MOST_BYTES_IN_ALL, set[Path]()
+        self._launches: tuple[ScriptLaunch, ...] = ()
+        self._starts = self._unread = ""
+        self._looked: list[str] = []
+        self._trains = False
+
+    def of_command(self, command: tuple[str, ...]) -> ProgramClues:
+        """Return what a command says."""
+        self._take(programs_of(command), COMMAND)
+        if ("--launcher", "pytorch") in pairwise(command):
+            self.note([ASKED], COMMAND)
+        return self.result()
+
+    def result(self) -> ProgramClues:
+        """Return what was found so far."""
+        is_harmless = not (self._trains or self._clues or self._launches)
+        looked = ", ".join(self._looked[:3])
+        return ProgramClues(self._clues, is_harmless, self._launches, self._starts, self._unread, looked)
+
+    def note(self, clues: Iterable[Clue], where: str) -> None:
+        """Note clues of one place, unless they are known."""
+        for clue in clues:
+            self._clues.setdefault(clue, where)
+
+    def python(self, data: bytes | str, shown: str, folder: Path | None, package: Path | None = None) -> None:
+        """Note what Python source says, and the modules that it imports.
+
+        Args:
+            folder: where its absolute imports begin.
+            package: where its relative imports begin, if it has some.
+        """
+        self._trains = True
+        self._looked.append(shown)
+        source = read_source(data)
+        if source.damage:
+            self._cannot(f"gpurun cannot read {shown}: {source.damage}")
+        waiting = deque([(source, shown, package or folder)])
+        while waiting:
+            source, shown, beside = waiting.popleft()
+            for clue, line in source.clues.items():
+                self.note([clue], shown if shown == COMMAND else f"{shown} line {line}")
+            for level, name in source.imports:
+                top = folder if level == 0 or beside is None else beside.joinpath(*[".."] * (level - 1))
+                for module in self._modules(name, top):
+                    if (found := self._data(module)) is not None:
+                        waiting.append((read_source(found), self._shown(module), module.parent))
+
+    def _take(self, programs: Iterable[StartedProgram], shown: str) -> None:
+        for each in programs:
+            if each.kind == "launcher":
+                self._cannot(f"gpurun cannot see how {shown} starts {each.what}")
+            elif each.kind == "source":
+                self.python(each.what, shown, self._workdir)
+            elif each.kind == "module":
+                self._module(each.what)
+            elif each.kind == "unread":
+                self._cannot(f"gpurun cannot see what {each.what} runs")
+            elif each.kind != "harmless":
+                self._file(each)
+
+    def _module(self, name: str) -> None:
+        self.note(name_clues([name]), COMMAND)
+        whole = self._modules(name, self._workdir, is_main=True)
+        for path in whole:
+            if (data := self._data(path)) is not None:
+                self.python(data, self._shown(path), self._workdir, path.parent)
+                return
+        if not self._clues:
+            self._cannot(f"gpurun does not find the module {name} {self._where}")
+
+    def _file(self, program: StartedProgram) -> None:
+        path = self._in_workdir(program.what)
+        data = None if path is None else self._data(path)
+        kind, first = program.kind, b"" if data is None else data[:200].partition(b"\n")[0]
+        if kind == "program" and first.startswith(b"#!"):
+            kind = "python" if b"python" in first else "shell" if b"sh" in first else kind
+        if path is None or data is None or kind == "program" or (kind == "shell" and b"\0" in data):
+            if kind == "program" and not program.in_shell:
+                self._cannot(f"gpurun does not know what {program.what} does")
+            elif kind != "program":
+                self._cannot(f"gpurun cannot read {program.what} {self._where}")
+        elif kind == "python":
+            self.python(data, self._shown(path), path.parent)
+        else:
+            shown, text = self._shown(path), data.decode(errors="replace")
+            self._looked.append(shown)
+            if not self._launches:
+                self._launches, self._starts = launches_in(text, program.arguments), shown
+            self._take(programs_in(text), shown)
+
+    def _cannot(self, why: str) -> None:
+        self._trains, self._unread = True, self._unread or why
+
+    @property
+    def _where(self) -> str:
+        return "in the workdir" if self._workdir is not None else "(the job has no workdir)"
+
+    def _modules(self, name: str, top: Path | None, *, is_main: bool = False) -> list[Path]:
+        """Return the files that an import may mean, those of the packages around a module included."""
+        parts, found = name.split(".") if name else [], list[Path]()
+        if self._workdir is None or top is None or not all(part.isidentifier() for part in parts):
+            return []
+        for folder in dict.fromkeys((top, self._workdir)):
+            for size in range(len(parts), 0, -1):
+                base = folder.joinpath(*parts[:size])
+                found += [base.with_name(f"{base.name}.py"), base / ("__main__.py" if is_main else "__init__.py")]
+                if is_main:
+                    break
+        return found
+
+    def _in_workdir(self, name: str) -> Path | None:
+        """Return the file that a path of the container means; None if it is not of the workdir."""
+        path = PurePosixPath(name)
+        if self._workdir is None or "\0" in name or not name:
+            return None
+        if path.is_absolute() and not path.is_relative_to(WORKSPACE):
+            return None
+        return self._workdir / (path.relative_to(WORKSPACE) if path.is_absolute() else path)
+
+    def _data(self, path: Path) -> bytes | None:
+        """Return the content of a regular file of the workdir; None if it is not one, too large, or read before."""
+        try:
+            real = Path(os.path.realpath(path))
+            is_there = self._real is not None and real.is_relative_to(self._real) and real.is_file()
+        except (OSError, ValueError):
+            return None
+        most = min(MOST_BYTES, self._left)
+        if not is_there or real in self._seen or len(self._seen) >= MOST_FILES or most <= 0:
+            return None
+        self._seen.add(real)
+        try:
+            data = read(real, "the program", most_bytes=most)
+        except BadInput:
+            return None
+        self._left -= min(len(data), most)
+        return data if len(data) <= most else None
+
+    def _shown(self, path: Path) -> str:
+        return os.path.relpath(path, self._workdir) if self._workdir is not None else str(path)

@@ -1,0 +1,110 @@
+"""Find the programs that a command or a shell's text starts. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from gpurun.launch.launchers.lines import wrappers
+from gpurun.launch.launchers.lines.line import DEPTH, read_start
+from gpurun.launch.launchers.lines.shell import SHELLS, simple_commands
+
+_HARMLESS = (
+    "true false : [ test echo printf sleep wait yes seq cat head tail wc tee grep sort uname hostname id whoami date "
+    "pwd cd ls find stat du df env printenv export set ulimit umask exit mkdir touch rm cp mv ln chmod tar ps top free "
+    "nproc uptime lscpu lspci lsmod dmesg ip ifconfig ping getent curl wget kill trap sync dd nvidia-smi nvcc ibstat "
+    "ibv_devinfo ibv_devices ibdev2netdev show_gids rdma"
+)
+HARMLESS = frozenset(_HARMLESS.split())
+"""Programs that train nothing."""
+SAY = ("echo", "printf")
+"""Programs that only print their words, whatever these name."""
+NAMES_PYTHON = re.compile(r"\b(python|pypy)[0-9.]*\b")
+PYTHON = re.compile(r"(python|pypy)[0-9.]*(-dbg)?\Z")
+NAMES_SAY = ("echo", "printf")
+"""Programs that only print their words, whatever these name."""
+PYTHON = re.compile(r"\b(python|pypy)[0-9.]*\b")
+TAKES = re.compile(r"-[A-Za-z]*?[XWQ]\Z")
+MOST_PARTS = 1000
+
+
+class StartedProgram(NamedTuple):
+    """A program that a command starts.
+
+    Attributes:
+        kind: ``python`` and ``shell``: a file; ``module``: of ``python -m``; ``source``: of ``python -c``;
+            ``harmless``: it trains nothing; ``launcher``: it starts processes itself; ``program``: any other;
+            ``unread``: words do not show what it runs.
+        what: the path, the dotted name, the text, or the program's name.
+        in_shell: a shell's text starts it.
+        arguments: the words behind a file.
+    """
+
+    kind: Literal["python", "shell", "module", "source", "harmless", "launcher", "program", "unread"]
+    what: str
+    in_shell: bool = False
+    arguments: tuple[str, ...] = ()
+
+
+def programs_of(words: tuple[str, ...]) -> tuple[StartedProgram, ...]:
+    """Return the programs that a command starts, wrappers looked through."""
+    for _ in range(DEPTH):
+        if (text := wrappers.shell_text(words)) is not None:
+            return programs_in(text)
+        if not words or (inner := wrappers.look_through(words)) is None:
+            break
+        words = inner.words
+    if not words:
+        return (StartedProgram("harmless", ""),)
+    name = wrappers.name_of(words)
+    if PYTHON.match(name):
+        return (_by_python(words),)
+    if name in SHELLS:
+        at = 1
+        while at < len(words) and words[at].startswith(("-", "+")):
+            at += 2 if words[at].endswith("o") else 1
+        found = StartedProgram("unread", name)
+        return (found if at >= len(words) else StartedProgram("shell", words[at], arguments=words[at + 1 :]),)
+    if name in HARMLESS:
+        return (StartedProgram("harmless", name),)
+    kind: Literal["python", "shell", "program"] = "program"
+    if name.endswith((".py", ".sh")):
+        kind = "python" if name.endswith(".py") else "shell"
+    return (StartedProgram(kind, words[0], arguments=words[1:]),)
+
+
+def programs_in(text: str) -> tuple[StartedProgram, ...]:
+    """Return the programs that a shell's text starts, as far as words can tell."""
+    found = list[StartedProgram]()
+    for command in simple_commands(text):
+        if len(found) > MOST_PARTS:
+            break
+        if (typed := read_start(command)) is not None:
+            found.append(StartedProgram("launcher", typed.name, True))
+            continue
+        sourced = command[1:] if command[0] in (".", "source") else command
+        hides = any(NAMES_PYTHON.search(word) for word in command)
+        for part in programs_of(sourced):
+            is_hidden = hides and part.kind in ("program", "harmless") and part.what not in SAY
+            found.append(StartedProgram("unread", part.what, True) if is_hidden else part._replace(in_shell=True))
+    return tuple(found)
+
+
+def _by_python(words: tuple[str, ...]) -> StartedProgram:
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word = words[at]
+        if word.startswith("--"):
+            return (
+                StartedProgram("harmless", word) if word in ("--version", "--help") else StartedProgram("unread", word)
+            )
+        flag = next((letter for letter in word[1:] if letter in "cmVhXWQ"), "-")
+        if flag in ("V", "h"):
+            return StartedProgram("harmless", word)
+        if flag in ("c", "m"):
+            inside = word.partition(flag)[2]
+            return StartedProgram("source" if flag == "c" else "module", inside or next(iter(words[at + 1 :]), ""))
+        at += 2 if TAKES.match(word) else 1
+    if at >= len(words) or words[at] == "-":
+        return StartedProgram("unread", words[0])
+    return StartedProgram("python", words[at])

@@ -1,0 +1,171 @@
+"""The files of a program are read for what they import, whatever they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import BadInput, NeverFits
+from gpurun.head import reading
+from gpurun.head.reading import clues_of
+from gpurun.head.wish import spec_of
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.choosing.choice import choose_launcher
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+HOROVOD, TORCH = "import horovod.torch\n", "import torch.distributed\n"
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    top = tmp_path / "w"
+    top.mkdir()
+    return top
+
+
+def chosen(workdir: Path | None, *command: str, gpus: int = 4):
+    spec = JobSpec("n", "i:1", gpus, command, workdir=None if workdir is None else str(workdir))
+    return choose_launcher(spec, (), clues_of(spec))
+
+
+def files(workdir: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        path = workdir / name.replace("__", "/").replace("_py", ".py").replace("_sh", ".sh")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_the_modules_beside_a_script_are_read_too(workdir):
+    files(workdir, train_py="from lib.model import Net\n", lib__model_py="from . import comm\n", lib__comm_py=TORCH)
+    choice = chosen(workdir, "python3", "train.py", "--x")
+    assert choice.said == ("torchrun starts the ranks: lib/comm.py line 1 uses torch.distributed",)
+    files(workdir, other_py="x = 1\n" + HOROVOD)
+    assert chosen(workdir, "python3", "train.py").spec.launcher == "torchrun", "nobody imports other.py"
+    files(workdir, train_py="import other\nfrom lib.model import Net\n")
+    doubt = chosen(workdir, "python3", "train.py").doubt
+    assert "other.py line 2 uses Horovod, and lib/comm.py line 1 uses torch.distributed" in doubt.message
+
+
+COMMANDS = [
+    ("python", "tools/train.py"), ("python3", "-m", "tools.train"), ("tools/train.py",), ("sh", "run.sh", "1"),
+    ("./run.sh",), ("./start",), ("sh", "-c", "cd /out && exec python3 /workspace/tools/train.py 1"),
+    ("bash", "-c", "sh run.sh 2>&1 | cat"), ("uv", "run", "python", "tools/train.py"),
+    ("python", "/workspace/tools/train.py"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_script_is_found_however_it_is_started(workdir, command):
+    files(workdir, tools__train_py="import top\n", top_py=HOROVOD, run_sh="set -e\npython -u tools/train.py \\\n  $1\n")
+    files(workdir, start="#!/usr/bin/env python3\nimport top\n")
+    assert chosen(workdir, *command).spec.launcher == "horovod"
+
+
+def test_a_package_with_a_main_and_a_module_of_the_image(workdir):
+    files(workdir, app__work_py=TORCH)
+    (workdir / "app/__main__.py").write_text("from .work import x\n")
+    assert chosen(workdir, "python3", "-m", "app").spec.launcher == "torchrun"
+    assert chosen(None, "python3", "-m", "mpi4py.bench", "helloworld").spec.launcher == "mpirun"
+    assert "module nosuch" in chosen(workdir, "python3", "-m", "nosuch").doubt.message
+    assert chosen(None, "python3", "-c", TORCH).said == (
+        "torchrun starts the ranks: the command uses torch.distributed",
+    )
+
+
+def test_a_script_that_starts_a_launcher_runs_once_on_each_host_where_that_is_right(workdir):
+    files(workdir, run_sh="# a comment\ntorchrun --nproc_per_node=$1 train.py\n", train_py=HOROVOD)
+    choice = chosen(workdir, "./run.sh", "4")
+    assert (choice.spec.launcher, choice.spec.one_per_host) == ("tasks", True)
+    assert choice.said[0].startswith("run.sh starts torchrun, so it runs once on each host")
+    with pytest.raises(BadInput, match=r"run.sh starts 8 processes"):
+        chosen(workdir, "bash", "-x", "run.sh", "8")
+    assert chosen(workdir, "./run.sh", "1", gpus=1).spec.launcher == "tasks"
+    files(workdir, run_sh="cd x && torchrun train.py\n")
+    assert chosen(workdir, "sh", "-c", "./run.sh | cat").spec.one_per_host
+
+
+UNREAD = [
+    (("python3", "nosuch.py"), "nosuch.py in the workdir"), (("./a.out", "-b"), "what ./a.out does"),
+    (("./binary",), "what ./binary does"), (("python3", "/opt/train.py"), "/opt/train.py"),
+    (("python3",), "python3 runs"), (("python3", "old.py"), "old.py: line 1"), (("python3", "link.py"), "link.py"),
+    (("python3", "out.py"), "out.py"), (("python3", "loop.py"), "loop.py"), (("python3", "pipe.py"), "pipe.py"),
+    (("python3", "sock.py"), "sock.py"), (("python3", "folder.py"), "folder.py"),
+    (("python3", "device.py"), "device.py"), (("python3", "huge.py"), "huge.py"),
+    (("python3", "../outside.py"), "../outside.py"), (("python3", "a\0b.py"), "b.py"),
+    (("python3", "-m", "../x"), "../x"), (("sh", "binary"), "binary"), (("python3", "utf16.py"), "utf16.py"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "said"), UNREAD, ids=[command[-1] for command, _ in UNREAD])
+def test_what_cannot_be_read_is_said(workdir, tmp_path, command, said):
+    (tmp_path / "outside.py").write_text(HOROVOD)
+    files(workdir, old_py="print 'x'\n")
+    (workdir / "binary").write_bytes(b"\x7fELF\0\0")
+    (workdir / "utf16.py").write_text("import horovod", encoding="utf-16")
+    for name, target in {"link.py": "nowhere", "out.py": tmp_path / "outside.py", "loop.py": "loop.py",
+                         "device.py": "/dev/zero"}.items():  # fmt: skip
+        (workdir / name).symlink_to(target)
+    os.mkfifo(workdir / "pipe.py")
+    (workdir / "folder.py").mkdir()
+    with (workdir / "huge.py").open("wb") as file:
+        file.truncate(1 << 30)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(workdir / "sock.py"))
+        choice = chosen(workdir, *command)
+    assert choice.doubt is not None and said in choice.doubt.message
+    assert chosen(workdir, *command, gpus=1).doubt is None
+
+
+def test_a_job_without_a_workdir_says_that_it_has_none():
+    assert "train.py (the job has no workdir)" in chosen(None, "python3", "train.py").doubt.message
+
+
+def test_files_and_bytes_are_bounded(workdir, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_FILES", 5)
+    files(workdir, train_py="".join(f"import m{n}\n" for n in range(9)))
+    files(workdir, **{f"m{n}_py": HOROVOD if n == 8 else "x = 1\n" for n in range(9)})
+    assert chosen(workdir, "python3", "train.py").doubt is not None
+    monkeypatch.setattr(reading, "MOST_FILES", 50)
+    assert chosen(workdir, "python3", "train.py").spec.launcher == "horovod"
+    monkeypatch.setattr(reading, "MOST_BYTES_IN_ALL", 150)
+    assert chosen(workdir, "python3", "train.py").doubt is not None
+    files(workdir, a_py="import b\n", b_py="import a\n")
+    assert "a.py uses no library" in chosen(workdir, "python3", "a.py").doubt.message
+
+
+def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
+    files(workdir, train_py="import torch\n")
+    inventory = load(workdir.parent / "inventory.yaml")
+    flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
+             "command": ("command", ["python3", "train.py"])}  # fmt: skip
+    with pytest.raises(BadInput, match=r"how 4 processes of this program find each other: train.py uses") as caught:
+        spec_of(None, inventory, flags, {})
+    with pytest.raises(NeverFits):
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "99")}, {})
+    with pytest.raises(BadInput, match="min_gpus"):
+        spec_of(None, inventory, {**flags, "--min-gpus": ("min_gpus", "7")}, {})
+    spec, said = spec_of(None, inventory, flags, {}, is_plan=True)
+    assert (spec.launcher, spec.one_per_host) == ("tasks", False)
+    assert caught.value.message in said[0] and "\n".join(said[1:]).endswith(caught.value.hint)
+    spec, said = spec_of(None, inventory, {**flags, "--one-per-host": ("one_per_host", True)}, {})
+    assert (spec.launcher, spec.one_per_host) == ("tasks", True)
+
+
+def test_a_program_of_one_process_that_needs_more_than_a_host_says_why_it_stays_on_one(workdir):
+    files(workdir, train_py="from torch import nn\nnn.DataParallel(m)\n")
+    inventory = load(workdir.parent / "inventory.yaml")
+    flags = {"-n": ("gpus", "8"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
+             "command": ("command", ["python3", "train.py"])}  # fmt: skip
+    with pytest.raises(NeverFits) as caught:
+        spec_of(None, inventory, flags, {})
+    assert "train.py line 2 uses DataParallel" in caught.value.hint and "--one-per-host" in caught.value.hint
