@@ -48,6 +48,18 @@ def asked(recipe, inventory, sizes, launchers=(), **changes):
     return plan_of(recipe, inventory, {}, sizes=sizes, launchers=launchers, **given)
 
 
+@pytest.mark.parametrize(
+    "line", ["torchrun --nnodes=1:3 --nproc_per_node=1 t.py", "horovodrun -np 3 --min-np 1 --max-np 3 python3 t.py"]
+)
+def test_a_job_of_a_campaign_has_the_size_that_it_measures_whatever_its_command_says(tmp_path, inventory, line):
+    (tmp_path / "recipe.yaml").write_text(f"image: i:1\ncommand: {line}\n")
+    said = []
+    plan = asked(read(tmp_path / "recipe.yaml"), inventory, (1, 2, 3, 4), told=said.append)
+    assert all((job.min_gpus, job.reforms) == (None, False) for job in plan.jobs)
+    assert plan.jobs[-1].gpus == 3 and [each.gpus for each in plan.refused][-1] == 4
+    assert any("no gang is elastic" in text for text in said) and not any("gang is elastic:" in text for text in said)
+
+
 def test_sizes_are_numbers_in_order():
     assert parse_sizes("4,1, 2") == (1, 2, 4)
 
