@@ -200,10 +200,23 @@ def spec_of(
     from gpurun.head import wish
 
     spec, said = wish.spec_of(recipe, inventory, flags, places, is_plan=is_plan)
+    said = (*said, *_of_workdir(spec))
     for text in said:
         say(printable(text))
     _warn_of_secrets(spec)
     return spec, said
+
+
+def _of_workdir(spec: JobSpec) -> tuple[str, ...]:
+    from gpurun.cli.workdir_words import words
+    from gpurun.images.noticed import look
+
+    if spec.workdir is None:
+        return ()
+    try:
+        return words(spec.workdir, *look(Path(spec.workdir)))
+    except OSError:  # what cannot be read is an error of the submission
+        return ()
 
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:

@@ -104,6 +104,7 @@ def pin(
     pinned = [
         replace(
             spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", ""),
+            left_out=trees[spec.workdir].left_out if spec.workdir is not None else (),
             outputs_limit_mib=_lower(spec.outputs_limit_mib, inventory.outputs_limit_mib),
             data={name: data[source] for name, source in spec.data.items()},
         )

@@ -147,10 +147,15 @@ def ignored(path: str, is_folder: bool, rules: Sequence[Rule]) -> bool:
 
 
 class Walk:
-    """The files, folders and links of a folder that are not ignored."""
+    """The files, folders and links of a folder that are not ignored.
+
+    Attributes:
+        left_out: what `entries` has left out so far, relative to the folder: folders without what is in them.
+    """
 
     def __init__(self, top: Path) -> None:
         self._top = top
+        self.left_out: list[str] = []
         repository = _repository(top)
         self._prefix = ""
         self._rules: tuple[Rule, ...] = ()
@@ -180,6 +185,19 @@ class Walk:
         """
         yield from self._entries("", self._rules, out=False)
 
+    def leaves_out(self, path: str) -> bool:
+        """Return whether the rules leave out a path of the folder, which is no link."""
+        inside, rules, out, parts = "", self._rules, False, path.split("/")
+        for at, name in enumerate(parts, start=1):
+            rules = (*rules, *parse(_text(self._top / inside / ".gitignore"), self._prefix + inside))
+            is_folder = at < len(parts) or (self._top / path).is_dir()
+            out = out or ignored(self._prefix + inside + name, is_folder, rules)
+            tracked = self._tracked_folders if is_folder else self._tracked
+            if name == ".git" or (out and inside + name not in tracked):
+                return True
+            inside += name + "/"
+        return False
+
     def _entries(self, inside: str, rules: tuple[Rule, ...], *, out: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield entries. `out`: the folder is ignored; yield only its tracked files."""
         folder = self._top / inside
@@ -193,6 +211,7 @@ class Walk:
                 continue
             left_out = out or ignored(self._prefix + path, is_folder, rules)
             if left_out and path not in (self._tracked_folders if is_folder else self._tracked):
+                self.left_out.append(path)
                 continue
             yield path, entry
             if is_folder:

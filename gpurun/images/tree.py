@@ -17,6 +17,7 @@ from typing import Any
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.export import default_folder
 from gpurun.images.ignore import Walk
+from gpurun.images.noticed import missed
 from gpurun.node.data import data_store
 from gpurun.node.transfer.spool import CHUNK
 from gpurun.state.path import may_pass
@@ -81,11 +82,15 @@ class FolderTree(FileTree):
 
     Args:
         memory: caches the digests of its files.
+        left_out: what ignore rules left out and a rank may miss.
     """
 
-    def __init__(self, top: Path, entries: Iterable[Entry], memory: DigestMemory) -> None:
+    def __init__(
+        self, top: Path, entries: Iterable[Entry], memory: DigestMemory, left_out: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(entries)
         self._top, self._memory = top, memory
+        self.left_out = left_out
 
     def content(self, digest: str) -> Iterator[bytes]:
         """Yield a file's content, which must still be the scanned one.
@@ -131,10 +136,10 @@ def scan(top: Path) -> FolderTree:
     if not top.is_dir():
         raise BadInput("the workdir is no folder", where=str(top))
     top = top.resolve()
-    memory = DigestMemory(top)
+    memory, walk = DigestMemory(top), Walk(top)
     entries: list[Entry] = []
     try:
-        for path, found in Walk(top).entries():
+        for path, found in walk.entries():
             status = found.stat(follow_symlinks=False)
             mode = stat.S_IMODE(status.st_mode) & 0o777
             if stat.S_ISDIR(status.st_mode):
@@ -147,7 +152,7 @@ def scan(top: Path) -> FolderTree:
     except OSError as error:
         raise unreadable(error, top) from None
     memory.keep()
-    return FolderTree(top, entries, memory)
+    return FolderTree(top, entries, memory, missed(walk.left_out))
 
 
 class DigestMemory:

@@ -28,8 +28,9 @@ What a rank prints goes through pipes: a program that opens ``/dev/stdout`` anew
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
 written the rank starts all the same, prints where it would have printed, and nothing is known of it.
 
-What a rank left behind gets SIGTERM, too: below a shell that has ended, this is the program. Those that read what others
-of them print, such as `tee`, get it after them: the program's last words, and its save, would break with the pipe.
+What a rank left behind gets SIGTERM, too: below a shell that has ended, this is the program. Those that read what
+others of them print, such as `tee`, get it after them: the program's last words, and its save, would break with the
+pipe.
 
 It is POSIX sh for dash, bash and busybox, and needs mkdir, but no python3. Its variables begin with ``gpurun_``: to
 assign a name that the environment has would change the rank's environment.
