@@ -35,7 +35,7 @@ SESSION = (
     "gpurun submit recipes/fashion-mnist --gpus-per-host 1 --follow",
     "gpurun outputs @last",
 )
-WARM = "gpurun submit --image gpurun/train:tf2.15 --gpus 4 --gpus-per-host 1 --follow -- true"
+WARM = "gpurun submit --image gpurun/train:tf2.15 --launcher horovod --gpus 4 --gpus-per-host 1 --follow -- true"
 COLUMNS, ROWS = 128, 30
 KEY_S, PAUSE_S, READ_S = 0.04, 1.0, 2.5
 """Seconds for a typed character, at most between two prints, and to read what a command has printed."""

@@ -12,8 +12,8 @@ from faulting import events
 from waiting import until
 
 LAUNCHERS = {
-    "tasks": ("--launcher", "tasks"), "gloo": (), "mpi": ("--controller", "mpi"), "elastic": ("--min-gpus", "1"),
-    "mpirun": ("--launcher", "mpirun"),
+    "tasks": ("--launcher", "tasks"), "gloo": ("--launcher", "horovod"), "mpi": ("--controller", "mpi"),
+    "elastic": ("--launcher", "horovod", "--min-gpus", "1"), "mpirun": ("--launcher", "mpirun"),
 }  # fmt: skip
 ORDER = ("QUEUED", "GRANTED", "PREPARING", "STARTING", "RUNNING", "STOPPING")
 

@@ -110,7 +110,7 @@ def fails(cluster: Cluster, role: str, number: int) -> str | None:
 def submit_dies(cluster: Cluster, point: int) -> Crash:
     """After a killed submit, one command makes the job succeed, or there is no job."""
     with fault(cluster, "command", point):
-        done = cluster.gpurun(*cluster.submit_args(image=IMAGE), "--", "true")
+        done = cluster.gpurun(*cluster.submit_args("--launcher", "horovod", image=IMAGE), "--", "true")
     cluster.gpurun("status", "-i", str(cluster.inventory))
     ids = JobStore(cluster.home).ids()
     assert len(ids) <= 1
@@ -293,7 +293,7 @@ SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
 def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2, min_gpus: int | None = None) -> str:
     """Submit a gang over both hosts. Returns its id."""
     recipe = cluster.folder / "recipe.yaml"
-    recipe.write_text(f"image: {IMAGE}\ngpus: {gpus}\ngrace: 1s\ncommand: [{command}]\n")
+    recipe.write_text(f"image: {IMAGE}\nlauncher: horovod\ngpus: {gpus}\ngrace: 1s\ncommand: [{command}]\n")
     each = gpus // len(cluster.lab.hosts)
     elastic = () if min_gpus is None else ("--min-gpus", str(min_gpus))
     done = cluster.gpurun("submit", str(recipe), "-i", str(cluster.inventory), "--gpus-per-host", str(each), *elastic)

@@ -186,7 +186,11 @@ WAITS = 'test "$GPURUN_ATTEMPT" = 1 || exit 0; echo up; while :; do sleep 1; don
 def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
     """As when Horovod aborts each survivor (``terminate called … gloo::IoException``), which it does now and then."""
     job = cluster.gpurun(
-        *cluster.submit_args("--min-gpus", "2", "--max-restarts", "1", gpus=3), "--", "sh", "-c", WAITS
+        *cluster.submit_args("--launcher", "horovod", "--min-gpus", "2", "--max-restarts", "1", gpus=3),
+        "--",
+        "sh",
+        "-c",
+        WAITS,
     ).out.strip()
     wait_until(lambda: cluster.log(job).count("<stdout>:up") == 3)
     hosts = hosts_of(cluster, job)
@@ -204,7 +208,8 @@ def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
 
 def test_a_program_that_fails_everywhere_is_not_started_again(cluster):
     """Horovod's driver tries each host; gpurun reads from it that none is left."""
-    bad = cluster.submit("--min-gpus", "1", "--max-restarts", "3", command=("sh", "-c", "exit 7"))
+    flags = ("--launcher", "horovod", "--min-gpus", "1", "--max-restarts", "3")
+    bad = cluster.submit(*flags, command=("sh", "-c", "exit 7"))
     assert bad.code == 1, bad.err
     found = cluster.record(bad.out.split()[0])
     assert (found["state"], found["restarts"], found["exit_code"]) == ("FAILED", 0, 7)

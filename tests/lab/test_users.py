@@ -128,8 +128,8 @@ class Head:
     def submit(self, user: User, gpus: int, command: str, *flags: str) -> str:
         size = str(gpus // len(self.lab.hosts))
         done = user.gpurun(
-            "submit", "-i", str(self.inventory), "-n", str(gpus), "--gpus-per-host", size, "--image", IMAGE, *flags,
-            "--", "sh", "-c", command,
+            "submit", "-i", str(self.inventory), "-n", str(gpus), "--gpus-per-host", size, "--image", IMAGE,
+            "--launcher", "horovod", *flags, "--", "sh", "-c", command,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
