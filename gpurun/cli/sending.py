@@ -1,4 +1,4 @@
-"""Progress of a job's image and data sets to hosts."""
+"""Progress of a job's image, data sets and workdir to hosts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpurun.jobs.sending import Sent
 
 
 def going_out(event: Mapping[str, Any]) -> str | None:
-    """Return what an event reports progress of: the image or a data set; None for other events."""
-    return {"ship": "image", "stage": f"data {event.get('data')}"}.get(str(event.get("kind")))
+    """Return what an event reports progress of: the image, a data set or the workdir; None for other events."""
+    return {"ship": "image", "workdir": "workdir", "stage": f"data {event.get('data')}"}.get(str(event.get("kind")))
 
 
 def sending(sent: Iterable[Sent]) -> list[str]:
-    """Describe the progress of the image and each data set."""
+    """Describe the progress of the image, each data set and the workdir."""
     by_what: dict[str, list[Sent]] = {}
     for each in sent:
         if (what := going_out(asdict(each))) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -29,9 +29,14 @@ LIMIT_S = 6 * 3600.0
 _MAKE_LIMIT_S = 600.0
 
 
+Told = Callable[[str, int, int], object]
+"""Receives how many bytes a host has, of how many."""
+
+
 def sync_workdir(
-    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None
-) -> Results[int]:
+    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None,
+    told: Told = lambda *_: None,
+) -> Results[int]:  # fmt: skip
     """Make a folder on every host the same as `tree`: content, modes, times and links.
 
     Copies links as links. Sends a host only contents that it never had; large ones go through a chain of hosts.
@@ -41,6 +46,7 @@ def sync_workdir(
         folders: host → absolute folder there. It belongs to gpurun alone: entries that are not in `tree` are removed.
         tree: a folder on the head as it is now, or a job's copy.
         inventory: racks of hosts and how they reach each other; None = unknown.
+        told: called by one thread at a time, and only for so many bytes that a person may wait for them.
 
     Returns:
         Bytes sent to each host.
@@ -57,11 +63,12 @@ def sync_workdir(
     union = list(dict.fromkeys(digest for found in lacking.values() for digest in found))
     size = sum(tree.files[digest].size for digest in union)
     if size <= DIRECT_BYTES or len(lacking) == 1:
-        added = fleet.map(lambda agent: _send(agent, tree, lacking[agent.host]), lacking)
+        how = told if size > DIRECT_BYTES else lambda *_: None
+        added = fleet.map(lambda agent: _send(agent, tree, lacking[agent.host], how), lacking)
         sent.update(added.ok)
         failed.update(added.failed)
     elif lacking:
-        failed.update(_send_through_chains(fleet, tree, lacking, union, inventory))
+        failed.update(_send_through_chains(fleet, tree, lacking, union, inventory, told))
         sent.update(dict.fromkeys(lacking, size))
     entries = [entry.as_json() for entry in tree.entries]
     made = fleet.map(
@@ -87,15 +94,16 @@ def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _send(agent: Agent, tree: FileTree, digests: Iterable[str]) -> int:
+def _send(agent: Agent, tree: FileTree, digests: Sequence[str], told: Told) -> int:
     """Send contents directly to one host; return the number of bytes."""
-    sent = 0
+    sent, size = 0, sum(tree.files[digest].size for digest in digests)
 
     def pieces() -> Iterator[bytes]:
         nonlocal sent
         for digest in digests:
             for piece in tree.content(digest):
                 sent += len(piece)
+                told(agent.host, sent, size)
                 yield frames.encode({"d": digest}, piece)
             yield frames.encode({"d": digest, "end": True})
 
@@ -110,11 +118,12 @@ def _send_through_chains(
     lacking: Mapping[str, Sequence[str]],
     union: Sequence[str],
     inventory: Inventory | None,
+    told: Told,
 ) -> dict[str, GpurunError]:
     """Send all contents that any host lacks as one blob through these hosts; return the hosts that failed."""
     with closing(LayerStore(default_folder())) as store:
         pack = store.put(piece for digest in union for piece in tree.content(digest))
-        return _send_pack(fleet, tree, lacking, union, inventory, pack)
+        return _send_pack(fleet, tree, lacking, union, inventory, pack, told)
 
 
 def _send_pack(
@@ -124,6 +133,7 @@ def _send_pack(
     union: Sequence[str],
     inventory: Inventory | None,
     pack: Stored,
+    told: Told,
 ) -> dict[str, GpurunError]:
     ends = accumulate(tree.files[digest].size for digest in union)
     index = [
@@ -132,8 +142,9 @@ def _send_pack(
     ]
     wants = [Want(host, topology.rack_of(inventory, host), (pack.digest,)) for host in lacking]
     relay = Relay(
-        fleet, chains_of(inventory, wants, {pack.digest: pack.size}), topology.options_for(inventory, lacking)
-    )
+        fleet, chains_of(inventory, wants, {pack.digest: pack.size}), topology.options_for(inventory, lacking),
+        told=lambda host, received: told(host, received, pack.size),
+    )  # fmt: skip
     try:
         _bring(relay, pack)
         unpacked = fleet.map(

@@ -20,7 +20,7 @@ class Sent:
     """What one host has of the image or of a data set. `gpurun.images.events.ShipEvent` says what the fields mean.
 
     Attributes:
-        kind: ``ship``: the image; ``stage``: a data set.
+        kind: ``ship``: the image; ``stage``: a data set; ``workdir``: its code.
         data: the name of the data set.
     """
 

@@ -82,9 +82,14 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
     if job.spec.workdir is None:
         return
     folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/{CODE}" for host in hosts}
+
+    def told(host: str, done: int, total: int) -> None:
+        state = "done" if done == total else "receiving"
+        job.sending.told("workdir", ShipEvent(host, state, done, total))
+
     try:
         code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
-        results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory)
+        results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory, told=told)
     except FileNotFoundError:
         raise failed(StateError("is missing", where=str(job.folder.code), hint="submit the job again")) from None
     except GpurunError as error:

@@ -1,4 +1,4 @@
-"""``status JOB`` says how far image and data are."""
+"""``status JOB`` says how far image, data and workdir are."""
 
 from gpurun.cli.sending import sending
 from gpurun.cli.ship import say_failures
@@ -12,8 +12,12 @@ def test_what_hosts_have_is_added_up():
         Sent("stage", "h0", "a\nb", bytes=2 << 20, total=4 << 20, eta_s=61.5),
         Sent("stage", "h1", "a\nb", total=4 << 20),
         Sent("note", "h1"),
+        Sent("workdir", "h1", bytes=1 << 30, total=3 << 29),
     ]
-    assert sending(sent) == ["image: 0 B of 0 B on 1 hosts", "data a\nb: 2.0 MiB of 8.0 MiB on 2 hosts, 1m01s left"]
+    assert sending(sent) == [
+        "image: 0 B of 0 B on 1 hosts", "data a\nb: 2.0 MiB of 8.0 MiB on 2 hosts, 1m01s left",
+        "workdir: 1.0 GiB of 1.5 GiB on 1 hosts",
+    ]  # fmt: skip
     assert sending([]) == []
 
 

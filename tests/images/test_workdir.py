@@ -103,6 +103,17 @@ def test_the_same_on_every_host(hosts, work, tmp_path, read):
         assert shape(Path(folder)) == wanted(work)
 
 
+def test_a_large_folder_tells_how_far_it_is_and_a_small_one_tells_nothing(hosts, work, tmp_path):
+    fleet, told = hosts.fleet("h0"), []
+    send = partial(sync_workdir, fleet, told=lambda *event: told.append(event))
+    send({"h0": f"{tmp_path}/h0/job1"}, scan(work))
+    assert told == []
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 5))
+    send({"h0": f"{tmp_path}/h0/job2"}, scan(work))
+    assert told[-1] == ("h0", DIRECT_BYTES + 5, DIRECT_BYTES + 5)
+    assert len(told) > 1 and told == sorted(told)
+
+
 def test_only_what_changed_is_sent(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
     first = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work)).ok["h0"]
@@ -155,9 +166,9 @@ def relays(monkeypatch):
     """Every transfer's chains and options."""
     made = []
 
-    def relay(fleet, chains, options):
+    def relay(fleet, chains, options, told):
         made.append(SimpleNamespace(chains=chains, options=options))
-        return Relay(fleet, chains, options)
+        return Relay(fleet, chains, options, told)
 
     Relay = workdir.Relay
     monkeypatch.setattr(workdir, "Relay", relay)
@@ -176,13 +187,17 @@ def test_a_jobs_code_goes_the_ways_that_its_inventory_knows(hosts, work, tmp_pat
     """Rack after rack, on the fabric, over as many chains as it carries; but only between hosts that may talk."""
     (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
     (tmp_path / "inventory.yaml").write_text(INVENTORY % fabric)
-    names = ("h0", "h1", "h2")
+    names, events = ("h0", "h1", "h2"), []
     places = {name: SimpleNamespace(job_folder=lambda _job, name=name: f"{tmp_path}/{name}/job") for name in names}
     job = SimpleNamespace(
         spec=SimpleNamespace(workdir=str(work), code=""), accounts=places, lease=SimpleNamespace(job="j"),
         links=SimpleNamespace(fleet=hosts.fleet(*names)), inventory=load(tmp_path / "inventory.yaml"),
+        sending=SimpleNamespace(told=lambda kind, event: events.append((kind, event))),
     )  # fmt: skip
     prepare._send_workdir(job, names)
+    ends = {event.host: event for kind, event in events if kind == "workdir"}
+    assert {host: event.state for host, event in ends.items()} == dict.fromkeys(names, "done")
+    assert all(event.bytes == event.total > DIRECT_BYTES for event in ends.values())
     (relay,) = relays
     assert [[(hop.host, hop.upstream) for hop in hops] for hops in relay.chains] == ways
     assert relay.options.addresses == dict.fromkeys(names, "127.0.0.1") and set(relay.options.interfaces) == set(names)
