@@ -29,6 +29,14 @@ def clues_of(spec: JobSpec) -> ProgramClues:
     return ProgramReading(None if spec.workdir is None else Path(spec.workdir)).of_command(spec.command)
 
 
+def script_clues_of(spec: JobSpec) -> ProgramClues:
+    """Return what the shell script says that each rank runs; nothing, without one. Reads no Python."""
+    programs = [each for each in programs_of(spec.command) if each.kind == "shell" or "/" in each.what]
+    reading = ProgramReading(None if spec.workdir is None else Path(spec.workdir), is_python_read=False)
+    reading.take([each for each in programs if each.kind in ("shell", "program")], COMMAND)
+    return reading.result()
+
+
 def clues_in(text: str, shown: str, folder: Path | None, names: Iterable[str] = ()) -> ProgramClues:
     """Return what Python source says, with the modules in `folder`.
 
@@ -45,8 +53,8 @@ def clues_in(text: str, shown: str, folder: Path | None, names: Iterable[str] = 
 class ProgramReading:
     """The files of one program, read."""
 
-    def __init__(self, workdir: Path | None) -> None:
-        self._workdir = workdir
+    def __init__(self, workdir: Path | None, *, is_python_read: bool = True) -> None:
+        self._workdir, self._is_python_read = workdir, is_python_read
         self._real = None if workdir is None else Path(os.path.realpath(workdir))
         self._clues: dict[Clue, str] = {}
         self._left, self._seen = MOST_BYTES_IN_ALL, set[Path]()
@@ -57,7 +65,7 @@ class ProgramReading:
 
     def of_command(self, command: tuple[str, ...]) -> ProgramClues:
         """Return what a command says."""
-        self._take(programs_of(command), COMMAND)
+        self.take(programs_of(command), COMMAND)
         if ("--launcher", "pytorch") in pairwise(command):
             self.note([ASKED], COMMAND)
         return self.result()
@@ -82,6 +90,8 @@ class ProgramReading:
         """
         self._trains = True
         self._looked.append(shown)
+        if not self._is_python_read:
+            return
         source = read_source(data)
         if source.damage:
             self._cannot(f"gpurun cannot read {shown}: {source.damage}")
@@ -96,7 +106,8 @@ class ProgramReading:
                     if (found := self._data(module)) is not None:
                         waiting.append((read_source(found), self._shown(module), module.parent))
 
-    def _take(self, programs: Iterable[StartedProgram], shown: str) -> None:
+    def take(self, programs: Iterable[StartedProgram], shown: str) -> None:
+        """Note what programs say that one text starts."""
         for each in programs:
             if each.kind == "launcher":
                 self._cannot(f"gpurun cannot see how {shown} starts {each.what}")
@@ -135,9 +146,9 @@ class ProgramReading:
         else:
             shown, text = self._shown(path), data.decode(errors="replace")
             self._looked.append(shown)
-            if not self._launches:
-                self._launches, self._starts = launches_in(text, program.arguments), shown
-            self._take(programs_in(text), shown)
+            if launches := launches_in(text, program.arguments):
+                self._launches, self._starts = (*self._launches, *launches), self._starts or shown
+            self.take(programs_in(text), shown)
 
     def _cannot(self, why: str) -> None:
         self._trains, self._unread = True, self._unread or why

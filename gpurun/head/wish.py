@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpurun.errors import BadInput, NeverFits
-from gpurun.head.reading import clues_of
+from gpurun.head.reading import clues_of, script_clues_of
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
-from gpurun.launch.launchers.choosing.choice import LauncherChoice, ProgramClues, choose_launcher, needs_choice
+from gpurun.launch.launchers.choosing.choice import (
+    LauncherChoice,
+    ProgramClues,
+    choose_launcher,
+    needs_choice,
+    refuse_two_starters,
+)
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -45,6 +51,8 @@ def spec_of(
     if is_chosen:
         choice = choose_launcher(choice.spec, given, reads(choice.spec))
     spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given)
+    if not is_chosen:
+        refuse_two_starters(spec, script_clues_of(spec))
     check_length(spec)
     try:
         refuse_impossible(spec, inventory)

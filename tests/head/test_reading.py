@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.errors import BadInput, NeverFits
 from gpurun.head import reading
-from gpurun.head.reading import clues_of
+from gpurun.head.reading import clues_of, script_clues_of
 from gpurun.head.wish import spec_of
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.launchers.choosing.choice import choose_launcher
+from gpurun.launch.launchers.choosing.choice import choose_launcher, refuse_two_starters
 
 INVENTORY = """
 version: 1
@@ -94,6 +95,27 @@ def test_a_script_that_starts_a_launcher_runs_once_on_each_host_where_that_is_ri
     assert chosen(workdir, "sh", "-c", "./run.sh | cat").spec.one_per_host
 
 
+def test_a_launcher_does_not_start_a_script_that_starts_a_launcher(workdir):
+    files(workdir, run_sh="bash inner.sh 4\n", inner_sh="torchrun --nproc_per_node=$1 train.py\n", train_py=HOROVOD)
+    for command in (("./run.sh",), ("env", "A=1", "bash", "run.sh"), ("sh", "-c", "cd .; ./run.sh")):
+        spec = JobSpec("n", "i:1", 4, command, workdir=str(workdir), launcher="mpirun")
+        with pytest.raises(BadInput, match=r"inner.sh starts torchrun, and mpirun starts inner.sh: 4 ranks"):
+            refuse_two_starters(spec, script_clues_of(spec))
+        for fine in (replace(spec, launcher="tasks"), replace(spec, one_per_host=True), replace(spec, gpus=1)):
+            refuse_two_starters(fine, script_clues_of(fine))
+    for command in (("python3", "train.py"), ("./a.out",), ("train.py",), ("sh", "-c", "true")):
+        spec = JobSpec("n", "i:1", 4, command, workdir=str(workdir), launcher="mpirun")
+        assert not script_clues_of(spec).launches and not script_clues_of(spec).clues
+
+
+def test_a_script_with_launchers_for_one_host_says_why_its_gang_stays_there(workdir):
+    files(workdir, run_sh="accelerate launch train.py\n")
+    choice = chosen(workdir, "./run.sh")
+    assert choice.stays == "run.sh starts accelerate launch for one host"
+    files(workdir, run_sh="python3 prepare.py; bash a.sh; bash b.sh", a_sh="torchrun a.py", b_sh="deepspeed b.py")
+    assert choice.spec.constraints.gpus_per_host == chosen(workdir, "./run.sh").spec.constraints.gpus_per_host == 4
+
+
 UNREAD = [
     (("python3", "nosuch.py"), "nosuch.py in the workdir"), (("./a.out", "-b"), "what ./a.out does"),
     (("./binary",), "what ./binary does"), (("python3", "/opt/train.py"), "/opt/train.py"),
@@ -159,6 +181,19 @@ def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
     assert caught.value.message in said[0] and "\n".join(said[1:]).endswith(caught.value.hint)
     spec, said = spec_of(None, inventory, {**flags, "--one-per-host": ("one_per_host", True)}, {})
     assert (spec.launcher, spec.one_per_host) == ("tasks", True)
+
+
+def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_too_many_hosts(workdir):
+    files(workdir, run_sh="accelerate launch train.py\n")
+    inventory = load(workdir.parent / "inventory.yaml")
+    flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
+             "command": ("command", ["mpirun", "-np", "4", "bash", "run.sh"])}  # fmt: skip
+    for more in ({}, {"command": ("command", ["bash", "run.sh"]), "--launcher": ("launcher", "torchrun")}):
+        with pytest.raises(BadInput, match=r"run.sh starts accelerate launch, and (mpirun|torchrun) starts run.sh"):
+            spec_of(None, inventory, {**flags, **more}, {})
+    with pytest.raises(NeverFits) as caught:
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])}, {})
+    assert "run.sh starts accelerate launch for one host, so its gang stays on one host" in caught.value.hint
 
 
 def test_a_program_of_one_process_that_needs_more_than_a_host_says_why_it_stays_on_one(workdir):

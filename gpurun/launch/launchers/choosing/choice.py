@@ -87,9 +87,11 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
         choice = LauncherChoice(alone)
     elif told is not None:
         choice = _by(spec, GLOO.name, f"the job has `{told}`")
-    elif found.launches and spec.gpus > 1:
+    elif found.launches:
         once, said = once_on_hosts(spec, found.launches, found.starts)
-        choice = LauncherChoice(once, (said,))
+        is_one = once.constraints != spec.constraints and once.constraints.gpus_per_host == spec.gpus
+        stays = f"{found.starts} starts {found.launches[0].typed.name} for one host" if is_one else ""
+        choice = LauncherChoice(once, (said,), stays=stays)
     elif means is not None and not (means in BY_ITSELF and _needs_hosts(spec)):
         choice = _by_clue(spec, means, found.clues)
     elif spec.gpus == 1:
@@ -100,6 +102,22 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
     else:
         choice = LauncherChoice(alone, doubt=_doubt(spec, found))
     return choice
+
+
+def refuse_two_starters(spec: JobSpec, found: ProgramClues) -> None:
+    """Refuse a launcher whose ranks run a script that starts a launcher, unless a person wants copies.
+
+    Args:
+        found: what the script of `spec.command` says.
+    """
+    if found.launches and spec.gpus > 1 and not spec.one_per_host and spec.launcher != TASKS.name:
+        command = shlex.join(spec.command)
+        raise BadInput(
+            f"{found.starts} starts {found.launches[0].typed.name}, and {spec.launcher} starts {found.starts}: "
+            f"{spec.gpus} ranks would each start it",
+            hint=f"to run it once on each host, write it alone: gpurun submit -n {spec.gpus} … -- {command}\n    "
+            f"or choose --launcher {TASKS.name}, which runs it once for each GPU",
+        )
 
 
 def _needs_hosts(spec: JobSpec) -> bool:
