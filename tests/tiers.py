@@ -25,6 +25,7 @@ ROOMS = {
     "test_broken_hosts": "head supervisor doctor leases",
     "test_causes": "supervisor node facts doctor",
     "test_long_log": "supervisor node",
+    "test_chosen": "launch head",
     "test_claims": "leases node supervisor",
     "test_crashes": "supervisor leases head state faults",
     "test_data": "data",
