@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +16,7 @@ import typer
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
+from gpurun.node.job.layer_rules import BESIDE
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 QUEUED_SHOWN = 20
 POLL_S = 0.1
+MOST_BESIDE, MOST_COUNTED = 5, 10_000
+"""So many files that ranks wrote beside their code are named, and looked for."""
 
 
 def open_store() -> JobStore:
@@ -71,7 +77,7 @@ def status(
 
         record = with_trouble(store, store.find(job).record())
         if as_json:
-            print_json({"hosts": [], "jobs": [job_json(record) | {"whole": whole_json(store.get(record.id))}]})
+            print_json({"hosts": [], "jobs": [_more(record, store.get(record.id))]})
         else:
             _print_job(store, record)
         return
@@ -175,6 +181,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
+        "beside": printable(beside_text(folder)),
         "whole": whole_text(folder),
     }
     for key, value in rows.items():
@@ -189,6 +196,28 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _more(record: JobRecord, folder: JobFolder) -> dict[str, Any]:
+    return job_json(record) | {"whole": whole_json(folder), "beside": beside(folder)}
+
+
+def beside(folder: JobFolder) -> list[str]:
+    """Return files that ranks wrote beside their code and that are on the head, by their paths there."""
+    return list(islice(_beside(Path(folder.outputs) / BESIDE), MOST_COUNTED))
+
+
+def _beside(top: Path) -> Iterator[str]:
+    for where, folders, files in os.walk(top):
+        folders.sort()
+        yield from (str((Path(where) / name).relative_to(top)) for name in sorted(files))
+
+
+def beside_text(folder: JobFolder) -> str:
+    """Return the first of these files and how many there are, for people; "" if there are none."""
+    found = beside(folder)
+    more = f" and {len(found) - MOST_BESIDE} more" if len(found) > MOST_BESIDE else ""
+    return f"{', '.join(found[:MOST_BESIDE])}{more}, in {folder.outputs / BESIDE}" if found else ""
 
 
 def whole_json(folder: JobFolder) -> dict[str, Any] | None:

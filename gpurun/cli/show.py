@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.jobs import find_job
+from gpurun.cli.jobs import beside_text, find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, say_problem
 from gpurun.cli.shares import lines as share_lines
@@ -69,6 +69,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     if origin["diff"]:
         lines.append(("changed since", f"{origin['diff'].count(chr(10))} lines of diff, in {folder.path}/origin.json"))
     lines += [("ran on", text) for text in ran_on]
+    lines += [("beside the code", printable(written))] if (written := beside_text(folder)) else []
     lines += [("may use", printable(line)) for line in share_lines(shares_of(folder))]
     width = max(len(name) for name, _ in lines)
     typer.echo("\n".join(f"{name:>{width}}  {value}" for name, value in lines))

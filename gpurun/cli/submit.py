@@ -99,6 +99,9 @@ def submit(
     workdir_read_only: Annotated[
         bool | None, typer.Option("--workdir-read-only", help="No rank can write into the folder of its code.")
     ] = None,
+    workdir_limit: Annotated[
+        str | None, _option("--workdir-limit", metavar="10GiB", text="How much of what ranks write there is kept.")
+    ] = None,
     outputs: Annotated[
         str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
     ] = None,
@@ -164,6 +167,7 @@ def submit(
         "--hang-timeout": ("hang_timeout", hang_timeout), "--outputs-every": ("outputs_every", outputs_every),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--workdir-read-only": ("workdir_read_only", workdir_read_only),
+        "--workdir-limit": ("workdir_limit", workdir_limit),
         "--name": ("name", name), "--launcher": ("launcher", launcher),
         "--one-per-host": ("one_per_host", one_per_host), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),

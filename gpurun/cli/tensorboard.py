@@ -102,7 +102,7 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
                     name = run_name(f"{sweep.id}-{trial.number:04d}-{point}")
                     found[name] = ShownRun(name, store.get(trial.job).outputs)
             continue
-        if folder.spec().outputs is None:
+        if not folder.spec().keeps_outputs:
             raise BadInput("it keeps no outputs", job=folder.id, hint="'outputs: /DIR' in its recipe, or --outputs")
         name = run_name(f"{folder.record().name}-{folder.id}")
         found[name] = ShownRun(name, folder.outputs)

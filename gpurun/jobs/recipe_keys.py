@@ -199,12 +199,21 @@ class RecipeKeys(TypedDict, total=False):
     workdir: Annotated[
         Text,
         means(
-            "gpurun copies this folder at submit. Every rank has the copy at `/workspace`, and may write there: into a "
-            "layer of each host and attempt. gpurun leaves out what `.gitignore` excludes",
+            "gpurun copies this folder at submit. Every rank has the copy at `/workspace`. What ranks write there is "
+            "treated as outputs are, below `@workspace`; the copy of your code never changes. gpurun leaves out what "
+            "`.gitignore` excludes",
             ".",
         ),
     ]
     workdir_read_only: Annotated[bool, means("no rank can write into the folder of its code", "true")]
+    workdir_limit: Annotated[
+        Size,
+        means(
+            "how much gpurun copies to the head of what ranks write at `/workspace`. Default: 10GiB. A restart begins "
+            "without the rest, and gpurun says so while the job runs. gpurun copies no `__pycache__`",
+            "50GiB",
+        ),
+    ]
     outputs: Annotated[
         OutputsPath,
         means(

@@ -251,6 +251,7 @@ class JobSpec:
         command: the argv of each rank, byte for byte.
         workdir: absolute folder on the head, sent to every host, at ``/workspace``; None = nothing.
         workdir_read_only: ranks cannot write there, as in jobs that an older gpurun has stored.
+        workdir_limit_mib: how much of what ranks write beside their code is copied as outputs are; 0 = nothing.
         code: the digest of the workdir's content at submit. The job runs this content even if the folder changes. "" in
             a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
@@ -327,12 +328,28 @@ class JobSpec:
     launcher_flags: tuple[str, ...] = ()
     one_per_host: bool = False
     workdir_read_only: bool = True
+    workdir_limit_mib: int = 10240
     left_out: tuple[str, ...] = ()
 
     @property
     def writes_beside(self) -> bool:
         """Return whether ranks may write beside their code (`gpurun.node.job.layer`)."""
         return self.workdir is not None and not self.workdir_read_only
+
+    @property
+    def keeps_beside(self) -> bool:
+        """Return whether what ranks write beside their code is a part of the outputs."""
+        return self.writes_beside and self.workdir_limit_mib > 0
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Return whether the head copies anything that ranks write."""
+        return self.outputs is not None or self.keeps_beside
+
+    @property
+    def workdir_limit(self) -> int:
+        """Return `workdir_limit_mib` in bytes."""
+        return self.workdir_limit_mib << 20
 
     @property
     def is_live_elastic(self) -> bool:
@@ -349,7 +366,7 @@ class JobSpec:
         small = self.wants.rehearsal
         return replace(
             self, gpus=small.gpus, min_gpus=small.min_gpus, constraints=small.constraints, roles=small.roles,
-            outputs=None, scratch=self.outputs, time_limit_s=None,
+            outputs=None, scratch=self.outputs, workdir_limit_mib=0, time_limit_s=None,
             horovod=replace(self.horovod, autotune=None, timeline=None),
         )  # fmt: skip
 

@@ -67,7 +67,10 @@ class SupervisedJob:
         self.image_ids: dict[str, str] = {}  # what each host's engine calls the image
         self.state_id = state_id(home)
         self.lost: tuple[Lease, LeaseLock] | None = None
-        self.outputs = HeadCopy(self.folder, self.spec.outputs_limit, is_elastic=self.spec.min_gpus is not None)
+        self.outputs = HeadCopy(
+            self.folder, self.spec.outputs_limit, is_elastic=self.spec.min_gpus is not None,
+            workdir_limit=self.spec.workdir_limit if self.spec.keeps_beside else None,
+        )  # fmt: skip
         self.asked = Asked(home, lease.job)
         self.drains = DrainWatch(home, lambda: self.lease)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
@@ -235,7 +238,8 @@ class SupervisedJob:
             interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
             reply = self.links.agent(host).call(
                 "gang.prepare", job=self.lease.job, attempt=self.lease.attempt, first=host == first,
-                interface=interface if self.spans_hosts else "", outputs=self.spec.outputs is not None,
+                interface=interface if self.spans_hosts else "", outputs=self.spec.keeps_outputs,
+                beside=self.spec.keeps_beside,
             )  # fmt: skip
             return reply.value  # type: ignore[no-any-return]
 

@@ -23,6 +23,7 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.node.folder import batches
 from gpurun.node.folder.contents import Listed
+from gpurun.node.job.layer_rules import BESIDE
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
 from gpurun.state.path import told
@@ -48,14 +49,14 @@ def send_outputs(job: SupervisedJob) -> None:
     Raises:
         GangEnd: a host failed.
     """
-    if job.spec.outputs is None:
+    if not job.spec.keeps_outputs:
         return
     readers = job.hosts if job.launcher.all_read_outputs else job.hosts[:1]
     try:
         with job.outputs.alone():
             is_whole = job.outputs.restore()
             if is_whole:
-                job.links.each(_remover(job.lease.job, job.lease.attempt), job.hosts).raise_first()
+                job.links.each(_remover(job.lease.job, job.lease.attempt, empties=True), job.hosts).raise_first()
                 _tell_of_removed(job)
             mine = job.outputs.entries()
             if mine and not is_whole and job.record.outputs_left is None:
@@ -104,7 +105,7 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
         The hosts that may still have outputs: a copy was interrupted, a file was unreadable, or the host did not
             answer.
     """
-    if job.spec.outputs is None:
+    if not job.spec.keeps_outputs:
         return set()
     remover = _remover(job.lease.job, job.lease.attempt)
     if job.record.reached != "containers":  # nothing ran: a host has at most a part of what it was sent
@@ -148,7 +149,7 @@ def collect_leaving(
     Raises:
         StateUnavailable: the head's disk is full or broken, or this machine is short of something; nothing was removed.
     """
-    if job.spec.outputs is None or not leaving:
+    if not job.spec.keeps_outputs or not leaving:
         return ()
     with job.outputs.alone():
         hosts = [*(host for host in job.members if job.links.is_open(host)), *leaving]
@@ -170,13 +171,14 @@ def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -
     folder = JobStore(home).get(lease.job)
     with suppress(GpurunError):
         spec = folder.spec()
-        if spec.outputs is not None and not lease.found:
-            bring_left(folder, lease.attempt, links, hosts, limit=spec.outputs_limit)
+        if spec.keeps_outputs and not lease.found:
+            bring_left(folder, lease.attempt, links, hosts, limit=spec.outputs_limit, workdir_limit=spec.workdir_limit)
 
 
 def bring_left(
-    folder: JobFolder, attempt: int, links: Links, hosts: Collection[str], *, limit: int | None = None
-) -> None:
+    folder: JobFolder, attempt: int, links: Links, hosts: Collection[str], *, limit: int | None = None,
+    workdir_limit: int | None = None,
+) -> None:  # fmt: skip
     """Copy outputs of an attempt that hosts have kept, and remove them there. Updates the job's record.
 
     Does nothing if a later attempt has started, or nothing is left.
@@ -184,11 +186,12 @@ def bring_left(
     Args:
         limit: largest size of the head's copy in bytes. None: a person asks for the outputs, so the job's limit does
             not apply.
+        workdir_limit: the same for what ranks wrote beside their code.
 
     Raises:
         StateError: the head could not write them.
     """
-    copy, job = HeadCopy(folder, limit), folder.id
+    copy, job = HeadCopy(folder, limit, workdir_limit=workdir_limit), folder.id
     with copy.alone():
         record = folder.record()
         left = record.outputs_left
@@ -303,6 +306,8 @@ def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent
         before = copy.listed.get(agent.host)
         said = list_outputs(agent, job, force=force, before=before)
         if said is not None:
+            if before is not None and BESIDE in before.entries and BESIDE not in said.entries:
+                raise HostFailure(GONE, host=agent.host)
             copy.listed[agent.host] = said
         elif before is not None:
             raise HostFailure(GONE, host=agent.host)
@@ -311,8 +316,8 @@ def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent
     return ask
 
 
-def _remover(job: str, attempt: int) -> Callable[[Agent], object]:
-    return lambda agent: agent.call("outputs.remove", job=job, attempt=attempt, timeout_s=600.0)
+def _remover(job: str, attempt: int, *, empties: bool = False) -> Callable[[Agent], object]:
+    return lambda agent: agent.call("outputs.remove", job=job, attempt=attempt, empties=empties, timeout_s=600.0)
 
 
 def _comes_and_goes(job: SupervisedJob) -> bool:

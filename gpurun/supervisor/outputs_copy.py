@@ -18,6 +18,7 @@ from gpurun.jobs.usage import measure
 from gpurun.node.folder import below, contents
 from gpurun.node.folder.batches import Item
 from gpurun.node.folder.contents import Listed
+from gpurun.node.job.layer_rules import BESIDE
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.own_lock import open_own_lock
@@ -51,6 +52,7 @@ class HeadCopy:
 
     Args:
         limit: its largest size in bytes; None = as much as the disk can hold.
+        workdir_limit: the same for what ranks wrote beside their code, which counts for `limit`, too.
         is_elastic: see `outputs_versions.share`.
 
     Attributes:
@@ -59,9 +61,13 @@ class HeadCopy:
         keeper: keeps whole states of the copy.
     """
 
-    def __init__(self, folder: JobFolder, limit: int | None = None, *, is_elastic: bool = False) -> None:
+    def __init__(
+        self, folder: JobFolder, limit: int | None = None, *, is_elastic: bool = False,
+        workdir_limit: int | None = None,
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._limit = limit
+        self._workdir_limit = workdir_limit
         self._is_elastic = is_elastic
         self._origins: dict[str, Origin] = {}
         self._given: Given | None = None
@@ -126,9 +132,10 @@ class HeadCopy:
         with ExitStack() as stack:
             home = _opened(stack, self._folder.path.open_folder())
             self.settle(home)
-            mine = _held(_old(stack, home), has_sizes=late or self._limit is not None)
+            has_limit = self._limit is not None or any(BESIDE in each.entries for each in hosts)
+            mine = _held(_old(stack, home), has_sizes=late or has_limit)
             came_before = measure(self._folder.path / os.fsdecode(NAME)).total
-            room = OutputsRoom(home, self._limit, came_before)
+            room = OutputsRoom(home, self._limit, came_before, workdir_limit=self._workdir_limit)
             before, shares = self.versions, self._share(mine, agents, hosts, late=late, force=force)
             plan = plan_copy(mine, hosts, self._origins, shares, self.given, onto=onto, late=late, room=room)
             arriving = stack.enter_context(Arriving(home))

@@ -7,8 +7,12 @@ So gpurun counts twice: what the host lists, before it sends anything, and what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from gpurun.node.agent.disk_reserve import disk_of, reserve_of
 from gpurun.node.folder.contents import Listed
+from gpurun.node.job.layer_rules import is_beside
 
 ENTRY_BYTES = 4096
 """Each entry counts for a multiple of this: empty files and folders fill a disk, too."""
@@ -22,6 +26,19 @@ def cost_of(size: int) -> int:
     return max(1, -(-size // ENTRY_BYTES)) * ENTRY_BYTES
 
 
+@dataclass
+class _Limit:
+    """A limit that a recipe or an inventory sets, and how much of it is left, in bytes."""
+
+    name: str
+    size: int
+    left: int
+
+    @property
+    def words(self) -> str:
+        return f"{NO_ROOM}: {self.name} is {_gib(self.size)}"
+
+
 class OutputsRoom:
     """The space for one copy.
 
@@ -29,12 +46,15 @@ class OutputsRoom:
         top: a descriptor of the folder in which the copy is made; it must stay open.
         limit: the copy's largest size in bytes; None = unlimited.
         came_before: bytes on disk from an interrupted copy: they are used, or removed before more arrives.
+        workdir_limit: the same limit for what ranks wrote beside their code, which counts for `limit`, too.
     """
 
-    def __init__(self, top: int, limit: int | None, came_before: int = 0) -> None:
+    def __init__(self, top: int, limit: int | None, came_before: int = 0, *, workdir_limit: int | None = None) -> None:
         self._top = top
-        self._limit = limit
-        self._left = limit
+        self._outputs = [_Limit("outputs_limit", limit, limit)] if limit is not None else []
+        self._beside = [*self._outputs]
+        if workdir_limit is not None:
+            self._beside.append(_Limit("workdir_limit", workdir_limit, workdir_limit))
         free, disk = disk_of(top)
         self._reserve = reserve_of(disk)
         self._new = free + came_before - self._reserve
@@ -43,22 +63,21 @@ class OutputsRoom:
     @property
     def has_limit(self) -> bool:
         """Return whether kept files count."""
-        return self._limit is not None
+        return bool(self._beside)
 
     def hold(self, entry: Listed) -> None:
         """Count an entry that the present copy has and the next one keeps: it takes no more of the disk."""
-        if self._left is not None:
-            self._left -= cost_of(entry.data)
+        self._use(entry, cost_of(entry.data))
 
     def take(self, entry: Listed) -> str:
         """Count an entry that should arrive; return why it must not, "" if it may."""
         cost = cost_of(entry.data)
-        if self._left is not None and cost > self._left:
-            return self._over_limit
+        for limit in self._limits(entry):
+            if cost > limit.left:
+                return limit.words
         if cost > self._new:
             return self._over_disk
-        if self._left is not None:
-            self._left -= cost
+        self._use(entry, cost)
         self._new -= cost
         return ""
 
@@ -69,8 +88,9 @@ class OutputsRoom:
             came: bytes of it that have arrived, including those to write now.
             more: bytes to write now.
         """
-        if self._left is not None and cost_of(came) - cost_of(entry.data) > max(0, self._left):
-            return self._over_limit
+        for limit in self._limits(entry):
+            if cost_of(came) - cost_of(entry.data) > max(0, limit.left):
+                return limit.words
         if not more:
             return ""
         cost = cost_of(more)
@@ -84,12 +104,14 @@ class OutputsRoom:
 
     def end(self, entry: Listed, came: int) -> None:
         """After a file has arrived, count what it has beyond its host's list."""
-        if self._left is not None:
-            self._left -= max(0, cost_of(came) - cost_of(entry.data))
+        self._use(entry, max(0, cost_of(came) - cost_of(entry.data)))
 
-    @property
-    def _over_limit(self) -> str:
-        return f"{NO_ROOM}: outputs_limit is {_gib(self._limit or 0)}"
+    def _limits(self, entry: Listed) -> Sequence[_Limit]:
+        return self._beside if is_beside(entry.path) else self._outputs
+
+    def _use(self, entry: Listed, size: int) -> None:
+        for limit in self._limits(entry):
+            limit.left -= size
 
     @property
     def _over_disk(self) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpurun.errors import OUTLIVED, GpurunError, words_of
+from gpurun.node.job.layer_rules import BESIDE, is_beside
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.outputs import copy_outputs
+from gpurun.supervisor.outputs_listed import Unbrought
 
 LOOKS = 12
 """After a copy, so many looks at most wait for a moment at which nothing changes."""
+MOST_TOLD = 5
+"""So many files are named that a restart will lack."""
 REST = 4
 """After a copy that took long, this many times as long nothing is copied: training needs the network, too."""
 
@@ -24,13 +30,13 @@ class OutputsWatch:
 
     def threads(self) -> list[threading.Thread]:
         """Return the thread, not started; none for a job without outputs."""
-        if self._job.spec.outputs is None:
+        if not self._job.spec.keeps_outputs:
             return []
         return [threading.Thread(target=self._follow, name="outputs", daemon=True)]
 
     def _follow(self) -> None:
         every_s, keeper = self._job.spec.outputs_every_s, self._job.outputs.keeper
-        told, has_told_of_room = "", False
+        told, unfit_told = "", _UnfitTold(self._job.note)
         copy_s, looks, wait_s = time.monotonic() + every_s, 0, every_s
         while not self._stop.wait(wait_s):
             began = time.monotonic()
@@ -38,9 +44,7 @@ class OutputsWatch:
             try:
                 unfit = copy_outputs(self._job, cancelled=self._stop.is_set, at_rest=not is_due)
                 told = ""
-                if unfit and not has_told_of_room:
-                    self._job.note(f"some outputs stay on their hosts while the gang runs: {unfit[0].words}")
-                    has_told_of_room = True
+                unfit_told.tell(unfit)
             except OUTLIVED as error:
                 why = error.message if isinstance(error, GpurunError) else words_of(error)
                 if why != told and not self._stop.is_set():
@@ -57,3 +61,25 @@ class OutputsWatch:
                 looks += 1
                 wait_s = min(wait_s, max(look_s, rest_s) if look_s else 0.0)
             wait_s = max(0.0, wait_s)
+
+
+class _UnfitTold:
+    """Says while the gang runs what stays on its host."""
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+        self._told: set[str] = set()
+
+    def tell(self, unfit: Sequence[Unbrought]) -> None:
+        """Say once that some outputs stay, and of the first files beside the code, that a restart lacks them."""
+        for each in unfit:
+            is_ours = is_beside(each.path)
+            key = each.path if is_ours else ""
+            if key in self._told or len(self._told) > MOST_TOLD:
+                continue
+            self._told.add(key)
+            if is_ours:
+                name = replace(each, path=each.path[len(BESIDE) + 1 :] or BESIDE).words
+                self._note(f"a restart begins without this file, which {each.host} has beside the code: {name}")
+            else:
+                self._note(f"some outputs stay on their hosts while the gang runs: {each.words}")

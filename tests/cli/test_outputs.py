@@ -195,3 +195,20 @@ def test_outputs_that_are_a_link_are_not_followed(job, gpurun, tmp_path):
     job.outputs.symlink_to(tmp_path / "private")
     code, _, err = gpurun("outputs", job.id, "--to", str(tmp_path / "mine"))
     assert (code, (tmp_path / "mine").exists()) == (5, False), err
+
+
+def test_status_and_show_name_what_was_written_beside_the_code(gpurun, job):
+    assert "beside" not in gpurun("status", job.id)[1]
+    top = job.outputs / "@workspace"
+    (top / "runs").mkdir(parents=True)
+    (top / "snapshot.pt").write_text("s")
+    (top / "runs" / "a\x1b[2J\nb").write_text("hostile")
+    for command in ("status", "show"):
+        said = gpurun(command, job.id)[1]
+        assert "snapshot.pt" in said and f"in {top}" in said and "\x1b" not in said, said
+    assert json.loads(gpurun("status", job.id, "--json")[1])["jobs"][0]["beside"] == [
+        "snapshot.pt", "runs/a\x1b[2J\nb",
+    ]  # fmt: skip
+    for number in range(20):
+        (top / f"t{number}").touch()
+    assert "and 17 more, in" in gpurun("status", job.id)[1]

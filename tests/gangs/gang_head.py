@@ -50,7 +50,8 @@ class Head:
         self.spec = SimpleNamespace(
             min_gpus=plan.least, roles=None, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
             command=("train",),
-            grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", horovod=SimpleNamespace(autotune=False),
+            grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", keeps_outputs=True,
+            writes_beside=False, horovod=SimpleNamespace(autotune=False),
             controller="gloo", reforms=False, is_live_elastic=plan.least is not None,
         )  # fmt: skip
         self.launcher = GLOO if world.has_launcher else TASKS

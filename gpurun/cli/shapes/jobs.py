@@ -101,9 +101,11 @@ class JobShape(_JobAlways, total=False):
         restart: when gpurun starts the job again; null if no restart is planned.
         outputs_left: outputs that are not on the head; null if all are.
         whole: the last whole copy of its outputs beside the newest; null if there is none. Only `status JOB` says it.
+        beside: files that ranks wrote beside their code, and that are on the head. Only `status JOB` says it.
     """
 
     whole: WholeShape | None
+    beside: list[str]
 
 
 class ForeignShape(TypedDict):

@@ -14,8 +14,9 @@ A reader that already has a list sends the hashes of its rows: ``{"in", "at", "s
 
 import hashlib
 import json
+import os
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from gpurun.node.agent import frames
 from gpurun.node.folder import below, contents
@@ -24,6 +25,8 @@ from gpurun.node.folder.walk import look
 
 Rows = Tuple[str, int]
 """Names rows: their folder, and the number of the first name."""
+LeavesOut = Callable[[below.Parts, int, Optional[os.stat_result]], bool]
+"""Is asked with an entry's path, its open folder, and its status, if that could be read."""
 
 
 def known_rows(said: Iterable[frames.Frame]) -> Dict[Rows, str]:
@@ -31,17 +34,24 @@ def known_rows(said: Iterable[frames.Frame]) -> Dict[Rows, str]:
     return {(str(header.get("in")), int(header.get("at", 0))): str(header.get("sha")) for header, _ in said}
 
 
-def told(top: int, force: bool, known: Dict[Rows, str]) -> Iterator[Item]:
+def told(
+    top: int, force: bool, known: Dict[Rows, str], above: str = "", leaves_out: LeavesOut = lambda *_: False
+) -> Iterator[Item]:
     """Yield everything below a folder, each folder before its content.
 
     Args:
         force: look into folders of ours whose modes keep us out.
         known: rows that the reader has.
+        above: the folder's own path in the list; "" = it is the list's top.
+        leaves_out: returns whether an entry is no part of the list. It is asked for what is in a folder, too.
     """
+    prefix = (os.fsencode(above),) if above else ()
     for seen in look(top, below.READ if force else 0):
-        folder = below.text_of_path(seen.parts)
+        folder = below.text_of_path(prefix + seen.parts)
         rows: List[Any] = []
         for raw, status, why in seen.found:
+            if leaves_out((*seen.parts, raw), seen.above, status):
+                continue
             name = raw.decode("utf-8", "surrogateescape")
             if status is not None and stat.S_ISREG(status.st_mode):
                 size, mtime_ns, ctime_ns, inode = contents.marks_of(status)

@@ -150,6 +150,7 @@ def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
     """Remove the job's folder, but keep the list of its GPUs, and since when it had them, while these are needed."""
     folder = job_parts.folder(job)
     layer.free_work(job)
+    layer.keep_code(job)
     if not keep_cards:
         _remove(folder)
     elif os.path.isdir(folder):

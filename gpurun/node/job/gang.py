@@ -28,6 +28,7 @@ from gpurun.node.job import claims, creating, job_lock, job_parts, layer, machin
 from gpurun.node.job.fence import fence
 from gpurun.node.job.rank_processes import signal
 from gpurun.node.job.rank_progress import progress
+from gpurun.node.job.written import written_folder
 from gpurun.node.probe import folder_facts
 
 _SIOCGIFADDR = 0x8915
@@ -37,7 +38,9 @@ _NO_CONFIG = "no-docker-config"
 """A folder that does not exist: with ``proxies`` in the user's own, Docker's client sets proxies in each container."""
 
 
-def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
+def prepare(
+    call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool, beside: bool = False
+) -> Dict[str, Any]:
     """Create the job's folder and ephemeral keys; report facts about this host. Idempotent.
 
     Args:
@@ -45,6 +48,7 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
         interface: the fabric's network interface; "" = its address is not needed.
         first: this host runs the launcher, and gets the client key; every other host gets a host key.
         outputs: also create the folder for the job's outputs.
+        beside: what ranks write beside their code is a part of them.
 
     Returns:
         ``{"uid", "gid", "groups": [[gid, name]…], "user", "folder", "hostname", "address", "names": [[name, address]…],
@@ -60,6 +64,8 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
             os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
         if outputs:
             os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
+        if beside:
+            os.makedirs(written_folder(job), mode=0o700, exist_ok=True)
         job_lock.own(job, attempt)
         public_key = _make_key(key, "gpurun " + job)
     uid, gid, groups = engine.container_user(call)

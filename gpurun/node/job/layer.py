@@ -11,7 +11,7 @@ its volumes.
 import os
 import shutil
 import urllib.parse
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent import place
@@ -131,6 +131,16 @@ def free_work(job: str) -> None:
             pass  # the fence says that the folder is still there
 
 
+def keep_code(job: str) -> None:
+    """Before the job's folder goes, move the code to what is kept of the layer: it shows what was written."""
+    kept = os.path.join(job_parts.kept_layer(job), CODE)
+    if os.path.isdir(os.path.dirname(kept)) and not os.path.exists(kept):
+        try:
+            os.rename(os.path.join(job_parts.folder(job), CODE), kept)
+        except OSError:
+            pass  # then all files of a copy count as written
+
+
 def _used() -> str:
     return os.path.join(place.root(), "outputs", ".used-work")
 
@@ -192,7 +202,7 @@ def _copy_code(call: Call, code: str, written: str) -> None:
     scratch = below.open_top(os.path.dirname(written))
     try:
         with Maker(dest, scratch) as maker:
-            blocked = set()  # type: Set[below.Parts]
+            blocked: Set[below.Parts] = set()
             for found in walk(top):
                 call.check()
                 there = "" if found.parts[:-1] in blocked else _kind_at(maker, found.parts)

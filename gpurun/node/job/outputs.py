@@ -3,14 +3,16 @@
 import errno
 import hashlib
 import os
-from typing import Any, Dict, Generator, Iterator, Optional
+from typing import Any, Dict, Generator, Iterator, Optional, Tuple
 
 from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.folder import batches, beginnings, below, contents, listings
 from gpurun.node.folder.batches import Item
 from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.node.folder.making import Maker, Receiver
-from gpurun.node.job import job_lock, job_parts, rank_progress
+from gpurun.node.job import job_lock, job_parts, layer, rank_progress
+from gpurun.node.job.layer_rules import BESIDE, is_beside
+from gpurun.node.job.written import Tops, written_folder
 
 
 def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
@@ -27,15 +29,13 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
     """
     said = rank_progress.declared(job)
     try:
-        top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
+        tops = Tops(job, below.READ if force else 0)
     except FileNotFoundError:
         return {"present": False, "declared": said}
-    try:
+    with tops:
         known = listings.known_rows(batches.unpacked(call.chunks()))
-        for piece in batches.packed(listings.told(top, force, known)):
+        for piece in batches.packed(tops.told(known)):
             yield OpReply(None, piece)
-    finally:
-        os.close(top)
     return {"present": True, "declared": said}
 
 
@@ -45,20 +45,16 @@ def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
     The payload is a sequence of frames ``{"p": path}``. The first file has the number 0. ``marks``, ``at`` and ``sha``
     describe the beginning of the file that the reader has (`gpurun.node.folder.beginnings.Begun`).
     """
-    top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
-    try:
-        for piece in batches.packed(_contents(call, top, force)):
-            yield OpReply(None, piece)
-    finally:
-        os.close(top)
+    for piece in batches.packed(_contents(call, job, force)):
+        yield OpReply(None, piece)
 
 
-def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
-    with below.Cursor(top, below.READ if force else 0) as cursor:
+def _contents(call: Call, job: str, force: bool) -> Iterator[Item]:
+    with Tops(job, below.READ if force else 0) as tops:
         for number, frame in enumerate(batches.unpacked(call.chunks())):
             parts = below.parts_of(frame.header.get("p"))
             try:
-                descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1], force)
+                descriptor, status = below.open_regular(*tops.at(parts), force=force)
             except OSError as error:
                 replaced = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EAGAIN)
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
@@ -78,12 +74,8 @@ def sums(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
     content (a hole counts as such) and the marks of the file. Without ``sha``, the file changed meanwhile or cannot be
     read. Frames with ``n`` alone are signs of life.
     """
-    top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
-    try:
-        for piece in batches.packed(_sums(_contents(call, top, force))):
-            yield OpReply(None, piece)
-    finally:
-        os.close(top)
+    for piece in batches.packed(_sums(_contents(call, job, force))):
+        yield OpReply(None, piece)
 
 
 def _sums(items: Iterator[Item]) -> Iterator[Item]:
@@ -116,28 +108,59 @@ def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
     Raises:
         OpError: ``refused``, ``corrupt``: the payload is not such a sequence; ``fenced``: the attempt has ended here.
     """
-    folder = job_parts.outputs_folder(job)
-    with job_lock.held_by(call, job, attempt):
-        top = below.open_top(folder, make=True, need=below.CHANGE)
-    scratch = below.open_top(os.path.dirname(folder))
     files = 0
-    try:
-        with Maker(top, scratch) as maker:
-            receiver = Receiver(maker)
-            entry: Optional[Listed] = None
-            for header, payload in batches.unpacked(_while_owned(call, job, attempt)):
-                if "p" in header:
-                    entry = _make(maker, contents.listed(header))
-                elif entry is None:
-                    raise OpError("refused", "a content that belongs to no file")
-                elif receiver.take(entry, header, payload) == "":
-                    files, entry = files + 1, None
-            with job_lock.held_by(call, job, attempt):
-                maker.close_folders()
-    finally:
-        os.close(scratch)
-        os.close(top)
+    with _Makers(call, job, attempt) as makers:
+        entry: Optional[Listed] = None
+        receiver: Optional[Receiver] = None
+        for header, payload in batches.unpacked(_while_owned(call, job, attempt)):
+            if "p" in header:
+                entry, receiver = makers.make(contents.listed(header))
+            elif entry is None or receiver is None:
+                raise OpError("refused", "a content that belongs to no file")
+            elif receiver.take(entry, header, payload) == "":
+                files, entry = files + 1, None
+        with job_lock.held_by(call, job, attempt):
+            makers.close_folders()
     return {"files": files}
+
+
+class _Makers:
+    """Create entries in the folders of a job's outputs. A context manager."""
+
+    def __init__(self, call: Call, job: str, attempt: int) -> None:
+        folders = [job_parts.outputs_folder(job)]
+        with job_lock.held_by(call, job, attempt):
+            self._opened = [below.open_top(folders[0], make=True, need=below.CHANGE)]
+            if os.path.isdir(written_folder(job)):
+                folders.append(written_folder(job))
+                self._opened.append(below.open_top(folders[1], need=below.CHANGE))
+        scratch = [below.open_top(os.path.dirname(folder)) for folder in folders]
+        self._makers = [Maker(top, beside) for top, beside in zip(self._opened, scratch)]
+        self._receivers = [Receiver(maker) for maker in self._makers]
+        self._opened += scratch
+
+    def make(self, entry: Listed) -> Tuple[Optional[Listed], Receiver]:
+        """Create a folder or link; return a file's entry, whose content follows, and its receiver."""
+        which = int(is_beside(entry.path) and len(self._makers) > 1)
+        if which:
+            if entry.path == BESIDE:
+                return None, self._receivers[1]
+            entry = entry._replace(path=entry.path[len(BESIDE) + 1 :])
+        return _make(self._makers[which], entry), self._receivers[which]
+
+    def close_folders(self) -> None:
+        """Set the folders' modes and times."""
+        for maker in self._makers:
+            maker.close_folders()
+
+    def __enter__(self) -> "_Makers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for maker in self._makers:
+            maker.__exit__()
+        for descriptor in self._opened:
+            os.close(descriptor)
 
 
 def _while_owned(call: Call, job: str, attempt: int) -> Iterator[bytes]:
@@ -162,11 +185,21 @@ def _make(maker: Maker, entry: Listed) -> Optional[Listed]:
     return None
 
 
-def remove(call: Call, job: str, attempt: int) -> None:
-    """Remove the job's outputs, unless they belong to an attempt later than this one. Idempotent."""
+def remove(call: Call, job: str, attempt: int, empties: bool = False) -> None:
+    """Remove the job's outputs, unless they belong to an attempt later than this one. Idempotent.
+
+    Args:
+        empties: keep the folders, which then get other outputs.
+    """
     with job_lock.held(call, job, required=False):
-        if job_lock.owner(job) <= attempt:
-            below.remove_path(job_parts.outputs_folder(job))
+        if job_lock.owner(job) > attempt:
+            return
+        layer.free_work(job)
+        kept = [folder for folder in (job_parts.outputs_folder(job), written_folder(job)) if os.path.isdir(folder)]
+        for folder in (job_parts.kept_layer(job), job_parts.outputs_folder(job)):
+            below.remove_path(folder)
+        for folder in kept if empties else ():
+            os.makedirs(folder, mode=0o700)
 
 
 OPS = {"list": listing, "read": read, "sums": sums, "write": write, "remove": remove}
