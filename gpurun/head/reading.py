@@ -14,6 +14,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.choosing.choice import ProgramClues
 from gpurun.launch.launchers.choosing.programs import StartedProgram, programs_in, programs_of
 from gpurun.launch.launchers.choosing.sources import ASKED, Clue, name_clues, read_source
+from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 
 MOST_FILES, MOST_BYTES, MOST_BYTES_IN_ALL = 100, 1 << 20, 2 << 20
@@ -65,7 +66,7 @@ class ProgramReading:
 
     def of_command(self, command: tuple[str, ...]) -> ProgramClues:
         """Return what a command says."""
-        self.take(programs_of(command), COMMAND)
+        self.take(programs_of(read_line(command).whole), COMMAND)
         if ("--launcher", "pytorch") in pairwise(command):
             self.note([ASKED], COMMAND)
         return self.result()

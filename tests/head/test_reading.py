@@ -61,6 +61,7 @@ COMMANDS = [
     ("python", "tools/train.py"), ("python3", "-m", "tools.train"), ("tools/train.py",), ("sh", "run.sh", "1"),
     ("./run.sh",), ("./start",), ("sh", "-c", "cd /out && exec python3 /workspace/tools/train.py 1"),
     ("bash", "-c", "sh run.sh 2>&1 | cat"), ("uv", "run", "python", "tools/train.py"),
+    ("srun", "-n", "4", "python", "tools/train.py"), ("A=1", "tools/train.py"),
     ("python", "/workspace/tools/train.py"),
 ]  # fmt: skip
 

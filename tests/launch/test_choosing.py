@@ -49,6 +49,11 @@ PROGRAMS = {
     "DataParallel": ("from torch import nn\nm = nn.DataParallel(m)", ONCE),
     "MirroredStrategy": (
         "import tensorflow as tf\ns = tf.distribute.MirroredStrategy()\ntf.distribute.get_strategy()", ONCE),
+    "MirroredStrategy, or a TPU": (
+        "import tensorflow as tf\ntf.distribute.TPUStrategy(tf.distribute.cluster_resolver.TPUClusterResolver())\n"
+        "tf.distribute.MirroredStrategy(cross_device_ops=tf.distribute.NcclAllReduce())", ONCE),
+    "JAX's pmap": ("import jax\nf = jax.pmap(g)", ONCE),
+    "JAX's pmap in a gang": ("import jax\njax.distributed.initialize()\nf = jax.pmap(g)", "jax"),
     "device_map": ("from transformers import AutoModel\nm = AutoModel.from_pretrained(n, device_map='auto')", ONCE),
     "device_map and Trainer, which share one model": (
         "from transformers import Trainer\nm = f(device_map='auto')", ONCE),

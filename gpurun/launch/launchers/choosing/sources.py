@@ -39,7 +39,9 @@ def below(package: str, names: str) -> str:
 
 ASKS = (
     "Strategy get_strategy has_strategy get_replica_context in_cross_replica_context OneDeviceStrategy ReduceOp "
-    "InputContext DistributedDataset"
+    "InputContext InputOptions DistributedDataset DistributedIterator DistributedValues ReplicaContext RunOptions "
+    "CrossDeviceOps HierarchicalCopyAllReduce NcclAllReduce ReductionToOneDevice TPUStrategy experimental.TPUStrategy "
+    "cluster_resolver.TPUClusterResolver"
 )
 TRAINERS = "Trainer TrainingArguments Seq2SeqTrainer Seq2SeqTrainingArguments trainer training_args"
 CLUES = (
@@ -63,12 +65,15 @@ CLUES = (
     Clue("MirroredStrategy", "one", "tensorflow.distribute.MirroredStrategy"),
     Clue("CentralStorageStrategy", "one", "tensorflow.distribute.experimental.CentralStorageStrategy"),
     Clue("DataParallel", "one", "torch.nn.DataParallel torch.nn.parallel.DataParallel torch.nn.parallel.data_parallel"),
+    Clue("multi_gpu_model", "one", "keras.utils.multi_gpu_model tensorflow.keras.utils.multi_gpu_model"),
+    Clue("several devices of JAX", "one", "jax.pmap jax.make_mesh jax.sharding.Mesh flax.jax_utils.replicate"),
     Clue("dispatch_model", "one", "accelerate.dispatch_model accelerate.load_checkpoint_and_dispatch"),
     Clue("torch.multiprocessing", "starts", "torch.multiprocessing.spawn torch.multiprocessing.start_processes "
          "torch.multiprocessing.Process"),
     Clue("detectron2's launch()", "starts", "detectron2.engine.launch detectron2.engine.launch.launch"),
     Clue("YOLOX's launch()", "starts", "yolox.core.launch"),
     Clue("notebook_launcher", "starts", "accelerate.notebook_launcher"),
+    Clue("vLLM", "starts", "vllm.LLM"),
     Clue("Ultralytics", "starts", below("ultralytics", "YOLO YOLOE YOLOWorld RTDETR NAS SAM FastSAM models engine")),
 )  # fmt: skip
 ASKED = Clue("--launcher pytorch", "torchrun", "")
