@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpurun.errors import BadInput, NeverFits
 from gpurun.head.reading import clues_of, script_clues_of
+from gpurun.head.script import missing_script
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
 from gpurun.jobs.spec import JobSpec
@@ -54,6 +55,9 @@ def spec_of(
     if not is_chosen:
         refuse_two_starters(spec, script_clues_of(spec))
     check_length(spec)
+    missing = missing_script(spec)
+    if missing is not None and not is_plan:
+        raise missing
     try:
         refuse_impossible(spec, inventory)
     except NeverFits as error:
@@ -63,11 +67,13 @@ def spec_of(
         raise
     if choice.doubt is not None and not is_plan:
         raise choice.doubt
-    return spec, (*choice.said, *(_refused(choice.doubt) if choice.doubt is not None else ()), *said)
+    return spec, (*_refused(missing), *choice.said, *_refused(choice.doubt), *said)
 
 
-def _refused(doubt: BadInput) -> tuple[str, ...]:
-    return (f"gpurun: submit would refuse this job: {doubt.message}", *f"  → {doubt.hint}".split("\n"))
+def _refused(problem: BadInput | None) -> tuple[str, ...]:
+    if problem is None:
+        return ()
+    return (f"gpurun: submit would refuse this job: {problem.message}", *f"  → {problem.hint}".split("\n"))
 
 
 def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:

@@ -37,7 +37,11 @@ def git_says(top: Path) -> set[str]:
 
 
 def we_say(top: Path) -> set[str]:
-    return {path for path, entry in Walk(top).entries() if not entry.is_dir(follow_symlinks=False)}
+    walk = Walk(top)
+    found = {path for path, entry in walk.entries() if not entry.is_dir(follow_symlinks=False)}
+    there = {str(path.relative_to(top)) for path in top.rglob("*") if path.is_file()}
+    assert {path for path in there if not walk.leaves_out(path)} == found
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,154 @@
+"""A script that the workdir lacks is refused at submit: it was noticed when a gang stood."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from gpurun.errors import BadInput
+from gpurun.head.script import missing_script
+from gpurun.head.wish import spec_of
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers import settled
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    top = tmp_path / "w"
+    for name in ("train.py", "src/model.py", "pkg/__init__.py", "pkg/main.py", "pkg/sub/__init__.py", "data/x.py",
+                 "run me.py", "odd/ü.py", "-x.py"):  # fmt: skip
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n")
+    (top / "run.sh").write_text("#!/bin/sh\n")
+    (top / "run.sh").chmod(0o755)
+    (top / "plain.sh").write_text("#!/bin/sh\n")
+    (top / "link.py").symlink_to("train.py")
+    (top / "out.py").symlink_to("../secret.py")
+    (top / "loop.py").symlink_to("loop.py")
+    (tmp_path / "secret.py").write_text("")
+    return top
+
+
+def missing(workdir, line, launcher="torchrun", **fields):
+    words = tuple(shlex.split(line)) if isinstance(line, str) else line
+    is_named = not words[0].startswith(("torchrun", "deepspeed", "mpirun", "horovodrun", "A=")) and "launch" not in line
+    spec = JobSpec("n", "i:1", 4, words, workdir=str(workdir), launcher=launcher if is_named else "horovod", **fields)
+    return missing_script(settled(spec, is_named=is_named)[0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python3 nosuch.py", "python3 -u -X dev nosuch.py --lr 1", "torchrun nosuch.py", "deepspeed nosuch.py",
+     "torchrun --nproc-per-node=4 nosuch.py", "deepspeed --num_gpus 4 nosuch.py --deepspeed", "nosuch.py",
+     "python3 -m torch.distributed.launch nosuch.py", "mpirun -np 4 python3 nosuch.py", "A=1 torchrun nosuch.py",
+     "horovodrun -np 4 python3 ./nosuch.py", "env A=1 python3 nosuch.py", "nohup nice -n 5 uv run python nosuch.py",
+     "bash -c 'python3 nosuch.py'", "bash -ec 'A=1 exec python3 nosuch.py'", "./nosuch.py", "src/../nosuch.py a",
+     "bash nosuch.py", "bash -e nosuch.py"],
+)  # fmt: skip
+def test_what_is_not_there_is_named_with_what_is_alike(workdir, line):
+    problem = missing(workdir, line)
+    assert isinstance(problem, BadInput)
+    assert "the workdir has no nosuch.py" in str(problem)
+    assert (problem.exit_code, str(workdir) in str(problem)) == (2, True)
+    assert "train.py" in problem.hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python3 train.py", "python3 ./src/model.py", "torchrun train.py", "deepspeed train.py", "./run.sh",
+     "bash plain.sh", "python3 'run me.py'", "python3 odd/ü.py", "python3 link.py", "python3 pkg", "python3 out.py",
+     "python3 -m pkg.main", "python3 -m pkg.sub", "python3 -m torch.distributed.launch train.py",
+     # only the container knows
+     "python3 /opt/nosuch.py", "python3 ../nosuch.py", "bash -c 'cd src && python3 nosuch.py'", "nosuch",
+     "env -C src python3 model.py", "uv run --directory src python model.py", "mpirun -wdir /w python3 nosuch.py",
+     "python3 -c 'import nosuch'", "python3 -m nosuch", "python3 -m data.nosuch", "python3 -m image.nosuch",
+     "sh -c 'python3 $A'", "python3 -", "nvidia-smi", "./run.sh nosuch.py", "python3 train.py nosuch.py",
+     "bash -c 'echo x > nosuch.py; python3 nosuch.py'"],
+)  # fmt: skip
+def test_what_is_there_and_what_only_the_container_knows_is_no_problem(workdir, line):
+    assert missing(workdir, line, launcher="tasks") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("python3 trian.py", "it has train.py"), ("python3 model.py", "it has src/model.py"),
+        ("python3 Train.py", "it has train.py"), ("python3 loop.py", ""), ("./runn.sh", "it has run.sh"),
+        ("python3 qqqqq.py", "it has "), ("python3 a/b/c/zzzz", "--workdir"),
+        (("python3", "b\nc\x1b[31m.py"), "it has "),
+        (("python3", "x" * 5000), "--workdir"), (("python3", "a\0b"), None),
+    ],
+)  # fmt: skip
+def test_hostile_and_mistyped_names(workdir, line, hint):
+    problem = missing(workdir, line)
+    assert (problem is None) == (hint is None)
+    assert problem is None or hint in problem.hint
+
+
+def test_a_module_of_a_package_of_the_workdir_is_judged(workdir):
+    assert "no module pkg.mian (pkg/mian.py)" in str(missing(workdir, "python3 -m pkg.mian"))
+    assert "pkg/main.py" in missing(workdir, "torchrun -m pkg.mian --x").hint
+
+
+def test_a_script_that_nobody_may_execute_is_named_with_what_to_do(workdir):
+    problem = missing(workdir, "./plain.sh 1", launcher="tasks")
+    assert "plain.sh is not executable" in str(problem)
+    assert "chmod +x plain.sh" in problem.hint and "bash plain.sh" in problem.hint
+    assert "python3 train.py" in missing(workdir, "./train.py", launcher="tasks").hint
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_a_script_that_git_ignores_is_named_with_the_reason(workdir, is_repository):
+    if is_repository:
+        subprocess.run(["git", "init", "-q"], cwd=workdir, check=True)
+    (workdir / ".gitignore").write_text("src/\n")
+    problem = missing(workdir, "python3 src/model.py")
+    assert ".gitignore leaves it out" in str(problem)
+    assert "git add -f src/model.py" in problem.hint
+    if is_repository:
+        subprocess.run(["git", "add", "-f", "src/model.py"], cwd=workdir, check=True)
+        assert missing(workdir, "python3 src/model.py") is None
+
+
+def test_what_a_mount_or_the_outputs_bring_is_not_judged(workdir):
+    assert missing(workdir, "python3 tools/x.py", mounts=(("/nfs", "/workspace/tools", "ro"),)) is None
+    assert missing(workdir, "python3 out/x.py", outputs="/workspace/out") is None
+    assert missing(workdir, "python3 tools/x.py", mounts=(("/nfs", "/tools", "ro"),)) is not None
+    assert missing_script(replace(JobSpec("n", "i", 1, ("python3", "nosuch.py")), workdir=None)) is None
+
+
+def test_submit_refuses_it_and_a_plan_says_so(workdir, tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    flags = {
+        "-n": ("gpus", 4), "--image": ("image", "i:1"), "COMMAND": ("command", ["python3", "nosuch.py"]),
+        "--launcher": ("launcher", "torchrun"), "--workdir": ("workdir", str(workdir)),
+    }  # fmt: skip
+    inventory = load(tmp_path / "inventory.yaml")
+    with pytest.raises(BadInput, match=r"the workdir has no nosuch\.py"):
+        spec_of(None, inventory, flags, {})
+    spec, said = spec_of(None, inventory, flags, {}, is_plan=True)
+    assert spec.command[-1] == "nosuch.py"
+    assert any("submit would refuse this job: the workdir has no nosuch.py" in line for line in said)
+
+
+def test_a_large_workdir_is_not_read_to_its_end(workdir, monkeypatch):
+    seen = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (seen.append(path), scandir(path))[1])
+    for number in range(60):
+        (workdir / f"z{number}/a").mkdir(parents=True)
+    assert missing(workdir, "python3 train.py") is None
+    assert seen == []
