@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ DONE: tuple[Outcome, ...] = ("measured",)
 
 MOST_WINDOWS = 200
 """Windows of a run in its sample, evenly spaced: their spread needs no more, and a file of many samples stays small."""
+
+PRECISION = re.compile(r"precision_([a-z0-9]{1,8})")
 
 MOST_APART = 4.0
 """If batch / rate and the reported seconds differ by a larger factor, batch and rate have different units."""
@@ -91,7 +94,18 @@ def sample_of(
             exchange=exchange_of(spec), launcher=spec.launcher,
             compute_s=statistics.median(computes) if computes else None,
             compute_spread=statistics.pstdev(computes) / statistics.mean(computes) if len(computes) > 1 else None,
-            exchange_s=middle(values.get("exchange_s")), rates=rates, job=job,
+            exchange_s=middle(values.get("exchange_s")), rates=rates, precision=_precision(values),
+            is_compiled=_is_compiled(values.get("compiled")), job=job,
         )  # fmt: skip
     except (ValueError, OverflowError, ZeroDivisionError):
         return None
+
+
+def _precision(values: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the precisions that ranks reported as metrics ``precision_NAME``: metrics are numbers."""
+    found = {match[1] for name in values if (match := PRECISION.fullmatch(name)) and any(values[name].values())}
+    return "+".join(sorted(found))
+
+
+def _is_compiled(ranks: Mapping[int, float] | None) -> bool | None:
+    return any(ranks.values()) if ranks else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -21,6 +22,7 @@ MOST_BYTES = 1 << 50
 MOST_RATE = 1e12
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e6
 MOST_WINDOWS = 10_000
+PRECISIONS = re.compile(r"([a-z0-9]{1,8}(\+[a-z0-9]{1,8})*)?")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Sample:
         ranks_per_host: training ranks, host by host in rank order; 0 for a host that has only parameter servers.
         racks: the rack of each host.
         batch_per_rank: images of one step of one rank.
-        gradient_bytes: bytes of one rank's gradients in one step, before compression.
+        gradient_bytes: bytes of one rank's gradients in one step, before compression, as the program counted them: with
+            autocast they are fp32, whatever the precision.
         step_s: median seconds of a step, without warm-up.
         images_per_s: of all ranks together.
         windows_s: seconds of a step in each window of the measurement.
@@ -44,6 +47,8 @@ class Sample:
         exchange_s: seconds of communication in a step, including hidden communication; None = not known.
         rates: nominal link rates during the run.
         compression: gradient bytes over bytes sent: 2 for fp16.
+        precision: what the ranks compute in, such as ``bf16``; with ``+`` between them if ranks differ; "" = not known.
+        is_compiled: whether the network was compiled; None = not known.
         job: the id of the measured job.
 
     Raises:
@@ -66,6 +71,8 @@ class Sample:
     exchange_s: float | None = None
     rates: LinkRates = field(default_factory=LinkRates)
     compression: float = 1.0
+    precision: str = ""
+    is_compiled: bool | None = None
     job: str = ""
 
     def __post_init__(self) -> None:
@@ -84,6 +91,8 @@ class Sample:
             _between("exchange_s", self.exchange_s, LEAST_SECONDS, MOST_SECONDS)
         if self.compute_spread is not None:
             _between("compute_spread", self.compute_spread, 0.0, MOST_FACTOR)
+        if not PRECISIONS.fullmatch(self.precision):
+            raise ValueError(f"precision {self.precision[:40]!r} must be a name such as bf16, or several with +")
         if (self.exchange == "servers") != any(self.servers_per_host):
             raise ValueError("servers_per_host must name servers for exchange 'servers', and only then")
         _ = self.shape

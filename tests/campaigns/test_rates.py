@@ -103,6 +103,21 @@ def test_a_run_is_a_sample_for_a_cost_model():
     assert sample.compute_s == pytest.approx(0.6) and sample.compute_spread == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize(
+    ("told", "precision", "is_compiled"),
+    [
+        ({}, "", None),
+        ({"precision_bf16": {0: 1.0, 1: 1.0}, "compiled": {0: 1.0, 1: 1.0}}, "bf16", True),
+        ({"precision_fp32": {0: 1.0}, "compiled": {0: 0.0}}, "fp32", False),
+        ({"precision_bf16": {0: 1.0}, "precision_fp16": {1: 1.0}}, "bf16+fp16", None),  # ranks on different GPUs
+        ({"precision_bf16": {0: 0.0}, "precision_": {0: 1.0}, "precision_\x1b[2J": {0: 1.0}}, "", None),
+    ],
+)
+def test_a_sample_names_precision_and_compiling(told, precision, is_compiled):
+    sample = sampled(VALUES | told)
+    assert (sample.precision, sample.is_compiled) == (precision, is_compiled)
+
+
 def test_servers_are_where_gpurun_puts_them():
     spec = JobSpec("n", "i:1", 2, ("train",), launcher="tensorflow", roles=Roles(ps=1, workers=2, chief=True))
     sample = sampled(VALUES, spec)

@@ -193,7 +193,9 @@ def test_what_the_bench_measured_counts_as_measured():
 
 def test_samples_that_differ_in_more_than_size_are_refused():
     first, *_ = Truth(5).campaign()
-    for changed in ({"launcher": "torchrun"}, {"batch_per_rank": 64}, {"gradient_bytes": 7}):
+    others = [{"launcher": "torchrun"}, {"batch_per_rank": 64}, {"gradient_bytes": 7}]
+    others += [{"precision": "bf16"}, {"is_compiled": True}]  # a step of bf16 says nothing of one of fp32
+    for changed in others:
         with pytest.raises(CannotPredict, match="differ in") as raised:
             fit([first, replace(first, **changed)])
         assert raised.value.reason is Unknown.MIXED_SAMPLES

@@ -49,7 +49,8 @@ HOSTILE = [
     {"ranks_per_host": [4]}, {"racks": ["r1"]}, {"racks": [1, 2]}, {"exchange": "gossip"}, {"exchange": "servers"},
     {"servers_per_host": [1, 0]}, {"servers_per_host": [1], "exchange": "servers"},
     {"servers_per_host": [-1, 2], "exchange": "servers"}, {"step_s": 1e-300}, {"windows_s": [1e-300]},
-    {"compute_s": 1e-300}, {"exchange_s": 1e-300}, {"compression": 1e-300},
+    {"compute_s": 1e-300}, {"exchange_s": 1e-300}, {"compression": 1e-300}, {"precision": "bf16+"}, {"precision": 16},
+    {"precision": "\x1b[2J"}, {"precision": "BF 16"}, {"is_compiled": 1}, {"is_compiled": "yes"},
 ]  # fmt: skip
 
 
