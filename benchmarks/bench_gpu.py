@@ -215,9 +215,10 @@ def known_names(python: str) -> frozenset[str]:
 
 
 def trained(chosen: argparse.Namespace, model: str, tf32: bool) -> dict[str, Any]:
-    """One network's figures. PyTorch uses TF32 in convolutions by default; NVIDIA_TF32_OVERRIDE=0 forbids it."""
-    environ = rank_environment(TCP) | ({} if tf32 else {"NVIDIA_TF32_OVERRIDE": "0"})
+    """One network's figures as in 2017, with and without TF32."""
+    environ = rank_environment(TCP)
     argv = [chosen.python, "benchmark.py", "--model", model, "--batch", str(chosen.batch), "--steps", str(chosen.steps)]
+    argv += ["--as-2017", "--precision", "tf32" if tf32 else "fp32"]
     with tempfile.TemporaryDirectory() as outputs:
         environ["GPURUN_OUTPUTS"] = outputs
         done = run([*argv, "--warmup", "15"], env=environ, cwd=RECIPE)

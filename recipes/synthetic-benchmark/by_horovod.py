@@ -7,11 +7,15 @@ import os
 import tempfile
 from pathlib import Path
 
-import horovod
-import horovod.tensorflow as hvd
+import choices
+import flops
 import measures
-import tensorflow as tf
-import tf_network
+import models
+import tf_network  # first: it sets what TensorFlow reads when it is imported
+
+import horovod  # isort: skip
+import horovod.tensorflow as hvd  # isort: skip
+import tensorflow as tf  # isort: skip
 
 ALONE_STEPS = 5
 TRACED_STEPS = 3
@@ -23,11 +27,14 @@ class Rank:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.alone = tf_network.Alone(arguments)
         self.net, self.batch = self.alone.net, self.alone.batch
+        self.gradient_bytes = 0
         hvd.broadcast_variables(self.net.trained, root_rank=0)
 
     @tf.function
     def step(self) -> None:
-        tf_network.apply(self.net, tf_network.gradients(self.net, *self.batch, hvd.DistributedGradientTape))
+        found = tf_network.gradients(self.net, *self.batch, hvd.DistributedGradientTape)
+        self.gradient_bytes = tf_network.gradient_bytes(found)  # when it is traced
+        tf_network.apply(self.net, found)
 
     def exchange_s(self) -> float | None:
         """Seconds of exchange per step, from Horovod's timeline; only rank 0's has one."""
@@ -52,26 +59,43 @@ def use_own_device(threads: int) -> None:
         tf_network.use_threads(threads)
 
 
+def settled(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with all choices made, the same on every rank."""
+    found = choices.settle(arguments, tf_network.card())
+    tf_network.use(found)
+    if found.batch is None:
+        largest = models.LARGEST_BATCH.get(found.model, 256)
+        found.batch = -_most(-choices.fitting(largest, lambda batch: tf_network.fits(found, batch)))
+    return found
+
+
+def _most(count: int) -> int:
+    return int(hvd.allreduce(tf.constant(count), op=hvd.Max, name="most"))
+
+
 def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")  # a timeline may begin and end while ranks train
     hvd.init()
     use_own_device(arguments.threads)
+    arguments = settled(arguments)
     rank = Rank(arguments)
-    steps = measures.Steps(arguments.steps, arguments.warmup, arguments.batch)
-    steps.run(rank.step)
+    steps = measures.Steps(arguments)
+    steps.run(rank.step, _most)
     compute_s = measures.median_s(rank.alone.step, ALONE_STEPS)  # behind the others: a GPU's first steps are slower
     has_timeline = os.environ["HOROVOD_TIMELINE"] == "DYNAMIC"  # else a person wants one of the whole run
     exchange_s = 0.0 if hvd.size() == 1 else rank.exchange_s() if has_timeline else None
-    sent = steps.sent / arguments.steps if hvd.local_rank() == 0 else None
-    size = tf_network.gradient_bytes(rank.net)
+    sent = steps.sent / steps.count if hvd.local_rank() == 0 else None
+    size = rank.gradient_bytes
     measures.tell(
-        arguments.steps + arguments.warmup, step_s=steps.step_s, compute_s=compute_s, exchange_s=exchange_s,
-        fabric_bytes=sent, batch=arguments.batch, gradient_bytes=size,
+        steps.last, step_s=steps.step_s, compute_s=compute_s, exchange_s=exchange_s,
+        fabric_bytes=sent, batch=steps.items, gradient_bytes=size, **measures.way_of_training(arguments),
     )  # fmt: skip
-    rates = hvd.allgather(tf.constant([arguments.batch / steps.step_s]), name="rates").numpy()
+    rates = hvd.allgather(tf.constant([steps.rate]), name="rates").numpy()
+    name = card.name if (card := tf_network.card()) else ""
     measures.write(measures.outputs_folder(), str(hvd.rank()), {
-        "size": hvd.size(), "way": "horovod", "model": arguments.model, "batch": arguments.batch,
-        "gradient_bytes": size, "images_per_s": arguments.batch / steps.step_s, "images_per_s_all": float(sum(rates)),
+        "size": hvd.size(), "way": "horovod", **measures.settings(arguments),
+        "gradient_bytes": size, f"{steps.unit}_per_s": steps.rate, f"{steps.unit}_per_s_all": float(sum(rates)),
+        **flops.figures(arguments.model, arguments.sequence, arguments.precision, steps.rate, name),
         "step_s": steps.step_s, "step_s_spread": measures.spread(steps.times_s), "compute_s": compute_s,
         "exchange_s": exchange_s, "fabric_bytes": sent, "steps_s": steps.times_s,
         "versions": {"tensorflow": tf.__version__, "horovod": horovod.__version__},

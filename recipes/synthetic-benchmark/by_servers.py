@@ -9,9 +9,12 @@ import sys
 import time
 from itertools import pairwise
 
+import choices
 import measures
-import tensorflow as tf
-import tf_network
+import models
+import tf_network  # first: it sets what TensorFlow reads when it is imported
+
+import tensorflow as tf  # isort: skip
 
 ALONE_STEPS = 5
 MOVES = 3
@@ -22,7 +25,7 @@ class Chief:
     """Hands out steps, and times them by each worker's own clock."""
 
     def __init__(self, arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-        self.arguments = arguments
+        self.arguments, self.gradient_bytes = arguments, 0
         self.workers = resolver.cluster_spec().num_tasks("worker")
         # Without this a layer lies on one server, and that of VGG's first dense layer has 3 of 4 bytes.
         parts = tf.distribute.experimental.partitioners.MinSizePartitioner(
@@ -44,7 +47,9 @@ class Chief:
         """One step of one worker; returns its number, and its clock at the end."""
 
         def on_worker(pixels: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
-            tf_network.apply(self.net, tf_network.gradients(self.net, pixels, classes))
+            found = tf_network.gradients(self.net, pixels, classes)
+            self.gradient_bytes = tf_network.gradient_bytes(found)  # when it is traced
+            tf_network.apply(self.net, found)
             return tf.timestamp()
 
         number, *batch = next(batches)
@@ -105,7 +110,8 @@ def serve(arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolve
     if resolver.task_type == "worker":
         alone = tf_network.Alone(arguments)
         compute_s = measures.median_s(alone.step, ALONE_STEPS)
-        measures.tell(0, compute_s=compute_s, batch=arguments.batch)
+        items = models.items(arguments.model, arguments.batch, arguments.sequence)
+        measures.tell(0, compute_s=compute_s, batch=items)
         measures.write(measures.outputs_folder(), rank, {"role": "worker", "compute_s": compute_s})
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
@@ -116,34 +122,46 @@ def serve(arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolve
         time.sleep(3600)
 
 
+def settled(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with all choices made. Servers apply gradients as they come: batches stay those of 2017."""
+    if arguments.seconds:
+        raise SystemExit("--seconds: with parameter servers, each worker takes its own number of steps; use --steps")
+    found = choices.settle(arguments, tf_network.card())
+    found.batch = models.BATCH.get(found.model, 64) if found.batch is None else found.batch
+    tf_network.use(found)
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    arguments = settled(arguments)
     if resolver.task_type != "chief":
         return serve(arguments, resolver)
     chief = Chief(arguments, resolver)
+    items, unit = models.items(arguments.model, arguments.batch, arguments.sequence), models.unit(arguments.model)
     seen = measures.watch_bytes()
     began = time.time()
     times = rates(chief.run(chief.step, arguments.warmup + arguments.steps), arguments.warmup)
     ended = time.time()
     medians = {worker: statistics.median(steps) for worker, steps in times.items()}
-    total = sum(arguments.batch / step_s for step_s in medians.values())
+    total = sum(items / step_s for step_s in medians.values())
     pull_s, exchange_s = chief.move_s(chief.pull), chief.move_s(chief.exchange)
     inside = [sent for at, sent in seen if began <= at <= ended]
     sent = (inside[-1] - inside[0]) / (arguments.warmup + arguments.steps) if inside else None
-    size = tf_network.gradient_bytes(chief.net)
+    size = chief.gradient_bytes
     shortest = min(len(steps) for steps in times.values())
     for number in range(shortest):
-        rate = sum(arguments.batch / steps[number] for steps in times.values())
-        measures.tell(arguments.warmup + number, images_per_s=rate)
+        rate = sum(items / steps[number] for steps in times.values())
+        measures.tell(arguments.warmup + number, **{f"{unit}_per_s": rate})
     step_s = statistics.median(medians.values())
     measures.tell(
         arguments.warmup + arguments.steps, step_s=step_s, exchange_s=exchange_s, pull_s=pull_s,
-        fabric_bytes=sent, gradient_bytes=size, batch=arguments.batch,
+        fabric_bytes=sent, gradient_bytes=size, batch=items, **measures.way_of_training(arguments),
     )  # fmt: skip
     measures.write(measures.outputs_folder(), "chief", {
-        "size": chief.workers, "way": "servers", "model": arguments.model, "batch": arguments.batch,
-        "servers": resolver.cluster_spec().num_tasks("ps"), "gradient_bytes": size, "images_per_s_all": total,
-        "images_per_s": [arguments.batch / value for value in medians.values()], "step_s": step_s,
+        "size": chief.workers, "way": "servers", **measures.settings(arguments),
+        "servers": resolver.cluster_spec().num_tasks("ps"), "gradient_bytes": size, f"{unit}_per_s_all": total,
+        f"{unit}_per_s": [items / value for value in medians.values()], "step_s": step_s,
         "step_s_spread": measures.spread([took for steps in times.values() for took in steps]),
         "pull_s": pull_s, "exchange_s": exchange_s, "fabric_bytes": sent,
         "steps_s": list(times.values()),

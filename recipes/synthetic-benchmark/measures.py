@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -10,6 +11,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import choices
+import models
 
 try:
     import gpurun_runtime as gpurun  # in the container of a gpurun job; the script runs without it, too
@@ -88,32 +92,66 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
 
 
 class Steps:
-    """Times this rank's steps, drops the warm-up, tells gpurun each rate."""
+    """Times this rank's steps, drops the warm-up, tells gpurun each rate.
 
-    def __init__(self, steps: int, warmup: int, batch: int) -> None:
-        self.steps, self.warmup, self.batch = steps, warmup, batch
+    Attributes:
+        count: the measured steps. With `--seconds`, the warm-up's last step says how many they are.
+        items: images or tokens of a step; `unit` says which.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.count, self.warmup, self.seconds = arguments.steps, arguments.warmup, arguments.seconds
+        self.items = models.items(arguments.model, arguments.batch, arguments.sequence)
+        self.unit = models.unit(arguments.model)
         self.times_s: list[float] = []
         self.sent = 0
-        self._bytes = 0
 
-    def run(self, step) -> None:
-        """Run `step` for the warm-up and the measured steps; it returns when its work is done."""
-        for number in range(self.warmup + self.steps):
-            if number == self.warmup:
-                self._bytes = fabric_bytes()
-            began = time.perf_counter()
-            step()
-            took_s = time.perf_counter() - began
-            if number >= self.warmup:
-                self.times_s.append(took_s)
-                tell(number, images_per_s=self.batch / took_s)
-            elif gpurun:
-                gpurun.progress(number, of=self.warmup + self.steps)
-        self.sent = fabric_bytes() - self._bytes
+    def run(self, step, agreed=lambda count: count) -> None:
+        """Run `step` for the warm-up and the measured steps; it returns when its work is done.
+
+        `agreed` returns the most of what all ranks give it: each must take as many steps as the others.
+        """
+        warm_s = [self._timed(step, number) for number in range(self.warmup)]
+        if self.seconds:
+            self.count = agreed(choices.steps_for(self.seconds, warm_s[-1]))
+        before = fabric_bytes()
+        for number in range(self.warmup, self.last):
+            self.times_s.append(self._timed(step, number))
+            tell(number, **{f"{self.unit}_per_s": self.items / self.times_s[-1]})
+        self.sent = fabric_bytes() - before
+
+    def _timed(self, step, number: int) -> float:
+        began = time.perf_counter()
+        step()
+        took_s = time.perf_counter() - began
+        if gpurun:
+            gpurun.progress(number, of=self.last)
+        return took_s
+
+    @property
+    def last(self) -> int:
+        """The number behind the last step's."""
+        return self.warmup + self.count
 
     @property
     def step_s(self) -> float:
         return statistics.median(self.times_s)
+
+    @property
+    def rate(self) -> float:
+        """Images or tokens per second of this rank."""
+        return self.items / self.step_s
+
+
+def way_of_training(arguments: argparse.Namespace) -> dict[str, float]:
+    """Precision and compiling as metrics, which are numbers: `gpurun scale` keeps runs apart that differ in them."""
+    return {f"precision_{arguments.precision}": 1.0, "compiled": float(arguments.compile)}
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, object]:
+    """What was trained, for a rank's file."""
+    names = ("model", "batch", "sequence", "precision", "channels_last")
+    return {**{name: getattr(arguments, name) for name in names}, "compiled": arguments.compile}
 
 
 def median_s(work, count: int) -> float:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 PIXELS = {"tiny": 32, "inception-v3": 299}
 """Side of a synthetic image in pixels; the default is 224."""
-BATCH = {"tiny": 32}
-"""Images per rank and step; the default is 64."""
+BATCH = {"tiny": 32, "gpt2-tiny": 4, "gpt2": 4, "gpt2-medium": 2, "gpt2-large": 1, "gpt2-xl": 1}
+"""Images or sequences per rank and step, without a GPU and as in 2017; the default is 64."""
+LARGEST_BATCH = {"tiny": 32, "gpt2-tiny": 4, "gpt2": 64, "gpt2-medium": 32, "gpt2-large": 16, "gpt2-xl": 8}
+"""The most on a GPU, if its memory holds it; the default is 256."""
 REAL = ("tiny", "resnet-50", "resnet-101", "inception-v3", "vgg-16")
 SHRINK = 10
 """A paced network has a tenth of its namesake's parameters."""
@@ -70,7 +72,55 @@ PACED = {
         [0.087, 1.85, 0.925, 1.85, 0.925, 1.85, 1.85, 0.925, 1.85, 1.85, 0.46, 0.46, 0.46, 0.103, 0.017, 0.004],
     ),
 }
-NAMES = (*REAL, *PACED)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder of GPT-2's kind (Radford et al. 2019): the output layer shares the weights of the embedding.
+
+    Attributes:
+        vocabulary: GPT-2 has 50,257 words; a multiple of 64 suits tensor cores.
+        sequence: tokens of a sequence, by default.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int = 50_304
+    sequence: int = 1024
+
+    def parameters(self, sequence: int) -> int:
+        """All that is trained: embeddings of words and places; in each layer attention (4 w² + 4 w), the two dense
+        layers (8 w² + 5 w) and two norms (4 w); and the last norm.
+        """
+        width = self.width
+        return (self.vocabulary + sequence) * width + self.layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+TRANSFORMERS = {
+    "gpt2-tiny": Transformer(2, 2, 64, vocabulary=2048, sequence=64),
+    "gpt2": Transformer(12, 12, 768),
+    "gpt2-medium": Transformer(24, 16, 1024),
+    "gpt2-large": Transformer(36, 20, 1280),
+    "gpt2-xl": Transformer(48, 25, 1600),
+}
+NAMES = (*REAL, *TRANSFORMERS, *PACED)
+
+
+def sequence(model: str, wanted: int | None) -> int:
+    """Tokens of a sequence; 0 for a network of images."""
+    network = TRANSFORMERS.get(model)
+    return (wanted or network.sequence) if network else 0
+
+
+def unit(model: str) -> str:
+    """What the rate counts."""
+    return "tokens" if model in TRANSFORMERS else "images"
+
+
+def items(model: str, batch: int, tokens: int) -> int:
+    """What a rank trains on in a step, in this unit; `tokens` of a sequence."""
+    return batch * tokens if model in TRANSFORMERS else batch
 
 
 def side(model: str) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sysconfig
 import time
+from pathlib import Path
 
 import models
 import torch
@@ -102,14 +106,88 @@ def tiny() -> nn.Module:
     )  # fmt: skip
 
 
+class Block(nn.Module):
+    """One layer of a transformer: attention that looks back, then two dense layers, each behind a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.mixed, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dense = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        batch, sequence, width = value.shape
+        parts = self.mixed(self.norm(value)).view(batch, sequence, 3, self.heads, width // self.heads)
+        query, key, given = parts.permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, key, given, is_causal=True)
+        value = value + self.out(seen.transpose(1, 2).reshape(batch, sequence, width))
+        return value + self.dense(value)
+
+
+class Decoder(nn.Module):
+    """GPT-2 (Radford et al. 2019), without dropout."""
+
+    def __init__(self, network: models.Transformer, sequence: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(network.vocabulary, network.width), nn.Embedding(sequence, network.width)
+        self.blocks = nn.Sequential(*(Block(network.width, network.heads) for _ in range(network.layers)))
+        self.norm = nn.LayerNorm(network.width)
+        for embedding in (self.words, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        value = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        return nn.functional.linear(self.norm(self.blocks(value)), self.words.weight).flatten(0, 1)
+
+
 def network(arguments: argparse.Namespace) -> nn.Module:
     if arguments.model in models.PACED:
         return Paced(models.PACED[arguments.model], arguments.batch, arguments.slowdown)
+    if arguments.model in models.TRANSFORMERS:
+        return Decoder(models.TRANSFORMERS[arguments.model], arguments.sequence)
     make = {
         "resnet-50": lambda: resnet(3, 4, 6, 3), "resnet-101": lambda: resnet(3, 4, 23, 3), "vgg-16": vgg_16,
         "inception-v3": inception_v3, "tiny": tiny,
     }  # fmt: skip
     return make[arguments.model]()
+
+
+def synthetic(arguments: argparse.Namespace, batch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """One batch of noise and its classes; every step trains on it again."""
+    if found := models.TRANSFORMERS.get(arguments.model):
+        tokens = torch.randint(found.vocabulary, (batch, arguments.sequence + 1), device=device)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+    side = models.side(arguments.model)
+    return torch.rand(batch, 3, side, side, device=device), torch.randint(CLASSES, (batch,), device=device)
+
+
+def optimizer(net: nn.Module, arguments: argparse.Namespace, *, is_fused: bool) -> torch.optim.Optimizer:
+    """AdamW for transformers, SGD for images, as people train them; synthetic data teaches nothing at any rate."""
+    if arguments.model in models.TRANSFORMERS:
+        return torch.optim.AdamW(net.parameters(), lr=1e-6, fused=is_fused)
+    return torch.optim.SGD(net.parameters(), lr=1e-6)
+
+
+def lacks_to_compile() -> str:
+    """What `torch.compile` needs and this machine lacks: Triton and Inductor build small C extensions of Python."""
+    names = (os.environ.get("CC", "gcc"), "gcc", "clang")
+    missing = [] if any(map(shutil.which, names)) else ["C compiler"]
+    missing += [] if (Path(sysconfig.get_paths()["include"]) / "Python.h").exists() else ["Python.h (python3-dev)"]
+    return " and no ".join(missing)
+
+
+def use_tf32(allowed: bool) -> None:
+    """Let GPUs multiply fp32 as TF32, in dense layers and convolutions, or not."""
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Compute in half precision where that is safe; weights and gradients stay fp32."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype=kind or torch.bfloat16, enabled=kind is not None)
 
 
 def loss(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
