@@ -33,7 +33,7 @@ def command_lines(text):
         ("f() { a; }", ["f", "a", "}"]),
         ("(cd x && a)", ["cd x", "a"]),
         ("x=$(a $(b 'c d')) y=`e`", ["x=$(a $(b 'c d')) y=`e`", "a $(b 'c d')", "b c d", "e"]),
-        ("A=(x\n y # z\n) b", ["A=x\n y # z\n b"]),
+        ("A=(x\n 'y w' # z's\n \"$V\" $(c)) b", ["A=x y w $V $(c) b", "c"]),
         ("cat > f <<'EOF'\na\nEOF\nb", ["cat", "b"]),
         ("bash <<-EOF\n\ta\n\tEOF\nb", ["bash", "b", "a"]),
         ("cat <<< x; diff <(a) <(b)", ["cat", "diff", "a", "b"]),
@@ -93,6 +93,14 @@ TEXTS = [
     (4, TIMM, "4 /data/imagenet --model seresnet34 --amp", 4),
     (16, TIMM, "8 /data/imagenet", 8),
     (8, SLURM, "", "calls srun"),
+    (8, "for lr in 1 2; do sbatch --nodes=2 job.sh $lr; done", "", "calls sbatch"),
+    (16, "python -m torch.distributed.launch --nproc_per_node=8 x.py", "", "starts 8 processes on one host"),
+    (8, "python -m torch.distributed.launch --nproc_per_node=8 x.py", "", 8),
+    (8, "mpirun -n 128 -npernode 4 -hostfile /job/hostfile python x.py", "", "starts 128 processes on one host"),
+    (8, "mpirun -np 1 ./all_reduce_perf -g 8", "", 8),
+    (8, "deepspeed --num_gpus=4 x.py", "", "starts 4 processes on one host"),
+    (8, "torchrun --standalone --nproc_per_node=1 eval.py", "", "starts 1 process on one host"),
+    (4, ": ${GPUS:=4}\ntorchrun --nproc_per_node=${GPUS} x.py", "", 4),
     (4, "torchrun --standalone --nnodes=1 --nproc_per_node=4 x.py", "", 4),
     (8, "torchrun --standalone --nproc_per_node=gpu x.py", "", 8),
     (8, "torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) x.py", "", None),
@@ -116,6 +124,9 @@ TEXTS = [
     (4, "cd /workspace/a || exit\nnohup bash -c 'torchrun --nproc_per_node=2 x.py' > log &\nwait", "", 2),
     (8, "torchrun --nproc_per_node=8 train.py && torchrun --nproc_per_node=1 eval.py", "", 8),
     (8, "torchrun --frobnicate train.py", "", 8),
+    (8, 'CMD=( "torchrun" "--standalone" "--nproc_per_node=${DGXNGPU}" )\n"${CMD[@]}" train.py', "", 8),
+    (8, "if $MULTI; then CMD=( torchrun --nproc_per_node=4 ); else CMD=( python -u ); fi\n${CMD[@]} train.py", "", 4),
+    (4, 'NUM=${NUM:-4}\nD=${D:-"-m torch.distributed.launch --nproc_per_node=$NUM"}\npython $D train.py', "", 4),
 ]  # fmt: skip
 """Scripts as people write them."""
 
@@ -140,6 +151,7 @@ def test_a_text_that_starts_launchers_runs_once_on_each_host_where_that_is_right
         (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint …:29500 ddp.py"),
         ("torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'",
          "-- torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'"),
+        ("mpirun -n 128 -hostfile /job/hosts -x A=1 ./a", "-n 128 … -- mpirun -n 128 -hostfile /job/hosts -x A=1 ./a"),
     ],
 )  # fmt: skip
 def test_a_refused_text_has_the_line_to_write_instead(text, proposed):

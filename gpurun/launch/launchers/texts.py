@@ -9,7 +9,7 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.lines.script import ScriptLaunch
-from gpurun.launch.launchers.lines.table import SRUN
+from gpurun.launch.launchers.lines.table import MPIRUN, SRUN
 
 VARIABLES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 
@@ -25,11 +25,12 @@ def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -
         BadInput: the text starts its processes on other hosts than gpurun can give it.
     """
     names = ", ".join(dict.fromkeys(each.typed.name for each in launches))
-    if any(each.typed is SRUN for each in launches):
+    if slurms := [each for each in launches if each.typed is SRUN or each.typed.is_queue]:
+        srun = max((each.line for each in slurms if each.typed is SRUN), key=len, default="PROGRAM ARGUMENTS")
         raise BadInput(
-            f"{where} calls srun, and gpurun takes the place of Slurm",
-            hint=f"write the line with srun as the command; gpurun reads it: gpurun submit -n {spec.gpus} … -- "
-            f"{max((each.line for each in launches if each.typed is SRUN), key=len)}",
+            f"{where} calls {slurms[0].typed.name}, and gpurun takes the place of such a queue",
+            hint=f"write the line that starts the ranks as the command: gpurun submit -n {spec.gpus} … -- {srun}\n    "
+            "gpurun reads it, and leaves srun out",
         )
     if any(each.names_hosts for each in launches):
         raise BadInput(
@@ -52,14 +53,19 @@ def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -
 def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[int | None, str]:
     """Return the GPUs of the job on each of its hosts, and why; None if they may be as many as gpurun likes."""
     hosts = max((each.hosts for each in launches if each.hosts is not None), default=None)
-    per_host = max((each.per_host for each in launches if each.per_host is not None), default=None)
+    numbers = [(each.per_host, each) for each in launches if each.per_host is not None]
+    numbers = [(number, each) for number, each in numbers if each.typed is not MPIRUN or number > spec.gpus]
+    per_host = max((number for number, _ in numbers), default=None)
     total = hosts * per_host if hosts is not None and per_host is not None else None
     wanted = per_host if total is None else total
     if wanted is not None and (spec.gpus % wanted if total is None else spec.gpus != wanted):
         on = "on each host" if hosts is None else "on one host" if hosts == 1 else f"on {hosts} hosts"
+        some = f"{wanted} process{'es' * (wanted != 1)}"
+        taken = next((each.line for number, each in numbers if number == per_host and each.typed.launcher), "")
+        line = f"\n    or the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
         raise BadInput(
-            f"{where} starts {wanted} processes {on}, and the job has {spec.gpus} GPUs, one for each process",
-            hint=f"write -n {wanted}, or change the numbers in {where}",
+            f"{where} starts {some} {on}, and the job has {spec.gpus} GPUs, one for each process",
+            hint=f"write -n {wanted}, or change the numbers in {where}{line if taken and '…' not in taken else ''}",
         )
     if hosts is not None and spec.gpus % hosts:
         raise BadInput(

@@ -82,6 +82,9 @@ def programs_in(text: str) -> tuple[StartedProgram, ...]:
         if (typed := read_start(command)) is not None:
             found.append(StartedProgram("launcher", typed.name, True))
             continue
+        if command[0] == "eval" or command[0].startswith(("$", "`")):
+            found.append(StartedProgram("unread", command[0], True))
+            continue
         sourced = command[1:] if command[0] in (".", "source") else command
         hides = any(NAMES_PYTHON.search(word) for word in command)
         for part in programs_of(sourced):

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from gpurun.errors import BadInput
-from gpurun.launch.launchers.lines.flags import FoundFlag, Typed, read_flags, value_of
+from gpurun.launch.launchers.lines.flags import NO_COUNTS, FoundFlag, Typed, read_flags, value_of
 from gpurun.launch.launchers.lines.line import Start, begun
 from gpurun.launch.launchers.lines.shell import simple_commands
 from gpurun.launch.launchers.lines.torch import LAUNCH, TORCHRUN
@@ -24,15 +24,16 @@ GIVEN = frozenset({
 })  # fmt: skip
 """What the only process of a host reads of its gang in the environment. A text's own default for it does not count."""
 SETS = ("export", "local", "declare", "typeset", "readonly")
-DEPTH, MOST_SHOWN = 20, 300
+DEPTH, MOST_SHOWN, MOST_VERSIONS = 20, 300, 5
 MOST_COMMANDS, MOST_WORDS, MOST_LAUNCHES, MOST_CHARACTERS = 5000, 500, 100, 10_000
 TOLD, UNKNOWN = "\1", "\0"
 """What stands for a variable that gpurun sets, and for one whose value words cannot tell."""
+_SET_UNLESS = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
 _SETS = re.compile(r"[A-Za-z_]\w*\+?=")
 _EXPANSION = re.compile(
     r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
     r"|\$(?:(?P<bare>[A-Za-z_]\w*|[0-9@*])"
-    r"|\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*])(?:\[[@*0]\])?(?::?-(?P<default>[^{}]*))?\}|(?:\{[^{}]*\}|.?))",
+    r"|\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*])(?:\[[@*0]\])?(?::?[-=](?P<default>[^{}]*))?\}|(?:\{[^{}]*\}|.?))",
     re.DOTALL,
 )
 
@@ -63,7 +64,7 @@ def launches_in(text: str, arguments: tuple[str, ...] = ()) -> tuple[ScriptLaunc
     """
     commands = [words[:MOST_WORDS] for words in islice(simple_commands(text), MOST_COMMANDS)]
     values = _Values(commands, arguments)
-    found = [values.of(words) for words in commands]
+    found = [version for words in commands for version in values.versions(words)]
     evaluated = " ; ".join(" ".join(words[1:]) for words in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
     found += [values.of(words) for words in simple_commands(evaluated)]
     starts = (begun(words) for words in found if words[:1] != ("eval",))
@@ -84,15 +85,24 @@ class _Values:
         self._typed = {str(at): argument for at, argument in enumerate(arguments, start=1)}
         self._typed |= dict.fromkeys("@*", " ".join(arguments))
         self._known, self._depth = dict[str, str](), 0
+        self._several = dict[str, list[str]]()
         for words in commands:
             for word in _assigned(words):
                 name, _, value = word.partition("=")
                 if name.endswith("+"):
                     name = name[:-1]
                     value = f"{self._typed.get(name, '')} {value}"
-                elif self._typed.get(name, value) != value:
+                elif (before := self._typed.get(name, value)) != value:
+                    self._several.setdefault(name, [before]).append(value)
                     value = UNKNOWN
                 self._typed[name] = value[:MOST_CHARACTERS]
+
+    def versions(self, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return what a command may be: more than one if its program is a variable that has several values."""
+        match = _EXPANSION.fullmatch(words[0])
+        programs = self._several.get(match["bare"] or match["name"] or "", []) if match is not None else []
+        versions = [(*self.of((each,))[0].split(), *self.of(words[1:])) for each in programs[:MOST_VERSIONS]]
+        return [each for each in versions if each] or [self.of(words)]
 
     def of(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """Return words as a shell makes them: with the values of variables, and split where one stands alone."""
@@ -113,21 +123,25 @@ class _Values:
         return "".join([*pieces, word[end:]])
 
     def _value(self, match: re.Match[str]) -> str:
-        name, default = match["bare"] or match["name"], (match["default"] or "").strip("\"'")
+        name = match["bare"] or match["name"]
         if name is None:
             return UNKNOWN
-        otherwise = TOLD if name in GIVEN else UNKNOWN if match["default"] is None else default
         if name not in self._known and name in self._typed and self._depth < DEPTH:
-            self._known[name] = otherwise  # for `A=${A:-x}`
+            self._known[name] = ""  # of itself, as in `A=${A:-x}`, it has the value of the environment
             self._depth += 1
             self._known[name] = self._text(self._typed[name])
             self._depth -= 1
-        if name in self._known:
+        if self._known.get(name):
             return self._known[name]
-        return otherwise if otherwise != default or name in self._typed else self._text(default)
+        if name in GIVEN:
+            return TOLD
+        return UNKNOWN if match["default"] is None else self._text(match["default"].strip("\"'"))
 
 
 def _assigned(words: tuple[str, ...]) -> Iterator[str]:
+    if words[0] == ":":  # `: ${A:=x}` sets what the environment does not
+        yield from (f"{match[1]}=${{{match[1]}:-{match[2]}}}" for match in map(_SET_UNLESS.fullmatch, words) if match)
+        return
     declares = words[0] in SETS
     for word in words[1:] if declares else words:
         if _SETS.match(word):
@@ -137,13 +151,16 @@ def _assigned(words: tuple[str, ...]) -> Iterator[str]:
 
 
 def _launch(start: Start) -> ScriptLaunch:
-    typed, words = start.typed, start.words
-    if typed not in (TORCHRUN, LAUNCH):
-        return ScriptLaunch(typed, hosts=1)
+    typed, is_torch = start.typed, start.typed in (TORCHRUN, LAUNCH)
     try:
-        found, rest = read_flags(typed, words)
+        found, rest = read_flags(typed, start.words)
+        counts = NO_COUNTS if is_torch or typed.read is None else typed.read(found, rest, start.interpreter).counts
     except BadInput:
         return ScriptLaunch(typed, hosts=1)
+    return _by_torch(typed, found, rest) if is_torch else ScriptLaunch(typed, counts.ranks or counts.per_host, hosts=1)
+
+
+def _by_torch(typed: Typed, found: list[FoundFlag], rest: tuple[str, ...]) -> ScriptLaunch:
     nodes, per_host = value_of(found, "--nnodes"), _number(value_of(found, "--nproc-per-node"))
     hosts = _number((nodes or "").rpartition(":")[2])
     names_hosts = not all(value is None or TOLD in value for value in _places(found))
@@ -151,6 +168,8 @@ def _launch(start: Start) -> ScriptLaunch:
         return ScriptLaunch(typed, per_host, hosts, names_hosts)
     is_told = rest[:1] not in ((), (UNKNOWN,)) and (nodes is None or TOLD in nodes) and not names_hosts
     is_alone = any(each.name == "--standalone" for each in found)
+    if typed is LAUNCH:  # before PyTorch 1.9, it read no variables
+        is_alone = nodes is None or any(value_of(found, name) is None for name in ("--node-rank", "--master-addr"))
     return ScriptLaunch(typed, per_host, None if is_told and not is_alone else 1)
 
 

@@ -38,6 +38,7 @@ class _TextReader:
     """Where the reader is in a text: the word and the command that it has begun, and the texts within."""
 
     text: str
+    is_list: bool = False
     at: int = 0
     word: str | None = None
     words: list[str] = field(default_factory=list)
@@ -53,9 +54,11 @@ class _TextReader:
                 self._end_word()
             elif char == "#" and self.word is None:
                 self.at = self._find("\n", self.at) - 1
-            elif char == "(" and self.word is not None and _ARRAY.fullmatch(self.word):
+            elif char == "(" and not self.is_list and self.word is not None and _ARRAY.fullmatch(self.word):
                 end = self._closing(self.at, "(", ")")
-                self._add(self.text[self.at + 1 : end])
+                listed = _TextReader(self.text[self.at + 1 : end], is_list=True)
+                self._add(" ".join(word for words in listed.commands() for word in words))
+                self.inner += listed.inner
                 self.at = end
             elif char in _OPERATOR:
                 if self._operator(char):
