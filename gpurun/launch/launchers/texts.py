@@ -8,8 +8,9 @@ from dataclasses import replace
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import TASKS
+from gpurun.launch.launchers.lines.mpi import MPIRUN
 from gpurun.launch.launchers.lines.script import ScriptLaunch
-from gpurun.launch.launchers.lines.table import MPIRUN, SRUN
+from gpurun.launch.launchers.lines.table import SRUN
 
 VARIABLES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 
