@@ -251,7 +251,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "environment of every rank. gpurun sets the names that begin with `GPURUN_`; you may set "
             "`GPURUN_PARAMETERS` only. Launchers set `RANK`, `WORLD_SIZE` and their like. Not for secrets: `docker "
-            "inspect` shows it to everybody who may use Docker on a host, and `horovodrun` to every user there. So `submit` warns about names like `HF_TOKEN`",
+            "inspect` shows it to everybody who may use Docker on a host, and `horovodrun` to every user there. So "
+            "`submit` warns about names like `HF_TOKEN`",
             '{LR: "0.1"}',
         ),
     ]
