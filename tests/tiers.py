@@ -48,6 +48,7 @@ ROOMS = {
     "test_neighbours": "launch node",
     "test_pinned": "images jobs",
     "test_power_cuts": "supervisor node",
+    "test_beside": "supervisor node",
     "test_python_api": "api",
     "test_rank_containers": "node launch",
     "test_rank_ends": "launch node",

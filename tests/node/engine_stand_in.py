@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socketserver
 import sys
+import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -136,10 +138,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif asked.path == "/volumes":
             (prefix,) = json.loads(parse_qs(asked.query)["filters"][0])["name"]
             self._answer(200, {"Volumes": [one for name, one in self.server.volumes.items() if prefix in name]})
-        elif asked.path.endswith("/archive"):
-            is_overlay = any("overlay" in str(one.get("DriverOpts")) for one in self.server.volumes.values())
-            refused = self.server.mount_error if is_overlay else ""
-            self._answer(500 if refused else 404, {"message": refused or "Could not find the file"})
         elif asked.path != "/containers/json":
             found = self.server.containers.get(asked.path.split("/")[2])
             self._answer(200 if found else 404, found or {"message": "No such container"})
@@ -173,6 +171,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(409, {"message": "Conflict. The container name is already in use"})
         else:
             self._answer(201, {"Id": ident})
+
+    def do_PUT(self) -> None:
+        """Copy files into the upper folder of the only overlay."""
+        packed = self.rfile.read(int(self.headers["Content-Length"]))
+        given = [one.get("DriverOpts") or {} for one in self.server.volumes.values()]
+        (options,) = [one["o"] for one in given if one.get("type") == "overlay"]  # type: ignore[attr-defined]
+        if not self.server.mount_error:
+            upper = options.partition("upperdir=")[2].partition(",")[0]
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                archive.extractall(upper, filter="data")
+        self._answer(500 if self.server.mount_error else 200, {"message": self.server.mount_error})
 
     def do_DELETE(self) -> None:
         path = urlsplit(self.path).path

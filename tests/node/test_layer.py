@@ -18,7 +18,9 @@ from gpurun.node.job import gang, job_parts, layer_rules
 from gpurun.node.job.fence import fence
 
 JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
-REFUSED = "failed to mount local volume: mount overlay: invalid argument"
+REFUSED = (
+    "Error processing tar file: read-only file system, or failed to mount local volume: mount overlay: invalid argument"
+)
 CREATE = """
 import os
 from gpurun.node.job import gang, layer

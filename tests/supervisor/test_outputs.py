@@ -28,7 +28,9 @@ def job(tmp_path):
     os.utime(folder.outputs / "checkpoint", ns=(2, 2))
     return SimpleNamespace(
         world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), outputs=HeadCopy(folder),
-        lease=SimpleNamespace(job=JOB, attempt=1), spec=SimpleNamespace(outputs="/out", keeps_outputs=True, min_gpus=None),
+        lease=SimpleNamespace(job=JOB, attempt=1), spec=SimpleNamespace(
+            outputs="/out", keeps_outputs=True, min_gpus=None
+        ),
         record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None), launcher=GLOO,
     )  # fmt: skip
 

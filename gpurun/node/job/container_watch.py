@@ -132,8 +132,8 @@ class ContainerWatch:
 
     def _files_on(self, device: int) -> int:
         """Return the bytes of the job's outputs and folder, if they are on this device."""
-        total = 0
-        for folder in (job_parts.outputs_folder(self._job), job_parts.folder(self._job)):
+        total, job = 0, self._job
+        for folder in (job_parts.outputs_folder(job), job_parts.kept_layer(job), job_parts.folder(job)):
             try:
                 top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:

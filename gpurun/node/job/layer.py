@@ -4,12 +4,16 @@ The engine mounts it, so this account needs no rights: an overlay whose lower fo
 the kernel refuses that, the volume is a plain copy of the code. Either way, new and changed files lie in one folder of
 this account, and the code itself never changes.
 
-Docker says whether the mount works without starting anything: a question about a path in a created container mounts
-its volumes.
+Docker says whether the mount works without starting anything: for a file that is copied into a created container, it
+mounts the volumes.
 """
 
+import http.client
+import io
 import os
 import shutil
+import socket
+import tarfile
 import urllib.parse
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -23,7 +27,8 @@ from gpurun.node.folder.walk import Found, walk
 from gpurun.node.job import job_parts
 from gpurun.node.job.layer_rules import CODE, PREFIX, TARGET, volume_name
 
-ABSENT = TARGET + "/.gpurun-is-it-mounted"
+TRIAL = ".gpurun-trial"
+"""A file that Docker writes into the layer before anything starts, and that gpurun removes at once."""
 FOLDER_LABEL = "gpurun.folder"
 _PARAMETERS = "/sys/module/overlay/parameters"
 _FEATURES = ("index", "metacopy", "redirect_dir")
@@ -33,7 +38,7 @@ _MOST_OPTIONS = 3500
 _UNUSABLE = frozenset(":,\\\n")
 """Characters of a path that are not plain text in an overlay's options."""
 _PIECE = 1 << 20
-_FAILED = 500
+_REFUSED = 400
 
 
 def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> Tuple[str, str]:
@@ -51,7 +56,7 @@ def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> 
     why = _make_overlay(call, job, attempt)
     if not why:
         made = container()
-        why = _refusal(call, made)
+        why = _refusal(call, job, made)
         if not why:
             return made, ""
         docker.request(call, "DELETE", "/containers/%s?force=1&v=1" % made)
@@ -92,13 +97,22 @@ def _make_volume(call: Call, job: str, attempt: int, options: Dict[str, str]) ->
         raise docker.failure(status, answer, "making the layer above the code")
 
 
-def _refusal(call: Call, container: str) -> str:
-    """Return why Docker cannot mount the volumes of a created container; "" if it can."""
-    path = "/containers/%s/archive?path=%s" % (container, urllib.parse.quote(ABSENT))
-    said = docker.request(call, "GET", path).value
-    if said["status"] < _FAILED:
-        return ""
-    return str((said["json"] or {}).get("message") or "Docker answered %d" % said["status"])
+def _refusal(call: Call, job: str, container: str) -> str:
+    """Return why Docker cannot mount the volumes of a created container, or not write there; "" if it can."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo(TRIAL))
+    path = "/containers/%s/archive?path=%s" % (container, urllib.parse.quote(TARGET))
+    connection = docker.connect(call)
+    try:
+        status, answer = docker.exchange(connection, "PUT", path, tar=packed.getvalue())
+    except (socket.timeout, http.client.HTTPException) as error:
+        call.check()
+        raise OpError("no-docker", "Docker broke off PUT %s: %r" % (path, error)) from None
+    finally:
+        connection.close()
+        below.forget(os.path.join(job_parts.layer_folder(job), "written", TRIAL))
+    return docker.failure(status, answer, "mounting the layer").message if status >= _REFUSED else ""
 
 
 def remove(connection: docker.Connection, job: str, attempt: int) -> None:
