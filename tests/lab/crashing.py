@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cluster import Cluster
 from faulting import kill_supervisor
+from stand_in import TAKE_COMMAND
 
 from gpurun.errors import StateError
 from gpurun.jobs.record import JobRecord
@@ -34,7 +35,7 @@ LINES = 8
 ENDLESS = "endless"
 LAUNCHER = f"""#!/bin/sh
 trap 'exit 143' TERM
-i=0
+{TAKE_COMMAND}i=0
 while case "$*" in *{ENDLESS}*) true ;; *) [ $i -lt {LINES} ] ;; esac
 do echo "[0]<stdout>:line $i"; i=$((i+1)); sleep 0.1; done
 """

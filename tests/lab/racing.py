@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stand_in import TAKE_COMMAND
+
 from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
@@ -22,9 +24,9 @@ from gpurun.jobs.store import JobStore
 from gpurun.lab import Lab, engine
 
 IMAGE = "gpurun/claimtest:2"
-LAUNCHER = """#!/bin/sh
+LAUNCHER = f"""#!/bin/sh
 trap 'exit 143' TERM
-for last; do :; done
+{TAKE_COMMAND}for last; do :; done
 i=0
 while [ $i -le $((last * 10)) ]; do
   read -r up rest </proc/uptime; echo "[0]<stdout>:up $up"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from howto import OwnHead, blocks_of, has_account_here
 from own_labs import own_lab
+from stand_in import TAKE_COMMAND
 from test_users import OpenEngine
 from users import NEEDS_OPEN_PYTHON, open_folder, open_python
 from waiting import until
@@ -30,10 +31,10 @@ pytestmark = [
 DOCUMENT = Path(__file__).parents[2] / "docs" / "several-users.md"
 PEOPLE = {"alice": "alice", "bob": "bob", "carol": "train"}
 """Each user of the document, and the account on the lab's hosts."""
-LAUNCHER = """#!/bin/sh
+LAUNCHER = f"""#!/bin/sh
 trap 'exit 0' TERM
-for last; do :; done
-[ "$last" = long ] || { echo "[0]<stdout>:hello"; exit 0; }
+{TAKE_COMMAND}for last; do :; done
+[ "$last" = long ] || {{ echo "[0]<stdout>:hello"; exit 0; }}
 i=0; while [ $i -lt 1200 ]; do sleep 0.1; i=$((i+1)); done
 """
 LONG = "submit -n 1 --image train:1 -- sh -c long"

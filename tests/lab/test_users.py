@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from faulting import kill_supervisor, supervisor_of
 from own_labs import own_lab
+from stand_in import TAKE_COMMAND
 from users import (
     ALICE,
     BOB,
@@ -44,9 +45,9 @@ pytestmark = [
 ]
 
 IMAGE = "gpurun/userstest:2"
-LAUNCHER = """#!/bin/sh
+LAUNCHER = f"""#!/bin/sh
 trap 'exit 0' TERM
-for last; do :; done
+{TAKE_COMMAND}for last; do :; done
 echo "[0]<stdout>:$last"
 [ "$last" = short ] && exit 0
 i=0; while [ $i -lt 1200 ]; do sleep 0.1; i=$((i+1)); done
