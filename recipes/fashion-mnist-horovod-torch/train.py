@@ -75,17 +75,38 @@ def summed(value: float, name: str) -> float:
     return float(hvd.allreduce(torch.tensor(value, dtype=torch.float64), op=hvd.Sum, name=name))
 
 
-def scaled(pixels: torch.Tensor) -> torch.Tensor:
-    return pixels.float().unsqueeze(1) / 255
+def computing(device: torch.device) -> torch.autocast:
+    """On GPUs with bf16, layers compute in it; weights, gradients and checkpoints stay fp32. A CPU computes in fp32."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=has_bf16)
+
+
+def layout(device: torch.device) -> torch.memory_format:
+    """How images lie in memory: tensor cores want channels last."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
+
+
+def scaled(pixels: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return (pixels.to(device).float().unsqueeze(1) / 255).contiguous(memory_format=layout(device))
+
+
+def own_device() -> torch.device:
+    """One GPU a rank; without GPUs one CPU thread, so that ranks on a host don't fight."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", hvd.local_rank())
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(1)
+    return torch.device("cpu")
 
 
 class Training:
     """The network, its optimizer and how far training has come, the same on every rank."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments = arguments
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        self.arguments, self.device = arguments, device
         torch.manual_seed(arguments.seed)
-        self.network = small_network()
+        self.network = small_network().to(device, memory_format=layout(device))
         adam = torch.optim.Adam(self.network.parameters(), lr=arguments.learning_rate)
         self.optimizer = hvd.DistributedOptimizer(adam, named_parameters=self.network.named_parameters())
         self.epoch = 0
@@ -100,7 +121,7 @@ class Training:
         """Load the last checkpoint, if there is one: rank 0 reads it and gives it to all."""
         saved = None
         if hvd.rank() == 0 and self.checkpoint and self.checkpoint.exists():
-            saved = torch.load(self.checkpoint, weights_only=True)
+            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         if saved := hvd.broadcast_object(saved, root_rank=0, name="saved"):
             self.network.load_state_dict(saved["network"])
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -132,7 +153,8 @@ class Training:
                 group["lr"] = chosen.learning_rate * (1 + (hvd.size() - 1) * done)
             batch = mine[number * chosen.batch : (number + 1) * chosen.batch]
             self.optimizer.zero_grad()
-            loss = loss_of(self.network(scaled(pixels[batch])), labels[batch])
+            with computing(self.device):
+                loss = loss_of(self.network(scaled(pixels[batch], self.device)), labels[batch].to(self.device))
             loss.backward()
             self.optimizer.step()
             losses.append(loss.item())
@@ -149,12 +171,14 @@ class Training:
         right = 0
         for start in range(hvd.rank() * 500, len(labels), hvd.size() * 500):
             part = slice(start, start + 500)
-            right += int((self.network(scaled(pixels[part])).argmax(1) == labels[part]).sum())
+            with computing(self.device):
+                scores = self.network(scaled(pixels[part], self.device))
+            right += int((scores.argmax(1).cpu() == labels[part]).sum())
         return summed(right, "right") / len(labels)
 
     def same_on_all_ranks(self) -> bool:
         """Whether averaging kept every rank's network the same."""
-        sums = torch.stack([value.double().sum() for value in self.network.parameters()])
+        sums = torch.stack([value.double().sum().cpu() for value in self.network.parameters()])
         everyone = hvd.allgather(sums[None], name="sums")
         return bool(torch.allclose(everyone, everyone[:1], rtol=1e-4, atol=1e-4))
 
@@ -166,10 +190,10 @@ def say(text: str) -> None:
 def main() -> int:
     arguments = parse_arguments()
     hvd.init()
-    torch.set_num_threads(1)
-    say(f"rank {hvd.rank()} of {hvd.size()} on {socket.gethostname()}")
+    device = own_device()
+    say(f"rank {hvd.rank()} of {hvd.size()} on {socket.gethostname()}, {device}")
     pixels, labels = (each[: arguments.images] for each in read_images(arguments.data, "train"))
-    training = Training(arguments)
+    training = Training(arguments, device)
     training.resume()
     while training.epoch < arguments.epochs:
         finished = training.run_epoch(pixels, labels)

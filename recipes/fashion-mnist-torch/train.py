@@ -113,7 +113,7 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         self.arguments, self.device = arguments, device
         torch.manual_seed(arguments.seed)
-        self.network = small_network().to(device)
+        self.network = small_network().to(device, memory_format=layout(device))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=arguments.learning_rate)
         self.epoch, self.seen, self.steps = 0, 0, 0  # `seen`: images of this epoch, by all ranks together
         self.checkpoint = arguments.outputs / "last.pt" if arguments.outputs else None
@@ -143,7 +143,8 @@ class Trainer:
     def step(self, pixels: torch.Tensor, labels: torch.Tensor) -> float:
         """One optimizer step on this rank's batch with the gradients of all; returns this rank's loss."""
         self.optimizer.zero_grad()
-        loss = self.loss(self.parallel(scaled(pixels, self.device)), labels.to(self.device))
+        with computing(self.device):
+            loss = self.loss(self.parallel(scaled(pixels, self.device)), labels.to(self.device))
         loss.backward()
         self.optimizer.step()
         return loss.item()
@@ -177,7 +178,9 @@ class Trainer:
         right = 0
         for start in range(dist.get_rank() * 500, len(labels), dist.get_world_size() * 500):
             part = slice(start, start + 500)
-            right += int((self.network(scaled(pixels[part], self.device)).argmax(1).cpu() == labels[part]).sum())
+            with computing(self.device):
+                scores = self.network(scaled(pixels[part], self.device))
+            right += int((scores.argmax(1).cpu() == labels[part]).sum())
         return summed(right) / len(labels)
 
     def same_on_all_ranks(self) -> bool:
@@ -188,8 +191,19 @@ class Trainer:
         return all(torch.allclose(each, everyone[0], rtol=1e-4, atol=1e-4) for each in everyone)
 
 
+def computing(device: torch.device) -> torch.autocast:
+    """On GPUs with bf16, layers compute in it; weights, gradients and checkpoints stay fp32. A CPU computes in fp32."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=has_bf16)
+
+
+def layout(device: torch.device) -> torch.memory_format:
+    """How images lie in memory: tensor cores want channels last."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
+
+
 def scaled(pixels: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return pixels.to(device).float().unsqueeze(1) / 255
+    return (pixels.to(device).float().unsqueeze(1) / 255).contiguous(memory_format=layout(device))
 
 
 def own_device(threads: int) -> torch.device:

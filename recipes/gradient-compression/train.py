@@ -78,10 +78,32 @@ def sent_bytes() -> int:
     return 0
 
 
-def train(arguments: argparse.Namespace) -> tuple[nn.Module, int]:
+def computing(device: torch.device) -> torch.autocast:
+    """On GPUs with bf16, layers compute in it; weights, gradients and checkpoints stay fp32. A CPU computes in fp32."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=has_bf16)
+
+
+def layout(device: torch.device) -> torch.memory_format:
+    """How images lie in memory: tensor cores want channels last."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
+
+
+def own_device() -> torch.device:
+    """One GPU a rank; without GPUs one CPU thread, so that ranks on a host don't fight."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> tuple[nn.Module, int]:
     """The trained network, and the bytes that this host has sent meanwhile."""
     torch.manual_seed(arguments.seed)
-    network = DistributedDataParallel(small_network(), bucket_cap_mb=64)
+    alone = small_network().to(device, memory_format=layout(device))
+    network = DistributedDataParallel(alone, bucket_cap_mb=64)
     momentum = MOMENTUM
     if arguments.compress == "fp16":
         network.register_comm_hook(None, fp16_compress_hook)
@@ -99,7 +121,9 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, int]:
         for number in range(steps):
             batch = mine[number * arguments.batch : (number + 1) * arguments.batch]
             optimizer.zero_grad()
-            loss = loss_of(network(pixels[batch]), labels[batch])
+            images = pixels[batch].to(device, memory_format=layout(device))
+            with computing(device):
+                loss = loss_of(network(images), labels[batch].to(device))
             loss.backward()
             optimizer.step()
             if gpurun:
@@ -111,18 +135,22 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, int]:
 
 
 @torch.no_grad()
-def accuracy_of(network: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> float:
+def accuracy_of(network: nn.Module, pixels: torch.Tensor, labels: torch.Tensor, device: torch.device) -> float:
     """The share of images that the network classifies right."""
-    right = [network(some).argmax(1) == truth for some, truth in zip(pixels.split(500), labels.split(500), strict=True)]
+    right = []
+    for some, truth in zip(pixels.split(500), labels.split(500), strict=True):
+        with computing(device):
+            scores = network(some.to(device, memory_format=layout(device)))
+        right.append(scores.argmax(1).cpu() == truth)
     return float(torch.cat(right).float().mean())
 
 
 def main() -> int:
     arguments = parse_arguments()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    network, sent = train(arguments)
-    accuracy = accuracy_of(network, *read_images(arguments.data, "t10k"))
+    device = own_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    network, sent = train(arguments, device)
+    accuracy = accuracy_of(network, *read_images(arguments.data, "t10k"), device)
     dist.barrier()
     if dist.get_rank() == 0:
         print(f"{arguments.compress}: {sent} bytes sent by this host, test accuracy {accuracy:.4f}", flush=True)
