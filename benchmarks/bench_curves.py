@@ -8,7 +8,9 @@ that the recipe's README.md describes. The model is fitted to 1, 2 and 4
 hosts on the faster links, and predicts 8 hosts and the slower links.
 
     python benchmarks/bench_curves.py [--models vgg-like,resnet-like] [--sizes 1,2,4,8] [--repeat 1] [--to DIR]
+    python benchmarks/bench_curves.py --models gpt2-tiny --sizes 1,2,4 --launchers horovod --steps 200
 
+The second form trains a real network, whose ranks compete for the machine's cores: its curve shows them, too.
 Needs root, Linux, Docker's packages and the image gpurun/train:tf2.15. Takes about forty minutes.
 """
 
@@ -47,7 +49,7 @@ def scale(lab: Lab, name: str, model: str, sizes: str, link: str, options: argpa
         [
             *GPURUN, "scale", "run", str(RECIPE), "-i", str(lab.inventory), "--gpus", sizes,
             "--launcher", options.launchers, "--repeat", str(options.repeat), "--link", link, "--name", name,
-            "--", "python3", "benchmark.py", "--model", model, "--steps", "6", "--warmup", "2",
+            "--", "python3", "benchmark.py", "--model", model, "--steps", str(options.steps), "--warmup", "2",
             "--slowdown", str(SLOWDOWN),
         ],
         check=True, stdout=sys.stderr,
@@ -141,6 +143,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1,2,4,8")
     parser.add_argument("--launchers", default=",".join(LAUNCHERS))
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--to", type=Path, help="keep the campaigns and their reports in this folder")
     options = parser.parse_args()
     largest = max(int(size) for size in options.sizes.split(","))

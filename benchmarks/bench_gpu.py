@@ -174,7 +174,7 @@ def rank_environment(fabric: Fabric) -> dict[str, str]:
         "j-00000001.1", (Grant("here", (0,)),), {"here": fabric.interface}, {"here": "127.0.0.1"}, 23022,
         is_tcp=fabric.kind is FabricKind.TCP,
     )  # fmt: skip
-    ours = settings(fabric, host, (0,)).as_dict() | environment(TORCHRUN, gang, gang.places[0])
+    ours = settings(fabric, host).as_dict() | environment(TORCHRUN, gang, gang.places[0])
     return {**os.environ, **ours}
 
 
@@ -198,7 +198,7 @@ def nccl(python: str, interface: str) -> dict[str, Any]:
         found[name] = "all_reduce done" if done.returncode == 0 else (re.findall(r"NCCL WARN (.*)", said) or [said])[0]
         version = re.search(r"NCCL version (\S+)", said)
         found["version"] = version[1] if version else found["version"]
-        for variable in (each for each in settings(fabric, Host("h", "r", "g", 1, name), (0,)).as_dict()):
+        for variable in (each for each in settings(fabric, Host("h", "r", "g", 1, name)).as_dict()):
             if variable.startswith("NCCL_"):
                 printed = re.search(rf"{variable} set (?:by environment )?to", said) is not None
                 found["variables"].setdefault(variable, {"known": variable in known, "printed": False})
