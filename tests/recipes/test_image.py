@@ -86,6 +86,29 @@ def test_the_image_has_what_ranks_need_and_no_build_tools(engine, tmp_path, reci
     assert run(engine, tmp_path, recipes / "noop", "sh", "-c", script) == (0, "")
 
 
+ONE_SIDED = """
+from mpi4py import MPI
+import numpy
+world = MPI.COMM_WORLD
+counter = numpy.zeros(1, "q")
+window = MPI.Win.Create(counter if world.rank == 0 else None, comm=world)
+one, before = numpy.ones(1, "q"), numpy.zeros(1, "q")
+window.Lock(0)
+window.Fetch_and_op(one, before, 0)
+window.Unlock(0)
+taken = world.gather(int(before[0]))
+if world.rank == 0:
+    print(sorted(taken))
+window.Free()
+"""
+
+
+def test_one_sided_mpi_works_whatever_the_launcher_says_of_transports(engine, tmp_path, recipes):
+    """Open MPI's transport over OFI aborted: "BTL OFI will now abort", fi_fetch_atomic failed."""
+    mpirun = ("mpirun", "--oversubscribe", "-np", "2", "-mca", "pml", "ob1", "-mca", "btl", "^openib")
+    assert run(engine, tmp_path, recipes / "noop", *mpirun, "python3", "-c", ONE_SIDED) == (0, "[0, 1]\n")
+
+
 def test_tensorflow_starts_from_byte_code_that_is_in_the_image(engine, tmp_path, recipes):
     script = (
         "import sys, os, tensorflow; "
