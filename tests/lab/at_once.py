@@ -14,6 +14,7 @@ from waiting import until
 LAUNCHERS = {
     "tasks": ("--launcher", "tasks"), "gloo": ("--launcher", "horovod"), "mpi": ("--controller", "mpi"),
     "elastic": ("--launcher", "horovod", "--min-gpus", "1"), "mpirun": ("--launcher", "mpirun"),
+    "torchrun": ("--launcher", "torchrun"),
 }  # fmt: skip
 ORDER = ("QUEUED", "GRANTED", "PREPARING", "STARTING", "RUNNING", "STOPPING")
 
@@ -31,7 +32,7 @@ def start(
     """
     folder = cluster.folder / f"recipe-{len(list(cluster.folder.glob('recipe-*')))}"
     folder.mkdir()
-    image = image or (TINY if launcher == "tasks" else TRAIN)
+    image = image or (TINY if launcher in ("tasks", "torchrun") else TRAIN)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"image": image, "gpus": gpus, "grace": "3s", **recipe}))
     each = ("--gpus-per-host", str(per_host))
     args = (str(folder), "-i", str(cluster.inventory), *each, *LAUNCHERS[launcher], *flags, "--", *command)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shlex
 import shutil
 import sys
 from importlib import metadata
@@ -62,6 +66,19 @@ MPIRUN = (
     "^openib", "python3", "-c", f"{BY_MPI}\nimport os\nassert os.environ['MYFLAG'] == 'yes'\n",
 )  # fmt: skip
 """As Horovod's documentation has it."""
+FLAGS = shlex.split("--log --network resnet50 --host --num --min=1 --auto -np 9 -H a:1 -x A=1 -- -")
+WORDS = [
+    *map(str.encode, FLAGS), *(bytes([byte]) for byte in range(1, 256)), "ü".encode(), b"\xff\xfe", b"x" * 100_000,
+    *(b"", b"  two  ", b"a\nb\n", b"'", b'"', b"\\", b"$(id)", b"`id`", b"%h", b"@file", b"*"),
+]  # fmt: skip
+PRINTED = (
+    b"  two\n one\n\tx\n\n10 %\r20 %\r\n" + bytes({*range(256)} - {ord("\n")}) + b"\n" + b"x" * 70_000 + b"\n  no end"
+)
+PRINTS = f"""
+import hashlib, os, sys
+print(hashlib.sha256(b'\\0'.join(map(os.fsencode, sys.argv[1:]))).hexdigest(), flush=True)
+sys.stdout.buffer.write({PRINTED!r})
+"""
 UNEQUAL = {
     "torchrun and mpirun, as they are typed": [
         (TINY, (), ("env", "A=1", "torchrun", "--nproc-per-node=2", "--no-python", "python3", "-c", MEET)),
@@ -87,6 +104,18 @@ def test_a_gang_with_unequal_numbers_of_ranks_on_its_hosts_is_one_gang(cluster, 
         found = sorted(re.findall(r"rank (\d) of 3 local (\d) has (\d+)", cluster.log(job)))
         assert [rank for rank, _, _ in found] == list("012") and {total for *_, total in found} == {"3"}
         assert sorted(local for _, local, _ in found) == list("001")
+
+
+@pytest.mark.parametrize("launchers", [("gloo", "mpi"), ("mpirun", "tasks", "torchrun")], ids=" ".join)
+def test_argv_and_output_are_equal_whatever_starts_the_ranks(cluster, launchers):
+    jobs = {each: start(cluster, each, "python3", "-c", PRINTS, *map(os.fsdecode, WORDS)) for each in launchers}
+    argv = hashlib.sha256(b"\0".join(WORDS)).hexdigest()
+    for launcher, job in jobs.items():
+        finish(cluster, job, "SUCCEEDED", 0)
+        lines = [json.loads(line) for line in cluster.gpurun("logs", job, "--json").out.splitlines()]
+        for rank in range(2):
+            texts = [line["text"] for line in lines if (line["rank"], line["stream"]) == (rank, "stdout")]
+            assert texts == [argv, *(line.decode(errors="replace") for line in PRINTED.split(b"\n"))], launcher
 
 
 def test_an_image_with_no_more_than_a_shell_runs_tasks_each_with_its_gpu_and_a_port_that_is_free(cluster):
