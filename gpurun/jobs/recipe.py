@@ -116,7 +116,8 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
             f"the job has no {' and no '.join(missing)}", where=str(recipe.source) if recipe else None,
             hint="give them in a recipe, or: gpurun submit -n GPUS --image IMAGE -- COMMAND",
         )  # fmt: skip
-    given.setdefault("workdir_read_only", False)
+    if "workdir" in given:
+        given.setdefault("workdir_read_only", False)
     assert set(given) <= {field.name for field in fields(JobSpec)}
     spec = JobSpec(**{**given, "command": tuple(map(as_text, given["command"]))})
     _check(spec)

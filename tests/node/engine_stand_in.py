@@ -44,6 +44,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         asked: the bodies of all requests to create a container; the command adds its argv.
         volumes: what is listed, by name.
         used: names of volumes that a stranger's container has.
+        volumes_full: Docker has no room for another volume.
         mount_error: what Docker says when it mounts an overlay; "" if it can.
         may_finish: cleared, no container gets ready that begins with `slow`.
     """
@@ -62,6 +63,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.volumes: dict[str, dict[str, object]] = {}
         self.used: set[str] = set()
         self.mount_error = ""
+        self.volumes_full = False
         self.slow = ""
         self.is_full = False
         self.refusals = 0
@@ -158,6 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.path.endswith(("/update", "/kill")):
             self.server.change(asked.path.split("/")[2], asked.path.rpartition("/")[2], body)
             self._answer(200, {"Warnings": []})
+            return
+        if asked.path == "/volumes/create" and self.server.volumes_full:
+            self._answer(500, {"message": "mkdir /var/lib/docker/volumes: no space left on device"})
             return
         if asked.path == "/volumes/create":
             self._answer(201, self.server.volumes.setdefault(body["Name"], body))

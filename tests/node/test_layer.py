@@ -173,10 +173,12 @@ def test_what_a_power_cut_left_in_the_engines_own_folder_is_for_a_later_job(host
         assert list((host.top / "outputs" / ".used-work").iterdir()) == []
 
 
-def test_an_engine_that_refuses_a_volume_is_told_of(host):
+@pytest.mark.parametrize("what", ["is_full", "volumes_full"])
+def test_an_engine_without_room_is_the_hosts_fault_and_leaves_nothing(host, what):
     prepare()
-    with pytest.raises(OpError, match="no space left"):
-        host.engine.is_full = True
+    setattr(host.engine, what, True)
+    with pytest.raises(OpError, match="no space left") as refused:
         create()
+    assert refused.value.kind == "engine"
     fenced()
     assert host.engine.volumes == {}

@@ -12,7 +12,6 @@ import http.client
 import io
 import os
 import shutil
-import socket
 import tarfile
 import urllib.parse
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -20,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from gpurun.node import docker
 from gpurun.node.agent import place
 from gpurun.node.agent.call import Call, OpError
+from gpurun.node.docker import kinds
 from gpurun.node.folder import below
 from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Maker
@@ -59,7 +59,7 @@ def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> 
         why = _refusal(call, job, made)
         if not why:
             return made, ""
-        docker.request(call, "DELETE", "/containers/%s?force=1&v=1" % made)
+        _asked(call, "DELETE", "/containers/%s?force=1&v=1" % made)
     _make_copy(call, job, attempt)
     return container(), why
 
@@ -90,11 +90,12 @@ def _make_volume(call: Call, job: str, attempt: int, options: Dict[str, str]) ->
     try:
         _sweep(connection)
         _remove(connection, volume_name(job, attempt))
-        status, answer = docker.exchange(connection, "POST", "/volumes/create", body)
     finally:
         connection.close()
+    status, answer = _asked(call, "POST", "/volumes/create", body)
     if status not in (200, 201):
-        raise docker.failure(status, answer, "making the layer above the code")
+        message = docker.failure(status, answer, "making the layer above the code").message
+        raise OpError(kinds.of_create(message), message)
 
 
 def _refusal(call: Call, job: str, container: str) -> str:
@@ -103,16 +104,23 @@ def _refusal(call: Call, job: str, container: str) -> str:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.addfile(tarfile.TarInfo(TRIAL))
     path = "/containers/%s/archive?path=%s" % (container, urllib.parse.quote(TARGET))
-    connection = docker.connect(call)
     try:
-        status, answer = docker.exchange(connection, "PUT", path, tar=packed.getvalue())
-    except (socket.timeout, http.client.HTTPException) as error:
-        call.check()
-        raise OpError("no-docker", "Docker broke off PUT %s: %r" % (path, error)) from None
+        status, answer = _asked(call, "PUT", path, tar=packed.getvalue())
     finally:
-        connection.close()
         below.forget(os.path.join(job_parts.layer_folder(job), "written", TRIAL))
     return docker.failure(status, answer, "mounting the layer").message if status >= _REFUSED else ""
+
+
+def _asked(call: Call, method: str, path: str, body: Any = None, tar: bytes = b"") -> Tuple[int, bytes]:
+    """Send a request to the engine. Raises OpError: ``no-docker`` if it does not answer, or breaks off."""
+    connection = docker.connect(call)
+    try:
+        return docker.exchange(connection, method, path, body, tar)
+    except (http.client.HTTPException, OSError) as error:
+        call.check()
+        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+    finally:
+        connection.close()
 
 
 def remove(connection: docker.Connection, job: str, attempt: int) -> None:

@@ -44,6 +44,9 @@ class Tops:
             self._cursors.append(below.Cursor(self._opened[1], need))
         except FileNotFoundError:
             pass
+        except OSError:
+            os.close(self._opened[0])
+            raise
 
     def at(self, parts: below.Parts) -> Tuple[int, bytes]:
         """Return the folder of an entry, valid until the next call, and the entry's name in it.
@@ -64,8 +67,7 @@ class Tops:
         yield from listings.told(self._opened[0], force, known, "", lambda parts, *_: parts[0] == _BESIDE)
         if os.access(_BESIDE, os.F_OK, dir_fd=self._opened[0], follow_symlinks=False):
             yield Listed(BESIDE, "unreadable", why=_TAKEN).header(), b""
-        status = os.fstat(self._opened[1])
-        yield Listed(BESIDE, "dir", status.st_mode & 0o777, status.st_mtime_ns).header(), b""
+        yield Listed(BESIDE, "dir", 0o755, os.fstat(self._opened[1]).st_mtime_ns).header(), b""
         with _Code(self._job) as code:
             found = listings.told(self._opened[1], force, known, BESIDE, code.leaves_out)
             yield from _with_their_folders(found, code.folders)
