@@ -190,6 +190,8 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     if record.outputs_left:
         left = record.outputs_left.words(record.id, is_over=record.state.ended)
         typer.echo(f"{'left':>10}  {printable(left)}")
+    for text in _warnings(folder, record):
+        typer.echo(f"{'warning':>10}  {printable(text)}")
     for text in _lost(store, folder):
         typer.echo(f"{'lost':>10}  {printable(text)}")
     if record.first_failure and record.first_failure.evidence:
@@ -199,7 +201,14 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
 
 
 def _more(record: JobRecord, folder: JobFolder) -> dict[str, Any]:
-    return job_json(record) | {"whole": whole_json(folder), "beside": beside(folder)}
+    more = {"whole": whole_json(folder), "beside": beside(folder), "warnings": _warnings(folder, record)}
+    return job_json(record) | more
+
+
+def _warnings(folder: JobFolder, record: JobRecord) -> list[str]:
+    from gpurun.jobs.events import warnings_of
+
+    return warnings_of(folder.events, record.attempt)
 
 
 def beside(folder: JobFolder) -> list[str]:

@@ -12,6 +12,8 @@ from gpurun.state import durable
 from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
 
+MOST_WARNINGS = 10
+
 
 class EventLog:
     """Appends events. Each line is one ``write``, so readers never see half a line of a live writer."""
@@ -28,6 +30,13 @@ class EventLog:
         line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields})
         with suppress(FileNotFoundError, StateUnavailable):
             durable.append_line(self.path, line)
+
+
+def warnings_of(path: StatePath, attempt: int) -> list[str]:
+    """Return the warnings of an attempt: notes that say something is likely wrong while the job goes on."""
+    told = (event for event in EventTail(path).new() if event.get("kind") == "note")
+    texts = [str(event.get("text")) for event in told if event.get("warning") == attempt]
+    return list(dict.fromkeys(texts))[:MOST_WARNINGS]
 
 
 class EventTail:

@@ -321,6 +321,13 @@ class ListedRank(TypedDict):
     age_s: Seconds
 
 
+class RankStarter(TypedDict):
+    """A rank of ``ranks.starters``, and which of the programs it has started."""
+
+    rank: Annotated[int, Meta(ge=0, le=10**7)]
+    which: Annotated[int, Meta(ge=0, le=10**4)]
+
+
 def fields(**types: Any) -> Any:
     """Return the type of a JSON object with these keys; a key whose value may be None is optional."""
     optional = [(name, kind, None) for name, kind in types.items() if _may_be_none(kind)]
@@ -421,6 +428,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "ranks.follow": AnswerTypes(None, RankStart | RankOutput | RankEnd),
     "ranks.release": AnswerTypes(fields(bytes=Count)),
     "ranks.list": AnswerTypes(list[ListedRank]),
+    "ranks.starters": AnswerTypes(list[RankStarter]),
     "tree.lacking": AnswerTypes(list[Digest]),
     "tree.add": AnswerTypes(fields(bytes=Count)),
     "tree.unpack": AnswerTypes(),

@@ -26,6 +26,7 @@ from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
 from gpurun.supervisor.rehearsal import RehearsalWatch
+from gpurun.supervisor.starters import StarterWatch
 from gpurun.supervisor.verdicts import (
     after_loss,
     by_launcher,
@@ -82,7 +83,8 @@ class _Watch:
         self._follow(job.members)
         self._checkpoints.thread().start()
         self._tending = [
-            *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads()
+            *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads(),
+            *StarterWatch(job, self._stop).threads(),
         ]  # fmt: skip
         for thread in self._tending:
             thread.start()

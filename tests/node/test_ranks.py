@@ -11,7 +11,7 @@ import pytest
 from waiting import until
 
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import rank_sockets, ranks
+from gpurun.node.job import rank_sockets, rank_starters, ranks
 
 JOB = f"j-2{os.getpid():07x}"
 LISTEN = """
@@ -145,3 +145,35 @@ def test_ranks_stand_still_while_they_are_cut_and_run_on_afterwards(start, monke
 
 def state_of(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+NAMES = [["torchrun"], ["accelerate", "launch"], ["-m", "torch.distributed.run"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "which"),
+    [("torchrun --nproc_per_node=4 train.py", 0), ("/usr/local/bin/torchrun x", 0), ("accelerate launch x", 1),
+     ("/usr/bin/python3.11 -u -X dev /usr/local/bin/torchrun x", 0), ("python3 /opt/accelerate launch", 1),
+     ("python -m torch.distributed.run x", 2), ("python3 -u -m torch.distributed.run", 2), ("accelerate config", None),
+     ("python train.py torchrun", None), ("sh -c torchrun", None), ("", None), (" ", None), ("python", None),
+     ("python -m", None), ("x" * 100_000, None), ("torchrun" * 9, None)],
+)  # fmt: skip
+def test_a_command_line_that_starts_processes_is_known_by_its_first_words(command, which):
+    assert rank_starters.named(command, NAMES) == which
+
+
+def test_ranks_that_start_a_launcher_are_found_with_their_numbers(start, tmp_path):
+    script = tmp_path / "torchrun"
+    script.write_text("print('up', flush=True)\ninput()\n")
+    spawn = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1], 'train.py'])"
+    mine = [start(spawn, str(script), HOROVOD_RANK=number, GPURUN_ATTEMPT="1") for number in ("0", "3")]
+    other = start(spawn, str(script), job="j-99999999", GPURUN_ATTEMPT="1")
+    plain = start("print('up', flush=True); input()", HOROVOD_RANK="2", GPURUN_ATTEMPT="1")
+    try:
+        assert all(said(each) == "up" for each in (*mine, other, plain))
+        assert ranks.starters(call(), JOB, 1, NAMES) == [{"rank": 0, "which": 0}, {"rank": 3, "which": 0}]
+        assert ranks.starters(call(), JOB, 2, NAMES) == ranks.starters(call(), JOB, 1, []) == []
+    finally:
+        for each in (*mine, other, plain):
+            each.stdin.close()
+            each.wait()

@@ -102,10 +102,12 @@ class JobShape(_JobAlways, total=False):
         outputs_left: outputs that are not on the head; null if all are.
         whole: the last whole copy of its outputs beside the newest; null if there is none. Only `status JOB` says it.
         beside: files that ranks wrote beside their code, and that are on the head. Only `status JOB` says it.
+        warnings: what is likely wrong with the job's last attempt, though it runs. Only `status JOB` says it.
     """
 
     whole: WholeShape | None
     beside: list[str]
+    warnings: list[str]
 
 
 class ForeignShape(TypedDict):

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpReply
-from gpurun.node.job import job_parts, rank_folders, rank_processes, rank_sockets
+from gpurun.node.job import job_parts, rank_folders, rank_processes, rank_sockets, rank_starters
 from gpurun.node.job.rank_folders import STREAMS, Name, RankFolders, RankState
 
 POLL_S = 0.1
@@ -231,4 +231,16 @@ class _Rank:
         return OpReply({"kind": kind, "id": self._name.id, "rank": self._name.rank, **facts})
 
 
-OPS = {"count": count, "cut": rank_sockets.cut, "follow": follow, "list": list_ranks, "release": release}
+def starters(call: Call, job: str, attempt: int, names: List[List[str]]) -> List[Dict[str, Any]]:
+    """Return the ranks that have started one of these programs: `rank_starters.find`."""
+    return rank_starters.find(job, attempt, names)
+
+
+OPS = {
+    "count": count,
+    "cut": rank_sockets.cut,
+    "follow": follow,
+    "list": list_ranks,
+    "release": release,
+    "starters": starters,
+}
