@@ -98,8 +98,9 @@ class Rank:
         """
         self._bucket_bytes = 0
         self.learn(self.net, self.batch)
-        self.gradient_bytes = self._bucket_bytes
-        if self.parallel is None:
+        if self.parallel is not None:
+            self.gradient_bytes = self._bucket_bytes
+        elif not self.gradient_bytes:
             self.gradient_bytes = sum(_bytes(each.grad) for each in self.own.parameters() if each.grad is not None)
         if self.device.type == "cuda":
             self.ends.append(torch.cuda.current_stream(self.device).record_event())
