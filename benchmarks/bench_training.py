@@ -35,7 +35,7 @@ LEAST_S = 60.0
 
 PLAIN = """
 import argparse, json, sys, time, torch
-recipe, model, batch, seconds, warm_up = sys.argv[1:]
+recipe, model, batch, seconds, warm_up, compiled = sys.argv[1:]
 sys.path.insert(0, recipe)
 import models, torch_network  # for the network alone; a rank of the recipe trains the same one
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,7 +52,7 @@ if model in models.TRANSFORMERS:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=on_gpu)
 else:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
-net = torch.compile(net) if on_gpu else net
+net = torch.compile(net) if compiled == "True" else net
 
 def step():
     optimizer.zero_grad(set_to_none=True)
@@ -126,9 +126,9 @@ def rank_figures(chosen: argparse.Namespace, model: str, deadline_s: float) -> d
 
 def pair(chosen: argparse.Namespace, model: str, deadline_s: float) -> Pair:
     """Measure one network both ways."""
-    began_s = time.monotonic()
+    began_s = time.monotonic()  # the rank first: it finds the batch
     mine = rank_figures(chosen, model, deadline_s)
-    words = [str(RECIPE), model, str(mine["batch"]), str(chosen.seconds), str(WARM_UP)]
+    words = [str(RECIPE), model, str(mine["batch"]), str(chosen.seconds), str(WARM_UP), str(mine["compiled"])]
     plain = json.loads(run([chosen.python, "-c", PLAIN, *words], deadline_s))
     unit = "tokens" if "tokens_per_s" in mine else "images"
     items = mine["batch"] * (mine["sequence"] or 1)

@@ -174,7 +174,8 @@ def lacks_to_compile() -> str:
     """What `torch.compile` needs and this machine lacks: Triton and Inductor build small C extensions of Python."""
     names = (os.environ.get("CC", "gcc"), "gcc", "clang")
     missing = [] if any(map(shutil.which, names)) else ["C compiler"]
-    missing += [] if (Path(sysconfig.get_paths()["include"]) / "Python.h").exists() else ["Python.h (python3-dev)"]
+    headers = Path(sysconfig.get_config_var("INCLUDEPY") or sysconfig.get_paths()["include"])
+    missing += [] if (headers / "Python.h").exists() else ["Python.h (python3-dev)"]
     return " and no ".join(missing)
 
 
