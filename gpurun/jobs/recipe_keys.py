@@ -276,8 +276,8 @@ class RecipeKeys(TypedDict, total=False):
     launcher: Annotated[
         Name,
         means(
-            "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow` or `tasks`. "
-            "Default: the launcher in the command, or what the program uses",
+            "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, `srun` or "
+            "`tasks`. Default: the launcher in the command, or what the program uses",
             "torchrun",
         ),
     ]

@@ -79,7 +79,7 @@ def test_the_supervisor_awaits_one_rank_of_each_host_and_believes_a_host_nothing
 @pytest.mark.parametrize("launcher", NAMES)
 def test_it_is_refused_with_the_reason_where_each_rank_has_one_gpu(launcher):
     spec = replace(ONCE, launcher=launcher)
-    if launcher in ("tasks", "torchrun", "jax", "mpirun"):
+    if launcher in ("tasks", "torchrun", "jax", "mpirun", "srun"):
         assert settled(spec, is_named=True)[0].one_per_host
     else:
         with pytest.raises(BadInput, match=f"not for the launcher {launcher}: .*GPU") as refused:

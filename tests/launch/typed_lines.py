@@ -85,7 +85,7 @@ LINES = [
          "--mpi=pmix all_reduce_perf_mpi -b 512M -e 8G -f 2 -g 1",
      "refused: srun: gpurun cannot do what --mem=0 says"),  # nebius/soperator
     (2, "srun -N2 --ntasks-per-node=1 --mpi=pmix python train.py",
-     "refused: srun: gpurun does not know how the ranks of this program find each oth"),
+     "srun: python train.py"),
     (1, "srun python -m torch.distributed.launch --nproc_per_node=1 diora/scripts/train_bert.py --arch mlp-shared",
      "torchrun: LOCAL-RANK diora/scripts/train_bert.py --arch mlp-shared"),
     # torch.distributed.launch
@@ -169,19 +169,20 @@ LINES = [
      "refused: mpirun: the line starts several programs (':')"),
     # launchers that read a configuration of their own, or start processes on each host themselves
     (4, "accelerate launch --num_processes 4 main.py",
-     "refused: accelerate launch starts processes of its own on each host"),
+     "tasks, once on each host: accelerate launch main.py"),
     (2, "accelerate launch --multi_gpu --num_processes 2 pixart_kd_finetune.py --quant_method RPCA",
-     "refused: accelerate launch starts processes of its own on each host"),
+     "tasks, once on each host: accelerate launch pixart_kd_finetune.py --quant_method RPCA"),
     (8, "accelerate launch --num_processes=8 --main_process_port 12345 -m lmms_eval --model llava_hf",
-     "refused: accelerate launch starts processes of its own on each host"),  # lmms-eval
+     "tasks, once on each host: accelerate launch -m lmms_eval --model llava_hf"),  # lmms-eval
     (1, "uv run accelerate launch --num_processes 1 --mixed_precision bf16 packages/ltx-trainer/process_dataset.py",
      "tasks: uv run accelerate launch --num_processes 1 --mixed_precision bf16 "
      "packages/ltx-trainer/process_dataset.py"),
     (8, "uv run accelerate launch --config_file configs/fsdp.yaml train.py --config_path=configs/config.yaml",
-     "refused: accelerate launch starts processes of its own on each host"),
+     "tasks, once on each host: uv run accelerate launch --config_file configs/fsdp.yaml train.py "
+     "--config_path=configs/config.yaml"),
     (2, "FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 MASTER_ADDR=192.168.0.1 MASTER_PORT=29500 llamafactory-cli train "
         "examples/train_lora/qwen2vl_full_sft.yaml",
-     "refused: llamafactory-cli train starts processes of its own on each host"),  # LLaMA-Factory
+     "tasks, once on each host: llamafactory-cli train examples/train_lora/qwen2vl_full_sft.yaml"),  # LLaMA-Factory
     (1, "FORCE_TORCHRUN=1 llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml",
      "tasks: llamafactory-cli train examples/2025_train_full/qwen2_5omni_full_sft.yaml"),
     (4, "bash -lc 'FORCE_TORCHRUN=1 llamafactory-cli train cfg.yaml 2>&1 | tee run.log'",
@@ -201,7 +202,7 @@ LINES = [
     (8, "colossalai run --nproc_per_node 4 --hostfile hostfile --master_port 31312 train_dpo.py --pretrain p",
      "torchrun: python3 -u train_dpo.py --pretrain p"),
     (2, "tune run --nproc_per_node 2 lora_finetune_distributed --config llama3/8B_lora",
-     "refused: tune run starts processes of its own on each host"),  # torchtune
+     "tasks, once on each host: tune run lora_finetune_distributed --config llama3/8B_lora"),  # torchtune
     # what was got wrong: found in public repositories
     (2, "torchrun --nnode=1 --nproc_per_node=2 train-multiple-gpus.py with Triplet base_model=laion/clap-htsat-unfused",
      "torchrun: python3 -u train-multiple-gpus.py with Triplet base_model=laion/clap-htsat-unfused"),  # argparse
@@ -250,11 +251,11 @@ LINES = [
     (2, "/usr/bin/time -f %M torchrun --nproc_per_node=2 train.py",
      "torchrun: /usr/bin/time -f %M python3 -u train.py"),
     (2, "rye run torchrun --nproc_per_node=2 train.py", "torchrun: rye run python3 -u train.py"),
-    (4, "axolotl train config.yml", "refused: axolotl train starts processes of its own on each host"),
+    (4, "axolotl train config.yml", "tasks, once on each host: axolotl train config.yml"),
     (4, "python -m paddle.distributed.launch --gpus 0,1,2,3 train.py",
      "refused: paddle.distributed.launch starts processes of its own on each host"),
     (4, "python -m lightning run model --devices 4 train.py",
-     "refused: fabric run starts processes of its own on each host"),
+     "tasks, once on each host: python -m lightning run model train.py"),
     (4, "mpirun.mpich -np 4 ./a", "mpirun: ./a"),
     (4, "flux run -n 4 -g 1 ./a", "refused: flux run starts processes of its own on each host"),
     (4, "lrun -n 4 ./a", "refused: lrun starts processes of its own on each host"),
@@ -301,7 +302,7 @@ LINES = [
     (4, "oshrun -np 4 ./a", "refused: oshrun starts processes of its own on each host"),
     (8, "ray start --head --block", "refused: ray start starts processes of its own on each host"),
     (16, "lightning run model --node-rank=0 --main-address=192.168.48.36 --devices=8 --num-nodes=2 pretrain/x.py",
-     "refused: fabric run starts processes of its own on each host"),
+     "tasks, once on each host: lightning run model pretrain/x.py"),
     (8, "oumi distributed torchrun -m oumi train -c cfg.yaml",
      "refused: the command starts torchrun where gpurun cannot read its flags"),
     (4, "coverage run -m torch.distributed.run --nproc_per_node=4 x.py",

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
-from gpurun.launch.launchers.direct import DEEPSPEED, JAX, TASKS, TORCHRUN
+from gpurun.launch.launchers.direct import DEEPSPEED, JAX, SRUN, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.identity import with_own_variables
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
@@ -22,7 +22,7 @@ from gpurun.launch.launchers.tensorflow import TENSORFLOW
 __all__ = ["ALONE", "NAMES", "Launcher", "PlacedGang", "launcher_of", "settled"]
 
 _TABLE: Mapping[str, Launcher] = {
-    each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TENSORFLOW, TASKS)
+    each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TENSORFLOW, SRUN, TASKS)
 }
 NAMES = tuple(_TABLE)
 ALONE = TASKS.name
@@ -55,7 +55,7 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]
     """
     launcher_of(spec)
     if spec.one_per_host and not is_named:
-        spec, is_named = replace(spec, launcher=ALONE), True
+        spec = replace(spec, launcher=ALONE)
     spec, said = typed_line(spec, is_named=is_named)
     launcher = launcher_of(spec)
     if launcher.interpreter and spec.command[0].endswith(".py"):

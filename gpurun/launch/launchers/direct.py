@@ -134,6 +134,32 @@ DEEPSPEED = Launcher(
 """DeepSpeed's own launcher gives the number to a script as its first flag, too (`deepspeed.launcher.launch`)."""
 
 
+def slurm_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """Return the variables that Slurm's ``srun`` sets for a task (srun(1), "Output environment variables").
+
+    Those of PyTorch are there, too: a batch script would set them itself. SLURM_NTASKS_PER_NODE is there if the hosts
+    have equally many ranks. A job's number is its id's.
+    """
+    ranks, names = gang.ranks_of_hosts, ",".join(grant.host for grant in gang.grants)
+    size, nodes = str(gang.size), str(len(gang.grants))
+    number = str(int(gang.ident.partition(".")[0].partition("-")[2] or "1", 16))
+    each = {"SLURM_NTASKS_PER_NODE": str(ranks[0])} if len({*ranks}) == 1 else {}
+    return {
+        **torch_environment(gang, place), **each,
+        "SLURM_PROCID": str(place.rank), "SLURM_LOCALID": str(place.local_rank), "SLURM_NODEID": str(place.node),
+        "SLURM_NTASKS": size, "SLURM_NPROCS": size, "SLURM_STEP_NUM_TASKS": size,
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_STEP_NUM_NODES": nodes,
+        "SLURM_TASKS_PER_NODE": ",".join(map(str, ranks)), "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, ranks)),
+        "SLURM_NODELIST": names, "SLURM_JOB_NODELIST": names, "SLURM_STEP_NODELIST": names,
+        "SLURMD_NODENAME": place.host, "SLURM_LAUNCH_NODE_IPADDR": gang.addresses[gang.first],
+        "SLURM_JOB_ID": number, "SLURM_JOBID": number, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0",
+        "SLURM_GPUS_ON_NODE": str(len(gang.grants[place.node].gpus)),
+    }  # fmt: skip
+
+
+SRUN = Launcher("srun", "/bin/sh", environment=slurm_environment, elastic="anew")
+
+
 def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     """Return the values for ``jax.distributed.initialize``. JAX reads only the first from the environment everywhere.
 

@@ -50,7 +50,8 @@ _OF_TORCH = (
     "TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE"
 )
 IDENTITIES = (
-    RankIdentity(_named("", _OF_TORCH), ("torchrun", "deepspeed")),
+    RankIdentity(_named("", _OF_TORCH), ("torchrun", "deepspeed", "srun")),
+    RankIdentity(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_GPUS_ON_NODE"), ("srun",)),
     RankIdentity(("TF_CONFIG",), ("tensorflow",)),
     RankIdentity(_named("JAX_", "COORDINATOR_ADDRESS NUM_PROCESSES PROCESS_ID"), ("jax",)),
     RankIdentity(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.launchers.direct import TASKS
+from gpurun.launch.launchers.direct import SRUN, TASKS
 from gpurun.launch.launchers.identity import is_told
 from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Meaning, Typed, as_gnu, read_flags
 from gpurun.launch.launchers.lines.line import CommandLine, read_line
@@ -39,6 +39,10 @@ def typed_line(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ..
     if (not line.whole and line.is_read) or (line.typed is not None and not line.words):
         name = line.typed.name if line.typed is not None else spec.command[0]
         raise BadInput(f"{name}: there is no command behind it", hint="write the command of each rank behind it")
+    copies = is_named and spec.launcher == ALONE and not spec.one_per_host
+    is_own = line.typed is not None and (spec.one_per_host or not line.typed.launcher) and not copies
+    if is_own and line.typed is not None and line.typed.each_host is not None and spec.gpus > 1:
+        return _on_each_host(spec, line, line.typed, is_named=is_named)
     if line.typed is not None and line.typed.launcher != "":
         return _started(spec, line, line.typed, is_named=is_named)
     other = line.typed or line.hidden
@@ -85,6 +89,25 @@ def _refuse_two(spec: JobSpec, line: CommandLine, typed: Typed, reading: Meaning
             hint=f"write the inner line alone: {_front(line)}{shlex.join(alone)}\n"
             f"    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
         )
+
+
+def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
+    """Run a launcher once on each host, with the gang's hosts, ranks, addresses and ports in place of typed ones."""
+    if is_named and spec.launcher != ALONE:
+        raise BadInput(
+            f"{typed.name} starts the processes of each host itself, and the launcher is {spec.launcher}: "
+            f"{spec.gpus} ranks would each start it",
+            hint=f"leave the launcher out, or write what {spec.launcher} shall start instead of {typed.name}",
+        )
+    assert typed.each_host is not None
+    reading = typed.each_host(line.whole[: len(line.whole) - len(line.words)], line.words)
+    spec = replace(_sized(spec, typed.name, reading.counts), launcher=ALONE, one_per_host=True)
+    spec, lines = _with_env(spec, {**reading.env, **line.env})
+    spec = replace(spec, command=(*line.around, *reading.command))
+    return spec, (
+        f"{typed.name} runs once on each host, with gpurun's hosts, ranks and ports: {shlex.join(spec.command)}",
+        *left_out(_joined(line.taken, reading.taken)), *lines, *_elastic(spec, reading),
+    )  # fmt: skip
 
 
 def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
@@ -173,18 +196,12 @@ def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec
     """
     if not line.is_read and not any(map(is_told, line.env)):
         return spec, ()
-    if line.by_srun and not is_named and spec.gpus > 1:
-        front, command = _front(line), shlex.join(line.whole)
-        raise BadInput(
-            "srun: gpurun does not know how the ranks of this program find each other",
-            hint=f"for PyTorch write: {front}torchrun --no-python {command}\n    for MPI: {front}mpirun {command}\n    "
-            f"for a process for each GPU: --launcher {ALONE} -- {front}{command}",
-        )
     spec = _sized(spec, "srun", line.counts)
-    launcher = ALONE if line.by_srun and not is_named else spec.launcher
+    launcher = SRUN.name if line.by_srun and not is_named else spec.launcher
     spec, lines = _with_env(replace(spec, launcher=launcher), line.env)
     spec = replace(spec, command=(*line.around, *line.whole))
-    return spec, (f"each rank runs: {shlex.join(spec.command)}", *left_out(line.taken), *lines)
+    how = f" ({launcher}: it has Slurm's variables, and PyTorch's)" if line.by_srun and launcher == SRUN.name else ""
+    return spec, (f"each rank{how} runs: {shlex.join(spec.command)}", *left_out(line.taken), *lines)
 
 
 def _with_env(spec: JobSpec, env: Mapping[str, str]) -> tuple[JobSpec, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.choosing.sources import Clue
-from gpurun.launch.launchers.direct import TASKS, TORCHRUN
+from gpurun.launch.launchers.direct import SRUN, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch
@@ -101,7 +101,17 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
         choice = LauncherChoice(alone, (said,))
     else:
         choice = LauncherChoice(alone, doubt=_doubt(spec, found))
-    return choice
+    return _as_srun(choice)
+
+
+def _as_srun(choice: LauncherChoice) -> LauncherChoice:
+    """Return the choice for a line with ``srun``: its processes are told what Slurm and PyTorch tell, so nothing is in
+    doubt. Programs that need MPI or a launcher of their own keep it.
+    """
+    is_told = choice.spec.launcher in (TASKS.name, TORCHRUN.name) and not choice.spec.one_per_host
+    if not is_told or not read_line(choice.spec.command).by_srun:
+        return choice
+    return LauncherChoice(replace(choice.spec, launcher=SRUN.name))
 
 
 def refuse_two_starters(spec: JobSpec, found: ProgramClues) -> None:

@@ -7,7 +7,8 @@ command of each rank) or *refused*, with what to write instead. No flag is dropp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -103,6 +104,8 @@ class Typed:
         flags: what gpurun does with each of its flags.
         spelled: the table's spelling of a flag.
         read: what its flags mean: (flags, words behind them, interpreter) → reading.
+        each_host: for a launcher that can run itself on each host: (its name as typed, words behind it) → what it runs
+            there.
         instead: for a launcher that gpurun cannot start: (words behind it, GPUs) → the line that does the same.
         is_queue: it asks another queue for machines, so it is refused for one GPU, too.
         is_it: whether words behind the name belong to this program; another program may have the same name.
@@ -115,6 +118,7 @@ class Typed:
     flags: Mapping[str, Flag] = field(default_factory=dict)
     spelled: Callable[[str], str] = as_gnu
     read: Callable[[list[FoundFlag], tuple[str, ...], tuple[str, ...]], Meaning] | None = None
+    each_host: Callable[[tuple[str, ...], tuple[str, ...]], Meaning] | None = None
     instead: Callable[[tuple[str, ...], int], str] | None = None
     is_it: Callable[[tuple[str, ...]], bool] = lambda _words: True
     is_queue: bool = False
@@ -210,6 +214,19 @@ def taken_of(found: Iterable[FoundFlag]) -> dict[str, tuple[str, ...]]:
 def kept_of(found: Iterable[FoundFlag]) -> tuple[str, ...]:
     """Return the words of the flags that reach the launcher."""
     return tuple(word for each in found if each.flag.does == "kept" for word in each.words)
+
+
+def started_by_shell(program: Sequence[str], given: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that starts a program with flags whose values a shell reads from variables, before `words`."""
+    flags = " ".join(f"{name} {value}" if value else name for name, value in given.items())
+    return ("sh", "-c", f'exec {shlex.join(program)} {flags} "$@"', program[0], *words)
+
+
+def replaced_of(found: Sequence[FoundFlag]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return the flags that gpurun replaces, by reason, and the words of all others."""
+    taken = [word for each in found if each.flag.why == CHOSEN for word in each.words]
+    kept = [word for each in found if each.flag.why != CHOSEN for word in each.words]
+    return {CHOSEN: tuple(taken)} if taken else {}, kept
 
 
 def value_of(found: Iterable[FoundFlag], *names: str) -> str | None:

@@ -6,31 +6,15 @@ import re
 import shlex
 from collections.abc import Callable
 
+from gpurun.launch.launchers.lines.each_host import ACCELERATE, AXOLOTL, FABRIC, LLAMAFACTORY, TUNE
 from gpurun.launch.launchers.lines.flags import CHOSEN, Typed, flags
 from gpurun.launch.launchers.lines.mpi import HOROVODRUN, MPIRUN
 from gpurun.launch.launchers.lines.torch import COLOSSALAI, COMPOSER, DEEPSPEED, LAUNCH, TORCHRUN
 
 
-def _accelerate(words: tuple[str, ...], gpus: int) -> str:
-    """Return the line that starts the same script. Its settings are variables that only ``accelerate`` knows."""
-    at = next((at for at, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), None)
-    script = shlex.join(words[at:]).replace("--module", "-m", 1) if at is not None else "SCRIPT.py ARGUMENTS"
-    precision = next((_value(words, at) for at, word in enumerate(words) if word.startswith("--mixed_precision")), "")
-    env = f"-e ACCELERATE_MIXED_PRECISION={shlex.quote(precision)} " if precision else ""
-    return f"gpurun submit -n {gpus} {env}… -- torchrun {script}"
-
-
 def _value(words: tuple[str, ...], at: int) -> str:
     _name, equals, value = words[at].partition("=")
     return value if equals else next(iter(words[at + 1 :]), "")
-
-
-def _llamafactory(words: tuple[str, ...], gpus: int) -> str:
-    return f"gpurun submit -n {gpus} … -- torchrun -m llamafactory.launcher {shlex.join(words)}"
-
-
-def _axolotl(words: tuple[str, ...], gpus: int) -> str:
-    return f"gpurun submit -n {gpus} … -- torchrun -m axolotl.cli.train {shlex.join(words)}"
 
 
 def _on_one_gpu(_words: tuple[str, ...], _gpus: int) -> str:
@@ -105,14 +89,11 @@ LAUNCHERS = (
     COLOSSALAI,
     MPIRUN,
     HOROVODRUN,
-    Typed("accelerate launch", "", ("accelerate launch", "accelerate-launch"),
-          ("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch"), instead=_accelerate),
-    Typed("llamafactory-cli train", "", ("llamafactory-cli train", "lmf train"), ("llamafactory.cli train",),
-          instead=_llamafactory),
-    Typed("axolotl train", "", ("axolotl train",), instead=_axolotl),
-    Typed("tune run", "", ("tune run",), ("torchtune._cli.tune run",), instead=_behind_torchrun),
-    Typed("fabric run", "", ("fabric run", "lightning run"), ("lightning run", "lightning.fabric.cli run"),
-          instead=_behind_torchrun),
+    ACCELERATE,
+    LLAMAFACTORY,
+    AXOLOTL,
+    TUNE,
+    FABRIC,
     Typed("paddle.distributed.launch", "", (), ("paddle.distributed.launch",),
           instead=_on_one_gpu),
     Typed("torchx run", "", ("torchx run",), instead=_behind_torchrun),
@@ -129,7 +110,8 @@ LAUNCHERS = (
     Typed("ray start", "", ("ray start",), instead=_ray),
     *(Typed(name, "", (name,), instead=_in_this_queue, is_queue=True) for name in QUEUES),
 )  # fmt: skip
-"""The first ones are started by a launcher of gpurun; the others start processes of their own on each host."""
+"""The first ones are started by a launcher of gpurun, the next run themselves on each host, and gpurun refuses the rest
+for a gang."""
 
 SRUN = Typed(
     "srun", "", ("srun",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
 from gpurun.errors import BadInput
 from gpurun.launch.launchers.lines.flags import (
@@ -19,6 +20,9 @@ from gpurun.launch.launchers.lines.flags import (
     flags,
     kept_of,
     number_of,
+    read_flags,
+    replaced_of,
+    started_by_shell,
     taken_of,
     value_of,
 )
@@ -60,6 +64,23 @@ def _torchrun(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple
     return Meaning(python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts)
 
 
+OF_TORCHRUN = {
+    "--nnodes": '"$NNODES"', "--node_rank": '"$NODE_RANK"', "--nproc_per_node": '"$NPROC_PER_NODE"',
+    "--master_addr": '"$MASTER_ADDR"', "--master_port": '"$MASTER_PORT"',
+}  # fmt: skip
+"""What ``torchrun`` needs on each host, if it runs itself."""
+
+
+def torchrun_on_each_host(
+    program: tuple[str, ...], words: tuple[str, ...], given: Mapping[str, str] = OF_TORCHRUN
+) -> Meaning:
+    """Return what ``torchrun``, or a launcher with its flags, runs on each host."""
+    found, script = read_flags(TORCHRUN, words)
+    taken, kept = replaced_of(found)
+    counts = _torchrun(found, script, ()).counts
+    return Meaning(started_by_shell(program, given, (*kept, *script)), taken=taken, counts=counts)
+
+
 _TORCH_FLAGS = {
     **flags(
         "taken",
@@ -82,7 +103,7 @@ _TORCH_FLAGS = {
 }  # fmt: skip
 TORCHRUN = Typed(
     "torchrun", "torchrun", ("torchrun",), ("torch.distributed.run", "torch.distributed.elastic.run"), _TORCH_FLAGS,
-    read=_torchrun,
+    read=_torchrun, each_host=torchrun_on_each_host,
 )  # fmt: skip
 
 

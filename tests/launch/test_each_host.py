@@ -1,0 +1,163 @@
+"""Launchers that run themselves once on each host: what they are told, and what of a typed line stays."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+from placed_gangs import GANG, SPEC
+
+from gpurun.errors import BadInput
+from gpurun.launch.launchers import launcher_of, settled
+from gpurun.launch.launchers.direct import SRUN, TASKS, environment
+
+EACH = replace(GANG, one_per_host=True)
+"""Three GPUs: two on h2, one on h3."""
+HOSTS = {
+    "accelerate": "--num_machines 2 --machine_rank 1 --num_processes 2 --main_process_ip 10.0.0.2 "
+    "--main_process_port 23022 --gpu_ids all",
+    "torchrun": "--nnodes 2 --node_rank 1 --nproc_per_node 1 --master_addr 10.0.0.2 --master_port 23022",
+    "tune": "--nnodes 2 --node_rank 1 --nproc_per_node 1 --rdzv_endpoint 10.0.0.2:23022",
+    "fabric": "--devices 1 --num-nodes 2 --node-rank 1 --main-address 10.0.0.2 --main-port 23022",
+}
+"""On h3. Accelerate divides processes by machines: one process on h3, two on h2."""
+
+
+def read(line, *, gpus=3, launcher=None, **spec):
+    words = tuple(shlex.split(line))
+    given = replace(SPEC, command=words, gpus=gpus, **spec, **({} if launcher is None else {"launcher": launcher}))
+    return settled(given, is_named=launcher is not None)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return what a launcher of a line is called with, on the second of two hosts."""
+    for name in ("accelerate", "torchrun", "tune", "fabric", "axolotl", "llamafactory-cli", "python3"):
+        (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "${0##*/}" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+
+    def started(line, *, gang=EACH, node=1, **settings):
+        spec, _ = read(line, **settings)
+        assert (spec.launcher, spec.one_per_host) == ("tasks", True)
+        env = {**spec.env, **environment(TASKS, gang, gang.places[node])}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        done = subprocess.run(spec.command, env={**env, "PATH": path}, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    return started
+
+
+@pytest.mark.parametrize(
+    ("line", "called"),
+    [
+        ("accelerate launch train.py --lr 1", "accelerate launch --multi_gpu {accelerate} train.py --lr 1"),
+        (
+            "accelerate launch --mixed_precision bf16 --num_processes=3 -m pkg.train 'a b'",
+            "accelerate launch --multi_gpu {accelerate} --mixed_precision bf16 -m pkg.train 'a b'",
+        ),
+        (
+            "accelerate launch --config_file fsdp.yaml --machine-rank 3 --main_process_ip n1 t.py --num_machines 9",
+            "accelerate launch {accelerate} --deepspeed_multinode_launcher standard --config_file fsdp.yaml "
+            "t.py --num_machines 9",
+        ),
+        ("accelerate launch --use_fsdp t.py", "accelerate launch {accelerate} --use_fsdp t.py"),
+        (
+            "accelerate launch --multi_gpu --config_file c.yaml t.py",
+            "accelerate launch --multi_gpu {accelerate} --deepspeed_multinode_launcher standard "
+            "--config_file c.yaml t.py",
+        ),
+        (
+            "python3 -m accelerate.commands.launch --use_deepspeed --zero_stage 3 t.py",
+            "python3 -m accelerate.commands.launch {accelerate} --deepspeed_multinode_launcher standard "
+            "--use_deepspeed --zero_stage 3 t.py",
+        ),
+        ("tune run --nproc_per_node 3 full_finetune --config x", "tune run {tune} full_finetune --config x"),
+        ("fabric run --devices=4 --precision bf16-mixed t.py", "fabric run {fabric} --precision bf16-mixed t.py"),
+        (
+            "axolotl train c.yml --learning-rate 1 -- --num_processes 3 --mixed_precision bf16",
+            "axolotl train c.yml --learning-rate 1 -- --mixed_precision bf16 --multi_gpu {accelerate}",
+        ),
+        ("axolotl train c.yml --launcher torchrun", "axolotl train c.yml --launcher torchrun -- {torchrun}"),
+        ("llamafactory-cli train x.yaml a=1", "llamafactory-cli train x.yaml a=1"),
+    ],
+)
+def test_a_launcher_is_told_where_it_is_and_the_rest_of_its_line_stays(run, line, called):
+    assert run(line) == shlex.split(called.format(**HOSTS))
+
+
+def test_torchrun_itself_runs_once_on_each_host_if_somebody_wants_it(run):
+    line = "torchrun --standalone --nproc-per-node=8 --max-restarts=3 --log-dir /l t.py"
+    assert run(line, one_per_host=True) == shlex.split(
+        f"torchrun {HOSTS['torchrun']} --max-restarts=3 --log-dir /l t.py"
+    )
+    _spec, said = read(line, one_per_host=True)
+    assert "--standalone --nproc-per-node=8" in "\n".join(said)
+    assert not read("torchrun t.py")[0].one_per_host
+
+
+def test_accelerate_refuses_multi_gpu_with_one_process_as_in_a_rehearsal(run):
+    alone = replace(EACH, grants=EACH.grants[1:])
+    assert "--multi_gpu" not in run("accelerate launch t.py", gang=alone, node=0)
+    assert "--multi_gpu" not in run("accelerate launch --multi_gpu t.py", gang=alone, node=0)
+
+
+@pytest.mark.parametrize("word", ["'", '"', "$HOME", "$(id)", "`id`", "a\nb", " ", "", "*", "\\", "é", "--", "&&"])
+def test_no_word_of_the_line_is_read_by_a_shell(run, word):
+    quoted = shlex.quote(word)
+    assert "\n".join(run(f"accelerate launch --config_file {quoted or chr(39) * 2} t.py {quoted}")).endswith(
+        f"--config_file\n{word}\nt.py\n{word}"
+    )
+
+
+def test_what_is_replaced_is_said_and_what_is_set_too():
+    spec, said = read("NNODES=4 MASTER_ADDR=n1 FORCE_TORCHRUN=1 llamafactory-cli train x.yaml")
+    assert dict(spec.env) == {"FORCE_TORCHRUN": "1"}
+    assert "NNODES=4" in "\n".join(said) and "MASTER_ADDR=n1" in "\n".join(said)
+    assert read("accelerate launch --machine_rank 1 --gpu_ids 0,1 t.py")[1][1].startswith(
+        "  left out: --machine_rank 1 --gpu_ids 0,1 (gpurun chooses hosts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("accelerate launch --num_processes 16 t.py", "wants 16 processes, and the job has 3 GPUs"),
+        ("accelerate launch --cpu t.py", "cannot do what --cpu says"),
+        ("accelerate launch --no-such t.py", "does not know what to do with --no-such"),
+        ("axolotl train c.yml --launcher python", "knows nothing of other hosts"),
+    ],
+)
+def test_what_gpurun_cannot_do_is_refused(line, words):
+    with pytest.raises(BadInput, match=words) as refused:
+        read(line)
+    assert refused.value.hint
+
+
+def test_another_launcher_beside_the_typed_one_is_refused_and_copies_are_run_if_somebody_wants_them():
+    with pytest.raises(BadInput, match="starts the processes of each host itself, and the launcher is torchrun"):
+        read("accelerate launch t.py", launcher="torchrun")
+    copies, said = read("accelerate launch t.py", launcher="tasks")
+    assert not copies.one_per_host and "each of 3 ranks starts accelerate launch itself" in said[0]
+
+
+def test_mpirun_with_one_process_for_each_host_is_asked_for_by_the_flag():
+    with pytest.raises(BadInput, match="wants 2 processes") as refused:
+        read("mpirun -np 2 -npernode 1 ./a", gpus=16)
+    assert "--one-per-host" in refused.value.hint
+    spec, _ = read("mpirun -np 2 -npernode 1 ./a", gpus=16, one_per_host=True)
+    assert (spec.launcher, spec.one_per_host) == ("mpirun", True)
+
+
+def test_behind_srun_a_program_has_slurms_variables_and_pytorchs():
+    spec, said = read("srun -N 2 --export=ALL,A=1 python3 train.py")
+    assert (spec.launcher, spec.command, dict(spec.env)) == ("srun", ("python3", "train.py"), {"A": "1"})
+    assert "Slurm's variables" in said[0]
+    told = environment(launcher_of(spec), GANG, GANG.places[2])
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES", "RANK", "MASTER_ADDR")
+    assert [told[name] for name in names] == ["2", "0", "1", "3", "2", "2", "10.0.0.2"]
+    assert (told["SLURM_TASKS_PER_NODE"], told["SLURM_JOB_NODELIST"], told["SLURM_JOB_ID"]) == ("2,1", "h2,h3", "1")
+    assert "SLURM_NTASKS_PER_NODE" not in told and "CUDA_VISIBLE_DEVICES" not in told
+    assert environment(SRUN, EACH, EACH.places[1])["SLURM_NTASKS_PER_NODE"] == "1"
