@@ -248,7 +248,7 @@ class JobSpec:
             job that an older gpurun has stored.
         gpus: the number of GPUs; each has a rank.
         min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
-        command: the argv of each rank, byte for byte.
+        command: the argv of each rank, byte for byte: U+EF80 to U+EFFF stand for bytes 80 to FF that are no UTF-8.
         workdir: absolute folder on the head, sent to every host, at ``/workspace``; None = nothing.
         workdir_read_only: ranks cannot write there, as in jobs that an older gpurun has stored.
         workdir_limit_mib: how much of what ranks write beside their code is copied as outputs are; 0 = nothing.
