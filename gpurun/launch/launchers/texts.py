@@ -77,4 +77,4 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         return spec.gpus, f"; it knows of one host only, so the gang stays on one (in it, {VARIABLES} mean the gang's)"
     if hosts is not None:
         return spec.gpus // hosts, f": {hosts} hosts"
-    return per_host, "" if per_host is None else f", with {per_host} GPUs on each"
+    return per_host, "" if per_host is None else f", with {per_host} GPU{'s' * (per_host > 1)} on each"
