@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from gpurun.cli.shares import expected, lines
 from gpurun.cli.why import print_explanation
 from gpurun.errors import BadInput, GpurunError
 from gpurun.head.wish import NO_JOB
+from gpurun.jobs.words import quoted
 from gpurun.launch.plan import HostPlan, Plan, make_plan
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.leases.allocate import SSH_PORTS, snapshot
@@ -174,4 +174,4 @@ def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple
 
 def _shown(argv: tuple[str, ...]) -> str:
     """Return an argv as a person would type it. Leaves `$(id -u)` and `$HOME` for the host's shell to expand."""
-    return " ".join(word if word.startswith(("$", "type=bind,source=$")) else shlex.quote(word) for word in argv)
+    return " ".join(word if word.startswith(("$", "type=bind,source=$")) else quoted(word) for word in argv)

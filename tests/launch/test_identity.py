@@ -81,6 +81,13 @@ def test_places_that_nothing_replaces_are_refused_for_a_gang_and_stay_on_one_gpu
     assert (dict(spec.env), said) == ({"MASTER_ADDR": "n1"}, ("  set for each rank: MASTER_ADDR",))
 
 
+def test_the_only_process_of_a_host_gets_places_and_no_identity_of_a_rank():
+    with pytest.raises(BadInput, match="the rank of each host would have the same RANK"):
+        settled(replace(job(RANK="0"), one_per_host=True), is_named=True)
+    spec, (said,) = settled(replace(job(NNODES="2", PET_NNODES="2"), one_per_host=True), is_named=True)
+    assert (dict(spec.env), "NNODES=2 PET_NNODES=2" in said) == ({}, True)
+
+
 def test_a_program_on_one_gpu_may_be_told_that_it_is_alone():
     """So do scripts that call init_process_group() and are started by hand."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -129,6 +129,11 @@ def _refuse(spec: JobSpec, each: RankIdentity, names: list[str], launcher: Launc
             f"only a launcher sets {shown}, for each rank",
             hint=f"leave {them} out, or choose --launcher {each.launchers[0]}, which sets {them}",
         )
+    if spec.one_per_host:
+        raise BadInput(
+            f"the rank of each host would have the same {shown}",
+            hint=f"leave {them} out; gpurun sets NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT for each host",
+        )
     if spec.gpus > 1:
         raise BadInput(
             f"each of {spec.gpus} ranks would have the same {shown}",
