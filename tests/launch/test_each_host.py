@@ -12,6 +12,8 @@ from placed_gangs import GANG, SPEC
 
 from gpurun.errors import BadInput
 from gpurun.launch.launchers import launcher_of, settled
+from gpurun.launch.launchers.choosing.choice import ProgramClues, choose_launcher
+from gpurun.launch.launchers.choosing.sources import Clue
 from gpurun.launch.launchers.direct import SRUN, TASKS, environment
 
 EACH = replace(GANG, one_per_host=True)
@@ -161,3 +163,14 @@ def test_behind_srun_a_program_has_slurms_variables_and_pytorchs():
     assert (told["SLURM_TASKS_PER_NODE"], told["SLURM_JOB_NODELIST"], told["SLURM_JOB_ID"]) == ("2,1", "h2,h3", "1")
     assert "SLURM_NTASKS_PER_NODE" not in told and "CUDA_VISIBLE_DEVICES" not in told
     assert environment(SRUN, EACH, EACH.places[1])["SLURM_NTASKS_PER_NODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("clue", "launcher"), [("torch.distributed", "srun"), ("mpi4py", "mpirun"), ("horovod", "horovod"), ("", "srun")]
+)
+def test_a_program_behind_srun_that_needs_mpi_or_horovod_keeps_them(clue, launcher):
+    clues = {Clue(clue, {"torch.distributed": "torchrun", "mpi4py": "mpirun"}.get(clue, clue), clue): "line 1"}
+    spec = replace(SPEC, command=("srun", "python3", "train.py"))
+    choice = choose_launcher(spec, (), ProgramClues(clues=clues if clue else {}))
+    assert (choice.spec.launcher, choice.doubt) == (launcher, None)
+    assert settled(choice.spec, is_named=True)[0].command == ("python3", "train.py")
