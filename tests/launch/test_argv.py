@@ -15,6 +15,7 @@ from placed_gangs import plan
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe import build
 from gpurun.jobs.words import as_bytes, as_text, quoted
+from gpurun.launch.jobssh import scripts
 from gpurun.launch.launchers import NAMES, settled
 
 FLAGS = shlex.split(
@@ -96,3 +97,21 @@ def test_a_word_is_as_long_as_linux_takes(size):
 def test_a_script_that_an_older_launcher_gives_words_runs_these(tmp_path):
     script = script_of(tmp_path, replace(spec(b"new"), command=("false",)))
     assert subprocess.run([script, "printf", "%s", "old"], capture_output=True, check=True).stdout == b"old"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_rank"),
+    [
+        ("cd /workspace > /dev/null 2>&1 ; env HOROVOD_RANK=1 A=b /gpurun/bin/rank", True),
+        ("cd /workspace > /dev/null 2>&1 ; env HOROVOD_RANK=1 /gpurun/bin/rank python3 x.py", True),  # an older one's
+        ("true", False), ("orted -mca ess env", False), ("cat /gpurun/bin/ranks", False),
+    ],
+)  # fmt: skip
+def test_the_ssh_of_a_launcher_tells_a_rank_that_it_lives(tmp_path, command, is_rank):
+    """The rank's script waits for the end of its stdin; the command that the ssh starts ends with the script."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(scripts()["ssh"].replace("exec /usr/bin/ssh", "exec timeout 0.2 head -n 1 #"))
+    environ = {**os.environ, "GPURUN_RUN": str(tmp_path)}
+    argv = ["sh", str(ssh), "-o", "StrictHostKeyChecking=no", "h3", command]
+    done = subprocess.run(argv, env=environ, input=b"", capture_output=True)
+    assert done.stdout == (b"gpurun\n" if is_rank else b"")
