@@ -58,6 +58,7 @@ ROOMS = {
     "test_remote": "remote",
     "test_renamed_hosts": "leases state cli",
     "test_rerun": "jobs",
+    "test_second_launcher": "supervisor node",
     "test_roles": "launch",
     "test_scale": "campaigns scaling",
     "test_several_users": "head state",
