@@ -146,8 +146,8 @@ def run(arguments: argparse.Namespace) -> int:
     medians = {worker: statistics.median(steps) for worker, steps in times.items()}
     total = sum(items / step_s for step_s in medians.values())
     pull_s, exchange_s = chief.move_s(chief.pull), chief.move_s(chief.exchange)
-    inside = [sent for at, sent in seen if began <= at <= ended]
-    sent = (inside[-1] - inside[0]) / (arguments.warmup + arguments.steps) if inside else None
+    inside = [counters for at, counters in seen if began <= at <= ended]
+    sent = measures.sent_bytes(inside[0], inside[-1]) / (arguments.warmup + arguments.steps) if inside else None
     size = chief.gradient_bytes
     shortest = min(len(steps) for steps in times.values())
     for number in range(shortest):

@@ -24,14 +24,19 @@ NET = Path("/sys/class/net")
 INFINIBAND = Path("/sys/class/infiniband")
 
 
-def fabric_bytes(net: Path = NET, infiniband: Path = INFINIBAND) -> int:
-    """Bytes that this host has sent so far, over the interfaces of its network namespace and its HCAs, but for ``lo``.
+def sent_counters(net: Path = NET, infiniband: Path = INFINIBAND) -> dict[str, int]:
+    """Bytes that this host has sent so far, over each interface of its network namespace and each HCA, but for ``lo``.
 
     Bytes of RDMA pass the interface's own counter; an HCA counts them in units of four bytes.
     """
     files = [(file, 1) for file in net.glob("*/statistics/tx_bytes") if file.parts[-3] != "lo"]
     files += [(file, 4) for file in infiniband.glob("*/ports/*/counters/port_xmit_data")]
-    return sum(_number(file) * unit for file, unit in files)
+    return {str(file): _number(file) * unit for file, unit in files}
+
+
+def sent_bytes(before: dict[str, int], after: dict[str, int]) -> int:
+    """Bytes sent between two looks. Interfaces of other jobs' containers come and go meanwhile: those do not count."""
+    return sum(max(0, after[name] - count) for name, count in before.items() if name in after)
 
 
 def _number(file: Path) -> int:
@@ -114,11 +119,11 @@ class Steps:
         warm_s = [self._timed(step, number) for number in range(self.warmup)]
         if self.seconds:
             self.count = agreed(choices.steps_for(self.seconds, warm_s[-1]))
-        before = fabric_bytes()
+        before = sent_counters()
         for number in range(self.warmup, self.last):
             self.times_s.append(self._timed(step, number))
             tell(number, **{f"{self.unit}_per_s": self.items / self.times_s[-1]})
-        self.sent = fabric_bytes() - before
+        self.sent = sent_bytes(before, sent_counters())
 
     def _timed(self, step, number: int) -> float:
         began = time.perf_counter()
@@ -185,13 +190,13 @@ def outputs_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def watch_bytes(every_s: float = 0.25) -> list[tuple[float, int]]:
-    """A list that grows: when, and how many bytes this host had sent. For ranks that serve others."""
-    seen: list[tuple[float, int]] = []
+def watch_bytes(every_s: float = 0.25) -> list[tuple[float, dict[str, int]]]:
+    """A list that grows: when, and what this host's counters said. For ranks that serve others."""
+    seen: list[tuple[float, dict[str, int]]] = []
 
     def look() -> None:
         while True:
-            seen.append((time.time(), fabric_bytes()))
+            seen.append((time.time(), sent_counters()))
             time.sleep(every_s)
 
     threading.Thread(target=look, daemon=True).start()

@@ -92,8 +92,23 @@ def test_bytes_of_interfaces_and_hcas_without_lo(recipe, tmp_path):
     counters = hcas / "mlx5_0" / "ports" / "1" / "counters"
     counters.mkdir(parents=True)
     (counters / "port_xmit_data").write_text("3")
-    assert recipe["measures"].fabric_bytes(net, hcas) == 132
-    assert recipe["measures"].fabric_bytes(tmp_path / "none", tmp_path / "none") == 0
+    assert sorted(recipe["measures"].sent_counters(net, hcas).values()) == [0, 12, 20, 100]
+    assert recipe["measures"].sent_counters(tmp_path / "none", tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sent"),
+    [
+        ({"eth0": 100}, {"eth0": 130}, 30),
+        ({"eth0": 100, "veth1": 10**9}, {"eth0": 130}, 30),  # another job's container ended
+        ({"eth0": 100}, {"eth0": 130, "veth2": 10**9}, 30),
+        ({"eth0": 100, "eth1": 5}, {"eth0": 130, "eth1": 0}, 30),  # its counter began anew
+        ({}, {}, 0),
+    ],
+)
+def test_interfaces_that_come_and_go_do_not_count(recipe, before, after, sent):
+    """A rank once reported -1,506,580 bytes a step."""
+    assert recipe["measures"].sent_bytes(before, after) == sent
 
 
 def settled_from(recipe, *flags, card=None):
