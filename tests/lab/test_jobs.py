@@ -70,6 +70,29 @@ def test_the_first_rank_to_fail_is_named_with_its_host_exit_code_and_last_lines(
     assert f"rank 1 on {hosts_of(cluster.record(exits))[1]} failed first, with exit code 7" in err
 
 
+SAVES = (
+    "trap 'echo saving; sleep 0.5; echo saved; echo whole >/out/saved; exit' TERM; echo up; while :; do sleep 0.1; done"
+)
+
+
+def test_a_file_that_gitignore_hid_is_named_and_a_program_that_prints_into_a_pipe_saves(cluster):
+    top = cluster.folder / "hidden"
+    for name, text in (("data/train.csv", "1,2"), (".git/HEAD", ""), (".gitignore", "data/\n"), ("save.sh", SAVES)):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+    lacks = start(cluster, "tasks", "sh", "-c", "cat data/train.csv", workdir=str(top))
+    flags = ("--grace", "60s", "--shm-size", "64MiB")
+    piped = "sh save.sh | tee /tmp/log; true"
+    saves = start(cluster, "tasks", "sh", "-c", piped, workdir=str(top), outputs="/out", gpus=1, flags=flags)
+    found = finish(cluster, lacks, "FAILED", 1)
+    assert "the workdir has data on the head, but .gitignore leaves it out" in found["reason"], found
+    cluster.wait_for_log(saves, "up")
+    assert cluster.gpurun("cancel", saves).code == 0
+    finish(cluster, saves, "CANCELLED")
+    assert (cluster.home / "jobs" / saves / "outputs/saved").read_text() == "whole\n", cluster.log(saves)
+    assert "saved" in cluster.log(saves)
+
+
 ENGINES = [{"log-driver": "json-file", "log-opts": {"max-size": "50k", "max-file": "2", "compress": "true"}},
            {"log-driver": "none"}]  # fmt: skip
 
