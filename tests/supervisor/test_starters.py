@@ -61,7 +61,7 @@ def test_it_looks_only_a_few_times(monkeypatch):
 
 
 def test_status_has_the_warnings_of_the_last_attempt(tmp_path):
-    path = StatePath(tmp_path / "events.jsonl")
+    path = StatePath(tmp_path) / "events.jsonl"
     (tmp_path / "events.jsonl").touch()
     log = EventLog(path, clock=lambda: 1.0)
     log.emit("note", text="of before", warning=1)
