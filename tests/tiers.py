@@ -46,6 +46,7 @@ ROOMS = {
     "test_lab_killed": "lab",
     "test_launchers": "launch node",
     "test_neighbours": "launch node",
+    "test_own_launchers": "launch",
     "test_pinned": "images jobs",
     "test_power_cuts": "supervisor node",
     "test_beside": "supervisor node",

@@ -225,7 +225,14 @@ def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
         {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus), "ranks": each}
         for grant, each in zip(gang.grants, gang.ranks_of_hosts, strict=True)
     ]
-    told = {"job": claimant.job, "attempt": claimant.attempt, "port": gang.port, "hosts": hosts, "roles": gang.peers()}
+    told = {
+        "one_per_host": gang.one_per_host,
+        "job": claimant.job,
+        "attempt": claimant.attempt,
+        "port": gang.port,
+        "hosts": hosts,
+        "roles": gang.peers(),
+    }
     return json.dumps(told) + "\n"
 
 

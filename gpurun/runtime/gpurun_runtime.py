@@ -69,15 +69,17 @@ def gang() -> GangOfRank:
         return GangOfRank(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0, "", 0, {})
     with open(path) as stream:
         told = json.load(stream)
-    hosts = told["hosts"]
+    hosts, started = told["hosts"], _started() if told.get("one_per_host") else {}
     ranks = [(node, local) for node, host in enumerate(hosts) for local in range(host.get("ranks", host["gpus"]))]
     rank = int(_rank())
     node, local = ranks[rank] if rank < len(ranks) else (0, 0)
     return GangOfRank(
-        rank=rank,
-        size=_number("SIZE", len(ranks)),
-        local_rank=_number("LOCAL_RANK", local),
-        local_size=_number("LOCAL_SIZE", hosts[node].get("ranks", hosts[node]["gpus"])),
+        rank=started.get("RANK", rank),
+        size=started.get("WORLD_SIZE", _number("SIZE", len(ranks))),
+        local_rank=started.get("LOCAL_RANK", _number("LOCAL_RANK", local)),
+        local_size=started.get(
+            "LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", hosts[node].get("ranks", hosts[node]["gpus"]))
+        ),
         node=_number("NODE", node),
         hosts=[host["name"] for host in hosts],
         addresses=[host["address"] for host in hosts],
@@ -86,6 +88,12 @@ def gang() -> GangOfRank:
         role_index=_number("ROLE_INDEX", 0),
         roles=told.get("roles", {}),
     )
+
+
+def _started() -> Dict[str, int]:
+    """Return the numbers that a launcher gave to this process, if the only process of the host is that launcher."""
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    return {name: int(os.environ[name]) for name in names} if all(os.environ.get(name) for name in names) else {}
 
 
 def _number(what: str, otherwise: int) -> int:
