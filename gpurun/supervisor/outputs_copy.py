@@ -34,6 +34,7 @@ from gpurun.supervisor.outputs_plan import is_changing, plan_copy
 from gpurun.supervisor.outputs_room import OutputsRoom
 from gpurun.supervisor.outputs_sums import ask_sums
 from gpurun.supervisor.outputs_versions import (
+    PAST,
     Given,
     Origin,
     Shares,
@@ -201,9 +202,9 @@ class HeadCopy:
         if lasting := [name for name in own if before is None or name in before]:
             of = self.versions[lasting[0]]
             more = f", and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+            whose = f"{of.path!r} of {of.host.rstrip(PAST)}"
             self.keeper.say(
-                "versions",
-                f"hosts have different files of one name: {of.path!r} of {of.host} is kept as {lasting[0]!r}{more}",
+                "versions", f"hosts have different files of one name: {whose} is kept as {lasting[0]!r}{more}"
             )
 
     @property

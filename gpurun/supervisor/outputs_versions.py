@@ -20,6 +20,12 @@ LONGEST_NAME = 255
 LONGEST_HOST = 64
 """So much of a host's name, in bytes, is part of a long name."""
 
+PAST = "\0"
+"""Ends the host of a version of the past: no host has such a name, so nobody gets it back, and it stays.
+
+Otherwise a host that comes back would begin with an older checkpoint than the others.
+"""
+
 Origin = tuple[str, list[int]]
 """Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
 Given = Mapping[str, Mapping[str, Listed]]
@@ -32,7 +38,11 @@ Entries = Mapping[str, Listed]
 
 @dataclass(frozen=True)
 class Version:
-    """What one host has at a path at which other hosts have other content."""
+    """What one host has at a path at which other hosts have other content.
+
+    Attributes:
+        host: its name; with `PAST` behind it if others have written the path since, in an attempt without this host.
+    """
 
     host: str
     path: str
@@ -133,6 +143,7 @@ def names_of(host: str, versions: Versions) -> Mapping[str, str]:
 def candidates(path: str, host: str) -> Iterator[str]:
     """Yield names for a host's version of a path, best first. None is longer than a file system takes."""
     folder, slash, name = path.rpartition("/")
+    host = host.rstrip(PAST)
     for number in range(1, 1 << 30):
         ending = f".{host}" if number == 1 else f".{host}.{number}"
         if len(name.encode("utf-8", "surrogateescape")) + len(ending.encode()) > LONGEST_NAME:
@@ -177,6 +188,7 @@ class _Sharing:
         self._moved: dict[str, str] = {}
         self._stay: set[str] = set()
         self._doubtful: dict[str, list[str]] = {}
+        self._written: set[str] = set()
         self._taken: dict[str, Version] = {}
         self._known: dict[str, dict[str, str]] = {}
         for name, version in self._before.items():
@@ -216,6 +228,8 @@ class _Sharing:
                 self._stay.add(path)
                 self._keep_absent(path, absent)
             return
+        if not all(self._is_untouched(host, there[host], known.get(host, "")) for host in counting):
+            self._written.add(path)
         for host in [host for host in there if host not in counting]:
             self._rename(host, path, None)
         if self._is_elastic:
@@ -326,7 +340,24 @@ class _Sharing:
         if name is not None:
             self._changed[host][name] = entry._replace(path=name)
 
+    def _with_past(self) -> Versions:
+        """Return the versions; those of hosts outside this attempt, at paths that it has written, are of the past."""
+        if self._is_elastic or not self._given:
+            return self._versions
+        known = set(self._versions.values())
+        made = dict(self._versions)
+        for name, version in self._versions.items():
+            if version.path in self._written and version.host not in {*self._said, *self._given}:
+                past = Version(version.host.rstrip(PAST) + PAST, version.path)
+                while past in known - {version}:
+                    past = Version(past.host + PAST, past.path)
+                known.add(past)
+                made[name] = past
+        return made
+
     def shares(self) -> Shares:
         """Return the decisions."""
         ended = self._before.keys() - self._stay
-        return Shares(self._hosts, self._versions, self._moved, frozenset(self._stay), frozenset(ended), self._doubtful)
+        return Shares(
+            self._hosts, self._with_past(), self._moved, frozenset(self._stay), frozenset(ended), self._doubtful
+        )

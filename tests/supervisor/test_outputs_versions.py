@@ -134,7 +134,8 @@ def test_a_host_that_was_not_there_gets_the_first_ones_and_its_log_is_its_own(jo
     append(job, "h3", "train.log", ", of h3")
     copy_outputs(job)
     assert files(job.head) == {"train.log": "of h2", "train.log.h1": "of h1", "train.log.h3": "of h1, of h3"}
-    assert restart(job, "h1", "h2") == [{"train.log": "of h1"}, {"train.log": "of h2"}]
+    assert restart(job, "h1", "h2") == [{"train.log": "of h2"}, {"train.log": "of h2"}], "h1 was away meanwhile"
+    assert files(job.head)["train.log.h1"] == "of h1"
     assert files(job.head)["train.log.h3"] == "of h1, of h3", "a log stays after its host has gone"
 
 
@@ -444,3 +445,24 @@ def test_a_version_that_its_host_changed_during_a_copy_and_then_removed_is_gone(
     write(job, "h2", "other", "x")
     copy_outputs(job)
     assert files(job.head) == {"log": "of h1", "log.h3": "of h3", "other": "x"}
+
+
+def test_a_host_that_comes_back_gets_what_the_others_have_written_since_and_not_its_older_checkpoint(job):
+    """PyTorch's tutorial saves on each host: a rank began at step 16, and the others at 32."""
+    job.hosts = job.members = ("h1", "h2")
+    for host, text in (("h1", "a16"), ("h2", "b16")):
+        write(job, host, "snapshot", text)
+    restart(job, "h1", "h3")
+    for host, text in (("h1", "a32"), ("h3", "c32")):
+        write(job, host, "snapshot", text)
+    copy_outputs(job)
+    taken_over(job)
+    there = restart(job, "h2", "h3")
+    assert there == [{"snapshot": "a32"}, {"snapshot": "c32"}]
+    write(job, "h2", "snapshot", "b48")
+    write(job, "h3", "snapshot", "c48")
+    copy_outputs(job)
+    kept = files(job.head)
+    assert kept["snapshot"] == "b48" and kept["snapshot.h3"] == "c48" and {"b16", "a32"} <= {*kept.values()}, kept
+    there = restart(job, "h1", "h2")
+    assert there == [{"snapshot": "b48"}, {"snapshot": "b48"}]
