@@ -18,6 +18,7 @@ from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 
 MOST_FILES, MOST_BYTES, MOST_BYTES_IN_ALL = 100, 1 << 20, 2 << 20
+MOST_FOLDERS = 8
 WORKSPACE = PurePosixPath("/workspace")
 COMMAND = "the command"
 
@@ -115,25 +116,28 @@ class ProgramReading:
             elif each.kind == "source":
                 self.python(each.what, shown, self._workdir)
             elif each.kind == "module":
-                self._module(each.what)
+                self._module(each)
             elif each.kind == "unread":
                 self._cannot(f"gpurun cannot see what {each.what} runs")
             elif each.kind != "harmless":
                 self._file(each)
 
-    def _module(self, name: str) -> None:
+    def _module(self, program: StartedProgram) -> None:
+        name, top = program.what, self._in_workdir(program.folder or ".")
         self.note(name_clues([name]), COMMAND)
-        whole = self._modules(name, self._workdir, is_main=True)
-        for path in whole:
+        for path in self._modules(name, top or self._workdir, is_main=True):
+            if self._is_read(path):
+                return
             if (data := self._data(path)) is not None:
-                self.python(data, self._shown(path), self._workdir, path.parent)
+                self.python(data, self._shown(path), top or self._workdir, path.parent)
                 return
         if not self._clues:
             self._cannot(f"gpurun does not find the module {name} {self._where}")
 
     def _file(self, program: StartedProgram) -> None:
-        path = self._in_workdir(program.what)
-        data = None if path is None else self._data(path)
+        if (found := self._found(program)) is None:
+            return
+        path, data = found
         kind, first = program.kind, b"" if data is None else data[:200].partition(b"\n")[0]
         if kind == "program" and first.startswith(b"#!"):
             kind = "python" if b"python" in first else "shell" if b"sh" in first else kind
@@ -149,7 +153,25 @@ class ProgramReading:
             self._looked.append(shown)
             if launches := launches_in(text, program.arguments):
                 self._launches, self._starts = (*self._launches, *launches), self._starts or shown
-            self.take(programs_in(text), shown)
+            self.take(programs_in(text, program.folder), shown)
+
+    def _found(self, program: StartedProgram) -> tuple[Path | None, bytes | None] | None:
+        """Return the file of a program, and its content if it can be read; None if it was read before.
+
+        A ``cd`` in brackets ends with them, which words do not show: the folder's last parts may be the whole.
+        """
+        parts = PurePosixPath(program.folder).parts[-MOST_FOLDERS:]
+        folders = [program.folder, *("/".join(parts[at:]) for at in range(1, len(parts) + 1))]
+        for folder in folders:
+            path = self._in_workdir(str(PurePosixPath(folder) / program.what))
+            if path is not None and self._is_read(path):
+                return None
+            if path is not None and (data := self._data(path)) is not None:
+                return path, data
+        return self._in_workdir(program.what), None
+
+    def _is_read(self, path: Path) -> bool:
+        return Path(os.path.realpath(path)) in self._seen
 
     def _cannot(self, why: str) -> None:
         self._trains, self._unread = True, self._unread or why

@@ -73,6 +73,30 @@ def test_a_script_is_found_however_it_is_started(workdir, command):
     assert chosen(workdir, *command).spec.launcher == "horovod"
 
 
+CHANGES = [
+    ("bash", "-c", "cd tools && python3 train.py"), ("bash", "-c", "cd tools; python3 -m lib.train"), ("sh", "go.sh"),
+    ("sh", "-c", "(cd data && make) && cd tools && python3 train.py"),
+    ("sh", "-c", "(cd data; ls); python3 tools/train.py"), ("sh", "-c", "cd /workspace/tools && sh run.sh"),
+    ("sh", "-c", 'cd "$HOME" && cd /workspace && python3 tools/train.py'),
+    ("uv", "run", "bash", "-c", "cd tools/lib && bash -c 'cd .. && ./train.py'"),
+    ("sh", "-c", "cd - && cd tools && . ./run.sh"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", CHANGES, ids=" ".join)
+def test_a_script_is_found_in_the_folder_that_the_shell_goes_to(workdir, command):
+    files(workdir, tools__train_py=TORCH, tools__lib__train_py=TORCH, tools__run_sh="python3 train.py\n")
+    files(workdir, go_sh="set -e\ncd tools/lib\npython3 ../train.py\n")
+    choice = chosen(workdir, *command)
+    assert (choice.spec.launcher, choice.doubt) == ("torchrun", None), choice
+
+
+def test_a_script_that_a_shell_starts_twice_is_read_once_and_not_called_unreadable(workdir):
+    files(workdir, prepare_py="import numpy\n")
+    doubt = chosen(workdir, "sh", "-c", "python3 prepare.py a && python3 ./prepare.py b").doubt
+    assert "prepare.py uses no library that says it" in doubt.message
+
+
 def test_a_package_with_a_main_and_a_module_of_the_image(workdir):
     files(workdir, app__work_py=TORCH)
     (workdir / "app/__main__.py").write_text("from .work import x\n")

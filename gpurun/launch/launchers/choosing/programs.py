@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Literal, NamedTuple
 
@@ -21,11 +22,10 @@ SAY = ("echo", "printf")
 """Programs that only print their words, whatever these name."""
 NAMES_PYTHON = re.compile(r"\b(python|pypy)[0-9.]*\b")
 PYTHON = re.compile(r"(python|pypy)[0-9.]*(-dbg)?\Z")
-NAMES_SAY = ("echo", "printf")
-"""Programs that only print their words, whatever these name."""
-PYTHON = re.compile(r"\b(python|pypy)[0-9.]*\b")
 TAKES = re.compile(r"-[A-Za-z]*?[XWQ]\Z")
-MOST_PARTS = 1000
+NOT_LITERAL = re.compile(r"[$`*?~\[{\0]")
+"""What a shell replaces, so that a word does not say which folder it means."""
+MOST_PARTS, MOST_LETTERS = 1000, 1000
 
 
 class StartedProgram(NamedTuple):
@@ -38,12 +38,14 @@ class StartedProgram(NamedTuple):
         what: the path, the dotted name, the text, or the program's name.
         in_shell: a shell's text starts it.
         arguments: the words behind a file.
+        folder: where the shell's text has gone with ``cd``, as far as words tell; "": it has not.
     """
 
     kind: Literal["python", "shell", "module", "source", "harmless", "launcher", "program", "unread"]
     what: str
     in_shell: bool = False
     arguments: tuple[str, ...] = ()
+    folder: str = ""
 
 
 def programs_of(words: tuple[str, ...]) -> tuple[StartedProgram, ...]:
@@ -73,8 +75,8 @@ def programs_of(words: tuple[str, ...]) -> tuple[StartedProgram, ...]:
     return (StartedProgram(kind, words[0], arguments=words[1:]),)
 
 
-def programs_in(text: str) -> tuple[StartedProgram, ...]:
-    """Return the programs that a shell's text starts, as far as words can tell."""
+def programs_in(text: str, folder: str = "") -> tuple[StartedProgram, ...]:
+    """Return the programs that a shell's text starts in a folder, as far as words can tell."""
     found = list[StartedProgram]()
     for command in simple_commands(text):
         if len(found) > MOST_PARTS:
@@ -85,12 +87,28 @@ def programs_in(text: str) -> tuple[StartedProgram, ...]:
         if command[0] == "eval" or command[0].startswith(("$", "`")):
             found.append(StartedProgram("unread", command[0], True))
             continue
+        if command[0] in ("cd", "pushd"):
+            folder = _gone(folder, command[1:])
         sourced = command[1:] if command[0] in (".", "source") else command
         hides = any(NAMES_PYTHON.search(word) for word in command)
         for part in programs_of(sourced):
             is_hidden = hides and part.kind in ("program", "harmless") and part.what not in SAY
-            found.append(StartedProgram("unread", part.what, True) if is_hidden else part._replace(in_shell=True))
+            inside = part._replace(in_shell=True, folder=_joined(folder, part.folder))
+            found.append(StartedProgram("unread", part.what, True) if is_hidden else inside)
     return tuple(found)
+
+
+def _gone(folder: str, words: tuple[str, ...]) -> str:
+    """Return where ``cd`` leads; "" if words do not tell."""
+    targets = [word for word in words if not word.startswith("-")]
+    if len(targets) != 1 or len(words) > 2 or NOT_LITERAL.search(targets[0]):
+        return ""
+    return _joined(folder, targets[0])
+
+
+def _joined(folder: str, path: str) -> str:
+    joined = posixpath.normpath(posixpath.join(folder, path or "."))
+    return joined if joined != "." and len(joined) <= MOST_LETTERS else ""
 
 
 def _by_python(words: tuple[str, ...]) -> StartedProgram:
