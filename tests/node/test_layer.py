@@ -182,3 +182,30 @@ def test_an_engine_without_room_is_the_hosts_fault_and_leaves_nothing(host, what
     assert refused.value.kind == "engine"
     fenced()
     assert host.engine.volumes == {}
+
+
+@pytest.mark.parametrize("pruned", [1, 9])
+def test_a_layer_that_an_admin_pruned_is_made_again_or_refused(host, monkeypatch, pruned):
+    """Docker makes an empty volume for a container that names one that is gone: ranks would lose what they write."""
+    _, written = prepare()
+    begin, left = gang.creating.begin, [pruned]
+
+    def prune(*given):
+        begin(*given)
+        if left[0]:
+            left[0] -= 1
+            name = layer_rules.volume_name(JOB, 1)
+            host.engine.volumes[name] = {"Name": name}
+
+    monkeypatch.setattr(gang.creating, "begin", prune)
+    if pruned == 1:
+        create()
+        (volume,) = host.engine.volumes.values()
+        assert str(written) in str(volume["DriverOpts"]) and len(host.engine.containers) == 1
+        assert not list(written.glob(".gpurun-trial"))
+    else:
+        with pytest.raises(OpError, match="prune") as refused:
+            create()
+        assert refused.value.kind == "engine"
+    fenced()
+    assert host.engine.volumes == {}

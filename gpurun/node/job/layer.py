@@ -39,6 +39,7 @@ _UNUSABLE = frozenset(":,\\\n")
 """Characters of a path that are not plain text in an overlay's options."""
 _PIECE = 1 << 20
 _REFUSED = 400
+_TRIES = 3
 
 
 def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> Tuple[str, str]:
@@ -53,33 +54,50 @@ def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> 
     Raises:
         OpError: as `container`; Docker refuses a volume; errors of the file system.
     """
-    why = _make_overlay(call, job, attempt)
+    options, why = _overlay(job)
     if not why:
-        made = container()
+        made = _mounted(call, job, attempt, options, container)
         why = _refusal(call, job, made)
         if not why:
             return made, ""
-        _asked(call, "DELETE", "/containers/%s?force=1&v=1" % made)
-    _make_copy(call, job, attempt)
-    return container(), why
+        _remove_container(call, made)
+    return _mounted(call, job, attempt, _copy_of_code(call, job), container), why
 
 
-def _make_overlay(call: Call, job: str, attempt: int) -> str:
-    """Make the volume as an overlay; return why that is not possible."""
+def _mounted(call: Call, job: str, attempt: int, options: Dict[str, str], container: Callable[[], str]) -> str:
+    """Make the volume and its container; return the container.
+
+    Somebody may prune volumes in between. Docker then makes an empty one for the container, without our labels.
+    """
+    for _ in range(_TRIES):
+        _make_volume(call, job, attempt, options)
+        made = container()
+        connection = docker.connect(call)
+        try:
+            labels = dict(_volumes(connection, volume_name(job, attempt))).get(volume_name(job, attempt), {})
+        finally:
+            connection.close()
+        if labels.get(FOLDER_LABEL) == place.root():
+            return made
+        _remove_container(call, made)
+    raise OpError("engine", "something on this host prunes Docker's volumes while gpurun makes one: stop it")
+
+
+def _overlay(job: str) -> Tuple[Dict[str, str], str]:
+    """Return the options of an overlay's volume, and why it is not possible, "" if it is."""
     written, work = _folders(job)
     code = os.path.join(job_parts.folder(job), CODE)
     options = _options(code, written, work)
     if _UNUSABLE.intersection(code + written) or len(options) > _MOST_OPTIONS:
-        return "an overlay takes no such path as %r" % written
-    _make_volume(call, job, attempt, {"type": "overlay", "device": "overlay", "o": options})
-    return ""
+        return {}, "an overlay takes no such path as %r" % written
+    return {"type": "overlay", "device": "overlay", "o": options}, ""
 
 
-def _make_copy(call: Call, job: str, attempt: int) -> None:
-    """Make the volume as a copy of the code. No container may have it. What is written there already stays."""
+def _copy_of_code(call: Call, job: str) -> Dict[str, str]:
+    """Copy the code; return the copy's options as a volume. No container may have it. What is written there stays."""
     written, _ = _folders(job)
     _copy_code(call, os.path.join(job_parts.folder(job), CODE), written)
-    _make_volume(call, job, attempt, {"type": "none", "device": written, "o": "bind"})
+    return {"type": "none", "device": written, "o": "bind"}
 
 
 def _make_volume(call: Call, job: str, attempt: int, options: Dict[str, str]) -> None:
@@ -121,6 +139,10 @@ def _asked(call: Call, method: str, path: str, body: Any = None, tar: bytes = b"
         raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
     finally:
         connection.close()
+
+
+def _remove_container(call: Call, container: str) -> None:
+    _asked(call, "DELETE", "/containers/%s?force=1&v=1" % container)
 
 
 def remove(connection: docker.Connection, job: str, attempt: int) -> None:
