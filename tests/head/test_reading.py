@@ -219,6 +219,10 @@ def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_t
     with pytest.raises(NeverFits) as caught:
         spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])}, {})
     assert "run.sh starts accelerate launch for one host, so its gang stays on one host" in caught.value.hint
+    piped = ["bash", "-c", "echo 100 | mpiexec -n 8 python3 train.py"]
+    with pytest.raises(NeverFits) as caught:
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", piped)}, {})
+    assert "the command starts mpirun" in caught.value.hint and "stays on one" in caught.value.hint
 
 
 def test_a_program_of_one_process_that_needs_more_than_a_host_says_why_it_stays_on_one(workdir):
