@@ -117,7 +117,8 @@ def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> En
     if _lacks_command(failure, spec.command[0]):
         replaced = path_hint(spec.env)
         lacks = f"{replaced}, and it leads to no" if replaced else f"the image {spec.image} has no"
-        return replace(_because(end, f"{lacks} {spec.command[0]}: {end.reason}"), code=2)
+        instead = " (most images have python3, so write that)" if spec.command[0] == "python" else ""
+        return replace(_because(end, f"{lacks} {spec.command[0]}{instead}: {end.reason}"), code=2)
     printed = [line for line in lines if line.rank == failure.rank]
     hint = hint_for(Failed(failure.exit_code, printed, spec, failure.host or "its host"))
     return _because(end, f"{end.reason}; {hint}") if hint else end

@@ -232,6 +232,8 @@ def test_a_command_that_the_image_lacks_is_named(said):
     assert named.reason == named.failure.reason == f"the image {spec.image} has no {command}: {end.reason}"
     for other in (said.format("true"), f"train.py: {command}: not found", "", said.format(command) + " yet"):
         assert with_last_words(end, [Line(1, "stderr", other)], spec).reason == end.reason
+    named = with_last_words(end, [Line(1, "stderr", said.format("python"))], replace(spec, command=("python", "t.py")))
+    assert f"has no python (most images have python3, so write that): {end.reason}" in named.reason
     ran = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])))
     assert with_last_words(ran, [Line(1, "stderr", said.format(command))], spec).reason == ran.reason
 
