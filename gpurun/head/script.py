@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 import stat
 from itertools import islice
@@ -18,13 +19,15 @@ from gpurun.launch.launchers.lines import wrappers
 WORKSPACE = PurePosixPath("/workspace")
 MOVES = ("-C", "--chdir", "--directory", "--cwd", "-wd", "--wd")
 """Flags of wrappers and of mpirun that start a program in another folder."""
+EXPANDED = re.compile(r"[$`*]|\A~")
+"""What a shell would have replaced."""
 MOST_WRAPPERS, MOST_FILES, MOST_ALIKE, MOST_LETTERS = 20, 5000, 4, 200
 
 
 def missing_script(spec: JobSpec) -> BadInput | None:
     """Return what is wrong with the script that a job starts; None if it is there, or only the container knows.
 
-    Absolute paths, paths of a shell's text and paths below a mount are not judged.
+    Paths of the image, addresses, paths of a shell's text and paths below a mount are not judged.
     """
     program = None if spec.workdir is None or _moves(spec.launcher_flags) else _program(spec.command)
     if program is None or spec.workdir is None:
@@ -32,8 +35,8 @@ def missing_script(spec: JobSpec) -> BadInput | None:
     top = Path(spec.workdir)
     if program.kind == "module":
         return _missing_module(program.what, top)
-    path = os.path.normpath(program.what)
-    if program.what.startswith("/") or path.split("/")[0] == ".." or "\0" in path or _is_below_mount(spec, path):
+    path = os.path.relpath(WORKSPACE / os.path.normpath(program.what), WORKSPACE)
+    if path.split("/")[0] == ".." or "\0" in path or "://" in program.what or _is_below_mount(spec, path):
         return None
     return _missing_file(path, top, is_run=program.kind == "program")
 
@@ -46,12 +49,14 @@ def _program(words: tuple[str, ...]) -> StartedProgram | None:
             break
         if _moves(inner.around):
             return None
+        if wrappers.name_of(words) == "uv" and inner.words and inner.words[0].endswith(".py"):
+            return StartedProgram("python", inner.words[0])
         words = inner.words
     if (text := wrappers.shell_text(words)) is not None and len(words) > 4 and words[1:3] == ("-c", text):
         if text.startswith('exec "$@"'):
             return _program(words[4:])
         return StartedProgram("python", words[4]) if 'script="$1"; shift; ' in text else None  # `with_local_rank`
-    if words and "/" in words[0] and not words[0].startswith("/"):
+    if words and "/" in words[0]:
         return StartedProgram("program", words[0])
     found = programs_of(words)[0]
     is_file = found.kind in ("python", "shell") and found.what not in words[:1]
@@ -103,7 +108,9 @@ def _missing_module(name: str, top: Path) -> BadInput | None:
 
 
 def _alike(path: str, top: Path) -> str:
-    """Return what of the workdir a person may have meant."""
+    """Return what a person may have meant: a file of the workdir, or a shell that expands the name."""
+    if EXPANDED.search(path):
+        return "gpurun starts no shell, which would expand the name: write the command as sh -c '…'"
     wanted, found = PurePosixPath(path), islice(Walk(top.resolve()).entries(), MOST_FILES)
     try:
         files = [PurePosixPath(name) for name, entry in found if entry.is_file(follow_symlinks=False)]
@@ -114,5 +121,5 @@ def _alike(path: str, top: Path) -> str:
     others = sorted((file for file in files if file.suffix == wanted.suffix != ""), key=lambda file: len(file.parts))
     shown = list(dict.fromkeys([*map(str, same), *near, *map(str, others)]))[:MOST_ALIKE]
     if not shown:
-        return "name the folder that has it with --workdir; an absolute path is the image's"
-    return f"it has {', '.join(shown)}; an absolute path is the image's"
+        return "name the folder that has it with --workdir; an absolute path outside /workspace is the image's"
+    return f"it has {', '.join(shown)}; an absolute path outside {WORKSPACE} is the image's"

@@ -56,7 +56,8 @@ def missing(workdir, line, launcher="torchrun", **fields):
      "python3 -m torch.distributed.launch nosuch.py", "mpirun -np 4 python3 nosuch.py", "A=1 torchrun nosuch.py",
      "horovodrun -np 4 python3 ./nosuch.py", "env A=1 python3 nosuch.py", "nohup nice -n 5 uv run python nosuch.py",
      "bash -c 'python3 nosuch.py'", "bash -ec 'A=1 exec python3 nosuch.py'", "./nosuch.py", "src/../nosuch.py a",
-     "bash nosuch.py", "bash -e nosuch.py"],
+     "bash nosuch.py", "bash -e nosuch.py", "python3 /workspace/nosuch.py", "torchrun /workspace//src/../nosuch.py",
+     "/workspace/nosuch.py", "uv run nosuch.py", "nohup uv run --with x nosuch.py --lr 1"],
 )  # fmt: skip
 def test_what_is_not_there_is_named_with_what_is_alike(workdir, line):
     problem = missing(workdir, line)
@@ -72,6 +73,8 @@ def test_what_is_not_there_is_named_with_what_is_alike(workdir, line):
      "bash plain.sh", "python3 'run me.py'", "python3 odd/ü.py", "python3 link.py", "python3 pkg", "python3 out.py",
      "python3 -m pkg.main", "python3 -m pkg.sub", "python3 -m torch.distributed.launch train.py",
      # only the container knows
+     "python3 /workspace/train.py", "python3 /workspace/../nosuch.py", "python3 /workspaces/nosuch.py",
+     "uv run train.py", "/workspace/run.sh", "uv run nosuch", "uv run https://x/nosuch.py",
      "python3 /opt/nosuch.py", "python3 ../nosuch.py", "bash -c 'cd src && python3 nosuch.py'", "nosuch",
      "env -C src python3 model.py", "uv run --directory src python model.py", "mpirun -wdir /w python3 nosuch.py",
      "python3 -c 'import nosuch'", "python3 -m nosuch", "python3 -m data.nosuch", "python3 -m image.nosuch",
@@ -87,7 +90,8 @@ def test_what_is_there_and_what_only_the_container_knows_is_no_problem(workdir, 
     [
         ("python3 trian.py", "it has train.py"), ("python3 model.py", "it has src/model.py"),
         ("python3 Train.py", "it has train.py"), ("python3 loop.py", ""), ("./runn.sh", "it has run.sh"),
-        ("python3 qqqqq.py", "it has "), ("python3 a/b/c/zzzz", "--workdir"),
+        ("python3 qqqqq.py", "it has "), ("python3 '$HOME/x.py'", "sh -c '…'"), ("'${D}/run.sh'", "sh -c '…'"),
+        ("python3 '~/x.py'", "sh -c '…'"), ("python3 '*/x.py'", "sh -c '…'"), ("python3 a/b/c/zzzz", "--workdir"),
         (("python3", "b\nc\x1b[31m.py"), "it has "),
         (("python3", "x" * 5000), "--workdir"), (("python3", "a\0b"), None),
     ],
