@@ -27,8 +27,16 @@ MOST_WRAPPERS, MOST_FILES, MOST_ALIKE, MOST_LETTERS = 20, 5000, 4, 200
 def missing_script(spec: JobSpec) -> BadInput | None:
     """Return what is wrong with the script that a job starts; None if it is there, or only the container knows.
 
+    A whole command in quotes is one word, which is no program.
+
     Paths of the image, addresses, paths of a shell's text and paths below a mount are not judged.
     """
+    if _is_quoted(spec):
+        (word,) = spec.command
+        return BadInput(
+            f"the command {word!r} is one word, and no program has this name",
+            hint=f"write it without its quotes: {word}\n    or let a shell read it: bash -c {shlex.quote(word)}",
+        )
     program = None if spec.workdir is None or _moves(spec.launcher_flags) else _program(spec.command)
     if program is None or spec.workdir is None:
         return None
@@ -39,6 +47,13 @@ def missing_script(spec: JobSpec) -> BadInput | None:
     if path.split("/")[0] == ".." or "\0" in path or "://" in program.what or _is_below_mount(spec, path):
         return None
     return _missing_file(path, top, is_run=program.kind == "program")
+
+
+def _is_quoted(spec: JobSpec) -> bool:
+    word = spec.command[0]
+    if len(spec.command) > 1 or len(word.split()) < 2 or "\0" in word or word.startswith("/"):
+        return False
+    return spec.workdir is None or not os.path.lexists(Path(spec.workdir) / word)
 
 
 def _program(words: tuple[str, ...]) -> StartedProgram | None:

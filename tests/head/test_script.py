@@ -102,6 +102,22 @@ def test_hostile_and_mistyped_names(workdir, line, hint):
     assert problem is None or hint in problem.hint
 
 
+@pytest.mark.parametrize("word", ["python3 train.py --lr 1", "torchrun --nproc-per-node=4 train.py", "a\nb", "it's a"])
+@pytest.mark.parametrize("has_workdir", [True, False])
+def test_a_command_in_quotes_is_one_word_and_no_program(workdir, word, has_workdir):
+    """It ended with 127 on a GPU."""
+    problem = missing_script(JobSpec("n", "i:1", 4, (word,), workdir=str(workdir) if has_workdir else None))
+    assert "is one word" in problem.message
+    assert f"without its quotes: {word}" in problem.hint
+    assert f"bash -c {shlex.quote(word)}" in problem.hint
+
+
+@pytest.mark.parametrize("words", [("run me.py",), ("./run me.py",), ("/opt/my tools/run",), ("my tool", "x"), ("a",)])
+def test_a_program_whose_name_has_a_blank_is_no_command_in_quotes(workdir, words):
+    (workdir / "run me.py").chmod(0o755)
+    assert missing_script(JobSpec("n", "i:1", 4, words, workdir=str(workdir))) is None
+
+
 def test_a_module_of_a_package_of_the_workdir_is_judged(workdir):
     assert "no module pkg.mian (pkg/mian.py)" in str(missing(workdir, "python3 -m pkg.mian"))
     assert "pkg/main.py" in missing(workdir, "torchrun -m pkg.mian --x").hint
