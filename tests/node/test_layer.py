@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from waiting import LIMIT_S
 
 from gpurun.node.agent import place
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import gang, job_parts, layer_rules
+from gpurun.node.job import gang, job_parts, layer_rules, written
 from gpurun.node.job.fence import fence
 
 JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
@@ -209,3 +210,37 @@ def test_a_layer_that_an_admin_pruned_is_made_again_or_refused(host, monkeypatch
         assert refused.value.kind == "engine"
     fenced()
     assert host.engine.volumes == {}
+
+
+def listed():
+    with written.Tops(JOB, 0) as tops:
+        told = [(item["in"], json.loads(rows)) for item, rows in tops.told({}) if "in" in item]
+    return {f"{folder}/{row[0]}" for folder, rows in told for row in rows}
+
+
+def tick(top):
+    """Go on once the file system's clock has."""
+    (top / "clock").write_text("")
+    began = (top / "clock").stat().st_ctime_ns
+    while (top / "clock").stat().st_ctime_ns == began:
+        os.utime(top / "clock")
+
+
+def test_a_file_that_keeps_its_size_and_time_was_written_all_the_same(host):
+    """``cp -p`` and ``rsync -t`` write such files; in an overlay, only written files are there."""
+    gang.prepare(call(), JOB, 1, "", first=True, outputs=True, beside=True)
+    code, above = prepare()
+    (above / "sub").mkdir()
+    (above / "sub" / "a").write_text("r")  # restored: what an earlier attempt wrote
+    os.utime(above / "sub" / "a", ns=(10**18, 10**18))
+    os.utime(code / "sub" / "a", ns=(10**18, 10**18))
+    tick(host.top)
+    made = create()
+    assert listed() == {"@workspace/sub/a"}
+    tick(host.top)
+    (above / "train.py").write_text("PRINT()")
+    os.utime(above / "train.py", ns=(10**18, 10**18))
+    assert listed() == {"@workspace/sub/a", "@workspace/train.py"}
+    host.engine.remove(made["container"])
+    create()
+    assert listed() == {"@workspace/sub/a", "@workspace/train.py"}, "a second start here forgets nothing"

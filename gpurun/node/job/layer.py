@@ -8,13 +8,14 @@ Docker says whether the mount works without starting anything: for a file that i
 mounts the volumes.
 """
 
+import contextlib
 import http.client
 import io
 import os
 import shutil
 import tarfile
 import urllib.parse
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from gpurun.node import docker
 from gpurun.node.agent import place
@@ -25,7 +26,7 @@ from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Maker
 from gpurun.node.folder.walk import Found, walk
 from gpurun.node.job import job_parts
-from gpurun.node.job.layer_rules import CODE, PREFIX, TARGET, volume_name
+from gpurun.node.job.layer_rules import CODE, FILLED, PREFIX, TARGET, volume_name
 
 TRIAL = ".gpurun-trial"
 """A file that Docker writes into the layer before anything starts, and that gpurun removes at once."""
@@ -59,7 +60,8 @@ def create(call: Call, job: str, attempt: int, container: Callable[[], str]) -> 
         made = _mounted(call, job, attempt, options, container)
         why = _refusal(call, job, made)
         if not why:
-            return made, ""
+            with _filling(job):
+                return made, ""
         _remove_container(call, made)
     return _mounted(call, job, attempt, _copy_of_code(call, job), container), why
 
@@ -93,10 +95,26 @@ def _overlay(job: str) -> Tuple[Dict[str, str], str]:
     return {"type": "overlay", "device": "overlay", "o": options}, ""
 
 
+@contextlib.contextmanager
+def _filling(job: str) -> Iterator[None]:
+    """Note, once for each layer, from when to when gpurun itself copies code into it: see `written`."""
+    above = job_parts.layer_folder(job)
+    begun, done = os.path.join(above, "filling"), os.path.join(above, FILLED)
+    if os.path.exists(done):
+        yield
+        return
+    with open(begun, "a", encoding="utf-8") as file:  # an agent that was killed may have begun
+        since = os.fstat(file.fileno()).st_mtime_ns
+    yield
+    os.utime(begun, ns=(since, since))  # the file's ctime is now
+    os.rename(begun, done)
+
+
 def _copy_of_code(call: Call, job: str) -> Dict[str, str]:
     """Copy the code; return the copy's options as a volume. No container may have it. What is written there stays."""
     written, _ = _folders(job)
-    _copy_code(call, os.path.join(job_parts.folder(job), CODE), written)
+    with _filling(job):
+        _copy_code(call, os.path.join(job_parts.folder(job), CODE), written)
     return {"type": "none", "device": written, "o": "bind"}
 
 

@@ -12,7 +12,7 @@ from gpurun.node.folder.batches import Item
 from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.listings import Rows
 from gpurun.node.job import job_parts
-from gpurun.node.job.layer_rules import BESIDE, CODE, is_rubbish
+from gpurun.node.job.layer_rules import BESIDE, CODE, FILLED, is_rubbish
 
 _BESIDE = os.fsencode(BESIDE)
 _COPIED = ("file", "dir", "link")
@@ -93,6 +93,7 @@ class _Code:
         self.folders: Set[str] = set()
         self._top: Optional[int] = None
         self._cursor: Optional[below.Cursor] = None
+        self._filled = _times(os.path.join(job_parts.kept_layer(job), FILLED))
         for folder in (os.path.join(job_parts.folder(job), CODE), os.path.join(job_parts.kept_layer(job), CODE)):
             try:
                 self._top = below.open_top(folder)
@@ -113,7 +114,13 @@ class _Code:
         if kind == "dir":
             self.folders.add(below.text_of_path((_BESIDE, *parts)))
             return False
-        return self._target(parts) == _target(above, parts[-1]) if kind == "link" else _is_same(before, status)
+        if kind == "link":
+            return self._target(parts) == _target(above, parts[-1])
+        return _is_same(before, status) and self._is_copied(status)
+
+    def _is_copied(self, status: os.stat_result) -> bool:
+        """Return whether gpurun made a file. A program may set a file's mtime, as ``cp -p`` does, but not its ctime."""
+        return self._filled is None or self._filled[0] <= status.st_ctime_ns <= self._filled[1]
 
     def _status(self, parts: below.Parts) -> Optional[os.stat_result]:
         try:
@@ -135,6 +142,14 @@ class _Code:
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_size, one.st_mtime_ns, one.st_mode) == (other.st_size, other.st_mtime_ns, other.st_mode)
+
+
+def _times(path: str) -> Optional[Tuple[int, int]]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns
 
 
 def _target(above: int, name: bytes) -> bytes:
