@@ -38,6 +38,13 @@ PROGRAMS = {
     "DeepSpeed's cifar10_deepspeed.py": (
         "import deepspeed\np.add_argument('--local_rank', type=int)", "deepspeed"),
     "DeepSpeed's train_bert_ds.py": ("import deepspeed", "torchrun"),
+    "a trainer of Sentence Transformers": (
+        "from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer", "torchrun"),
+    "a cross encoder's trainer": (
+        "from sentence_transformers.cross_encoder import CrossEncoderTrainer as T", "torchrun"),
+    "an encoder that only encodes": ("from sentence_transformers import SentenceTransformer", None),
+    "fastai's distrib.py": ("from fastai.vision.all import *\nfrom fastai.distributed import *", "torchrun"),
+    "Keras 3's distribution": ("import keras\nd = keras.distribution.DataParallel()", ONCE),
     "mpi4py's helloworld.py": ("from mpi4py import MPI", "mpirun"),
     "JAX": ("import jax\njax.distributed.initialize()", "jax"),
     "MultiWorkerMirroredStrategy": (

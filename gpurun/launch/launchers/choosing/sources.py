@@ -44,6 +44,10 @@ ASKS = (
     "cluster_resolver.TPUClusterResolver"
 )
 TRAINERS = "Trainer TrainingArguments Seq2SeqTrainer Seq2SeqTrainingArguments trainer training_args"
+ENCODERS = (
+    "SentenceTransformerTrainer SparseEncoderTrainer trainer cross_encoder.CrossEncoderTrainer cross_encoder.trainer "
+    "sparse_encoder.SparseEncoderTrainer sparse_encoder.trainer"
+)
 CLUES = (
     Clue("Horovod", "horovod", "horovod"),
     Clue("mpi4py", "mpirun", "mpi4py"),
@@ -57,6 +61,8 @@ CLUES = (
     Clue("Accelerate", "", "accelerate.init_empty_weights accelerate.infer_auto_device_map accelerate.utils"),
     Clue("Transformers' Trainer", "torchrun", below("transformers", TRAINERS), is_soft=True),
     Clue("TRL", "torchrun", "trl", is_soft=True),
+    Clue("Sentence Transformers' trainer", "torchrun", below("sentence_transformers", ENCODERS), is_soft=True),
+    Clue("fastai.distributed", "torchrun", "fastai.distributed"),
     Clue("Colossal-AI", "torchrun", "colossalai"),
     Clue("Composer", "torchrun", "composer"),
     Clue("FairScale", "torchrun", "fairscale"),
@@ -65,6 +71,7 @@ CLUES = (
     Clue("MirroredStrategy", "one", "tensorflow.distribute.MirroredStrategy"),
     Clue("CentralStorageStrategy", "one", "tensorflow.distribute.experimental.CentralStorageStrategy"),
     Clue("DataParallel", "one", "torch.nn.DataParallel torch.nn.parallel.DataParallel torch.nn.parallel.data_parallel"),
+    Clue("keras.distribution", "one", below("keras.distribution", "DataParallel ModelParallel")),
     Clue("multi_gpu_model", "one", "keras.utils.multi_gpu_model tensorflow.keras.utils.multi_gpu_model"),
     Clue("several devices of JAX", "one", "jax.pmap jax.make_mesh jax.sharding.Mesh flax.jax_utils.replicate"),
     Clue("dispatch_model", "one", "accelerate.dispatch_model accelerate.load_checkpoint_and_dispatch"),
