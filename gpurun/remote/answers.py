@@ -389,7 +389,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "files.listdir": AnswerTypes(list[str]),
     "files.df": AnswerTypes(fields(free_bytes=Count, total_bytes=Count, free_inodes=Count)),
     "gang.prepare": AnswerTypes(Account),
-    "gang.create": AnswerTypes(fields(container=Text)),
+    "gang.create": AnswerTypes(fields(container=Text, copied=Text | None)),
     "gang.put": AnswerTypes(fields(bytes=Count)),
     "gang.start": AnswerTypes(),
     "gang.inspect": AnswerTypes(list[Inspected]),

@@ -119,7 +119,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
         ports=list(host.ports),
         claim=claim_of(job, agent.host), layered=job.spec.writes_beside, timeout_s=START_TIMEOUT_S,
     ).value  # fmt: skip
-    if isinstance(made, dict) and (why := one_line(str(made.get("copied", "")))):
+    if isinstance(made, dict) and (why := one_line(str(made.get("copied") or ""))):
         job.note(f"{agent.host}: no layer can lie above the code, so each attempt gets a copy of it: {why}")
 
 

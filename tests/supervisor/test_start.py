@@ -14,6 +14,7 @@ from gpurun.launch.account import HostAccount
 from gpurun.launch.launchers import NAMES, settled
 from gpurun.node.agent.call import OpError
 from gpurun.node.job import gang
+from gpurun.remote import answers
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import start
@@ -24,7 +25,7 @@ class Hosts:
     """Two hosts without containers; `busy` says which ports are in use on the second one."""
 
     def __init__(self, job, busy):
-        self.job, self.busy, self.calls, self.there = job, busy, [], {}
+        self.job, self.busy, self.calls, self.there, self.made = job, busy, [], {}, {}
 
     def each(self, call, hosts=None):
         ok, failed = {}, {}
@@ -41,6 +42,8 @@ class Hosts:
             return SimpleNamespace(value=self.there.get(host, []))
         if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
             raise RemoteOpFailed("it's taken\n", kind="port-in-use", host=host)
+        if op == "gang.create" and host in self.made:
+            return SimpleNamespace(value=answers.checked(op, self.made[host]))
         return SimpleNamespace(value={})
 
     def counted(self, op):
@@ -62,6 +65,16 @@ def prepared(carry):
         return job
 
     return prepared
+
+
+def test_a_host_on_which_the_layer_is_a_copy_is_named_with_the_reason(prepared):
+    job = prepared("tasks", lambda _: False)
+    said = {"container": "c", "copied": "mount overlay:\ninvalid \x1b argument"}
+    job.links.made = dict(zip(job.hosts, (said, {"container": "c"}), strict=True))
+    start._create_all(job)
+    events = job.folder.events.read_text()
+    assert events.count("no layer can lie above the code") == 1, events
+    assert f"{job.hosts[0]}: no layer can lie" in events and "copy of it: mount overlay: invalid argument" in events
 
 
 @pytest.mark.parametrize("launcher", NAMES)
