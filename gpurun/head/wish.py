@@ -65,7 +65,7 @@ def spec_of(
             alone = f"{choice.stays}, so its gang stays on one host; --one-per-host runs one on each of several hosts"
             error.hint = f"{alone}\n    {error.hint}"
         elif spec.constraints != choice.spec.constraints:  # the line's own text keeps the gang on few hosts
-            error.hint = "\n    ".join((*said, error.hint))
+            error.hint = "\n    ".join(filter(None, (*said, error.hint)))
         raise
     if choice.doubt is not None and not is_plan:
         raise choice.doubt
