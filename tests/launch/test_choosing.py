@@ -206,6 +206,11 @@ def test_a_text_that_is_no_shell_s_is_an_answer(text):
     assert isinstance(programs_of(("sh", "-c", text)), tuple)
 
 
+def test_a_very_long_text_is_not_called_harmless():
+    found = programs_of(("sh", "-c", "true;" * 3000 + "python3 train.py"))
+    assert found[-1].kind == "unread", "the rest may train"
+
+
 def test_a_shell_s_text_that_starts_a_launcher_says_so():
     text = "# torchrun\nset -e\nNCCL_DEBUG=INFO \\\n  torchrun --nproc_per_node=8 train.py\n"
     assert ("launcher", "torchrun") in [(each.kind, each.what) for each in programs_in(text)]

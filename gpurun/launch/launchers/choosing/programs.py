@@ -79,7 +79,8 @@ def programs_in(text: str, folder: str = "") -> tuple[StartedProgram, ...]:
     """Return the programs that a shell's text starts in a folder, as far as words can tell."""
     found = list[StartedProgram]()
     for command in simple_commands(text):
-        if len(found) > MOST_PARTS:
+        if len(found) >= MOST_PARTS:
+            found.append(StartedProgram("unread", "a text of so many commands", True))
             break
         if (typed := read_start(command)) is not None:
             found.append(StartedProgram("launcher", typed.name, True))
