@@ -357,7 +357,7 @@ def must_be_cancelled(cluster: Cluster, job: str) -> None:
     cluster.gpurun("wait", job, "--timeout", "60")
     assert record(cluster, job).state is State.CANCELLED, record(cluster, job)
     lines = logged(cluster, job)
-    assert lines == [f"line {number}" for number in range(len(lines))]
+    assert lines == [f"line {number}" for number in range(len(lines))], (lines, cluster.log(job))
 
 
 def logged(cluster: Cluster, job: str) -> list[str]:
