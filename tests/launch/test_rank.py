@@ -372,17 +372,18 @@ def test_last_words_are_all_there_when_the_script_ends(ranks):
 
 
 def test_a_disk_that_fills_up_makes_a_rank_wait_and_its_end_is_noted_all_the_same(ranks):
-    """In a mount namespace of its own, which ends with the command."""
+    """In namespaces of its own, which end with the command: so does what copies its output."""
+    alone = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
     inside = (
         'mount -t tmpfs -o size=64k tmpfs "$GPURUN_RUN" || exit 99\n"$@"\ncode=$?\n'
         'cat "$GPURUN_RUN"/ranks/2/3.*/e; ls "$GPURUN_RUN"/ranks/2/3.*; exit $code'
     )
     ranks.write(copied_s=0.5)
     fill = "head -c 300000 /dev/zero || exit 9"
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("this user may make no mount namespace")
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no namespaces")
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", inside, "_", *ranks.argv("sh", "-c", fill)],
+        [*alone, "sh", "-c", inside, "_", *ranks.argv("sh", "-c", fill)],
         env=ranks.environ, capture_output=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
