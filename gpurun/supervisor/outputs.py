@@ -59,7 +59,8 @@ def send_outputs(job: SupervisedJob) -> None:
                 job.links.each(_remover(job.lease.job, job.lease.attempt, empties=True), job.hosts).raise_first()
                 _tell_of_removed(job)
             mine = job.outputs.entries()
-            if mine and not is_whole and job.record.outputs_left is None:
+            has_files = any(entry.kind != "dir" for entry in mine.values())
+            if has_files and not is_whole and job.record.outputs_left is None:
                 job.outputs.keeper.keep(job.outputs.versions)  # until the gang has something newer that is whole
             there = job.links.each(lambda agent: _send(job, agent, mine), readers if mine else ()).raise_first()
             job.outputs.gave(mine, [there[host] for host in readers if host in there])

@@ -126,13 +126,18 @@ class OutputsSeen:
             self.at_s - since_s >= REST_S or self._is_declared(host) for host, since_s in self.rest_s.items()
         )
 
+    @property
+    def has_files(self) -> bool:
+        """Return whether a host has more than folders: before a job has saved anything, there is no generation."""
+        return any(entry.kind != "dir" for each in self.hosts.values() for entry in each.entries.values())
+
     def is_whole(self, copied_s: float) -> bool:
         """Return whether a copy is whole.
 
         Args:
             copied_s: the look whose lists the copy was made from. It brought everything but logs.
         """
-        return max(self.rest_s.values(), default=0.0) <= copied_s < self.at_s and self.is_at_rest
+        return self.has_files and max(self.rest_s.values(), default=0.0) <= copied_s < self.at_s and self.is_at_rest
 
     @property
     def is_one_file(self) -> bool:

@@ -66,7 +66,7 @@ class Keeper:
 
         A copy that was made at rest needs only a look after it.
         """
-        if self.is_kept or not self.looks.hosts:
+        if self.is_kept or not self.looks.has_files:
             return None
         return 0.0 if self._copied_s >= self.looks.at_s and self.looks.is_at_rest else REST_S
 

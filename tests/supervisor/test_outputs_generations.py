@@ -46,6 +46,14 @@ def test_two_looks_that_show_the_same_make_a_copy_whole_after_five_seconds():
     assert looked(model, begin=first).is_whole(first.at_s)
 
 
+def test_folders_alone_are_no_state_to_begin_with():
+    """Before its first checkpoint a program has at most made folders. A restart begins with what came after them."""
+    folder = Listed("@workspace", "dir", 0o755, 1, 4096, (1, 1))
+    first = looked(host(folder), host(folder))
+    assert first.is_at_rest and not looked(host(folder), begin=first).is_whole(first.at_s)
+    assert looked(host(folder, file("ckpt", 1)), host(folder, file("ckpt", 1)), begin=first).has_files
+
+
 def test_a_copy_that_is_made_at_rest_needs_only_another_look():
     rested = looked(host(file("m", 1)), host(file("m", 2)), host(file("m", 2)))
     assert looked(host(file("m", 2)), step_s=0.1, begin=rested).is_whole(rested.at_s)
@@ -71,8 +79,8 @@ def test_any_change_on_any_host_begins_the_rest_anew(then):
 
 
 def test_a_folders_times_are_no_change():
-    before = looked(host(Listed("it", "dir", 0o755, 1)))
-    assert looked(host(Listed("it", "dir", 0o700, 2)), begin=before).is_whole(before.at_s)
+    before = looked(host(file("a", 1), Listed("it", "dir", 0o755, 1)))
+    assert looked(host(file("a", 1), Listed("it", "dir", 0o700, 2)), begin=before).is_whole(before.at_s)
 
 
 def test_one_host_that_writes_keeps_the_gangs_copy_from_being_whole():
