@@ -119,7 +119,7 @@ def test_every_line_arrives_whatever_the_hosts_engines_do_with_logs(cluster):
             lab.boot(host)
 
 
-ODD_NAME = "it's; true"
+ODD_NAME = "it's;true"
 
 
 def test_what_an_image_lacks_is_named_before_and_after_the_start(cluster):
