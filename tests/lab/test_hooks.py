@@ -103,7 +103,8 @@ def test_a_prolog_that_fails_for_one_job_takes_no_host_from_the_others(site):
     cluster = site("prolog", PROLOG)
     whole, half = submitted(cluster, gpus=2), submitted(cluster, gpus=1)
     cluster.wait_for(half, "SUCCEEDED")
-    until(lambda: "no scratch disk for a job on GPUs 0,1" in cluster.gpurun("why", whole).out)
+    until(lambda: "is placed again in" in events(cluster, whole))  # after a try on each host
+    assert "no scratch disk for a job on GPUs 0,1" in cluster.gpurun("why", whole).out
     waits = cluster.record(whole)
     assert (waits["state"], waits["restarts"]) == ("QUEUED", 0), waits
     assert not [each["host"] for each in cluster.status()["hosts"] if each["state"] == "out"]
