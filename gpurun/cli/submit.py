@@ -150,7 +150,7 @@ def submit(
 
     gpurun submit recipes/fashion-mnist --follow
 
-    gpurun submit -n 8 --image me/train:1 -- python3 train.py --epochs 3
+    gpurun submit -n 8 --image me/train:1 -- torchrun train.py --epochs 3
     """
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
