@@ -13,7 +13,7 @@ from gpurun.inventory.load import read
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.choosing.choice import ProgramClues
 from gpurun.launch.launchers.choosing.programs import StartedProgram, programs_in, programs_of
-from gpurun.launch.launchers.choosing.sources import ASKED, Clue, name_clues, read_source
+from gpurun.launch.launchers.choosing.sources import ASKED, Clue, command_clue, name_clues, read_source
 from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 
@@ -120,7 +120,7 @@ class ProgramReading:
             elif each.kind == "unread":
                 self._cannot(f"gpurun cannot see what {each.what} runs")
             elif each.kind != "harmless":
-                self._file(each)
+                self._file(each, shown)
 
     def _module(self, program: StartedProgram) -> None:
         name, top = program.what, self._in_workdir(program.folder or ".")
@@ -134,7 +134,7 @@ class ProgramReading:
         if not self._clues:
             self._cannot(f"gpurun does not find the module {name} {self._where}")
 
-    def _file(self, program: StartedProgram) -> None:
+    def _file(self, program: StartedProgram, shown: str) -> None:
         if (found := self._found(program)) is None:
             return
         path, data = found
@@ -142,7 +142,9 @@ class ProgramReading:
         if kind == "program" and first.startswith(b"#!"):
             kind = "python" if b"python" in first else "shell" if b"sh" in first else kind
         if path is None or data is None or kind == "program" or (kind == "shell" and b"\0" in data):
-            if kind == "program" and not program.in_shell:
+            if kind == "program" and data is None and (clue := command_clue(PurePosixPath(program.what).name)):
+                self.note([clue], shown)
+            elif kind == "program" and not program.in_shell:
                 self._cannot(f"gpurun does not know what {program.what} does")
             elif kind != "program":
                 self._cannot(f"gpurun cannot read {program.what} {self._where}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from gpurun.errors import BadInput, NeverFits
 from gpurun.head import reading
 from gpurun.head.reading import clues_of, script_clues_of
+from gpurun.head.script import missing_script
 from gpurun.head.wish import spec_of
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
@@ -71,6 +73,61 @@ def test_a_script_is_found_however_it_is_started(workdir, command):
     files(workdir, tools__train_py="import top\n", top_py=HOROVOD, run_sh="set -e\npython -u tools/train.py \\\n  $1\n")
     files(workdir, start="#!/usr/bin/env python3\nimport top\n")
     assert chosen(workdir, *command).spec.launcher == "horovod"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nsys profile -o r python3 tools/train.py", "ncu --set full python3 tools/train.py", "catchsegv ./run.sh",
+     "python3 -m cProfile -o p tools/train.py", "coverage run -m tools.train",
+     "py-spy record -- python3 tools/train.py", "time python3 tools/train.py", "gdb --args python3 tools/train.py",
+     "sh -c 'nsys profile python3 tools/train.py'"],
+)  # fmt: skip
+def test_a_script_behind_a_profiler_or_debugger_chooses_and_each_rank_runs_the_whole_line(workdir, line):
+    files(workdir, tools__train_py=TORCH, run_sh="nsys profile python3 -m pdb tools/train.py\n")
+    (workdir / "run.sh").chmod(0o755)
+    flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
+             "command": ("command", shlex.split(line))}  # fmt: skip
+    spec, said = spec_of(None, load(workdir.parent / "inventory.yaml"), flags, {})
+    assert (spec.launcher, spec.command) == ("torchrun", tuple(shlex.split(line)))
+    assert "tools/train.py line 1 uses torch.distributed" in said[0]
+
+
+def test_a_missing_script_behind_a_profiler_is_found_missing(workdir):
+    spec = JobSpec("n", "i:1", 4, ("nsys", "profile", "python3", "trian.py"), workdir=str(workdir))
+    files(workdir, train_py=TORCH)
+    assert "the workdir has no trian.py" in missing_script(spec).message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["vllm serve m --tensor-parallel-size 4", "yolo train device=0,1", "/opt/bin/trtllm-serve m", "papermill a.ipynb b",
+     "python3 -m vllm.entrypoints.openai.api_server --model m", "jupyter lab --port 8", "jupyter-notebook",
+     "python3 -m sglang.launch_server --model m", "tensorboard --logdir x", "sh -c 'cd x && exec vllm serve m'",
+     "python3 -m papermill a.ipynb b", "python3 -m jupyter lab", "A=1 uv run yolo train", "nohup vllm serve m"],
+)  # fmt: skip
+def test_a_program_of_one_process_for_all_gpus_runs_once_on_one_host(workdir, line):
+    choice = chosen(workdir, *shlex.split(line))
+    assert (choice.spec.launcher, choice.spec.one_per_host, choice.doubt) == ("tasks", True, None)
+    assert choice.spec.constraints.locality == "host" and "stays on one host: the command " in choice.said[0]
+    one = chosen(workdir, *shlex.split(line), gpus=1)
+    assert (one.spec.launcher, one.spec.one_per_host, one.doubt, one.said) == ("tasks", False, None, ())
+
+
+@pytest.mark.parametrize("line", ["pytest -x", "./a.out", "yolov5-train", "serve vllm", "python3 -m pytest", "./yolo"])
+def test_programs_that_nobody_knows_are_still_refused(workdir, line):
+    files(workdir, yolo="\x7fELF")
+    assert all(way in chosen(workdir, *line.split()).doubt.hint for way in ("--launcher ", "tasks", "--one-per-host"))
+
+
+def test_a_script_that_starts_such_a_program_is_named(workdir):
+    files(workdir, serve_sh="set -e\npip list\nexec vllm serve m\n")
+    choice = chosen(workdir, "bash", "serve.sh")
+    assert choice.spec.one_per_host and "serve.sh uses vLLM" in choice.said[0]
+
+
+def test_a_file_of_the_workdir_is_not_the_program_of_its_name(workdir):
+    files(workdir, yolo="#!/usr/bin/env python3\n" + TORCH)
+    assert chosen(workdir, "./yolo", "train").spec.launcher == "torchrun"
 
 
 CHANGES = [

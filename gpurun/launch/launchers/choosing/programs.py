@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import Literal, NamedTuple
 
+from gpurun.launch.launchers.choosing.profilers import PYTHON, behind_command, behind_module
 from gpurun.launch.launchers.lines import wrappers
 from gpurun.launch.launchers.lines.line import DEPTH, read_start
 from gpurun.launch.launchers.lines.shell import SHELLS, simple_commands
@@ -21,7 +22,6 @@ HARMLESS = frozenset(_HARMLESS.split())
 SAY = ("echo", "printf")
 """Programs that only print their words, whatever these name."""
 NAMES_PYTHON = re.compile(r"\b(python|pypy)[0-9.]*\b")
-PYTHON = re.compile(r"(python|pypy)[0-9.]*(-dbg)?\Z")
 TAKES = re.compile(r"-[A-Za-z]*?[XWQ]\Z")
 NOT_LITERAL = re.compile(r"[$`*?~\[{\0]")
 """What a shell replaces, so that a word does not say which folder it means."""
@@ -37,7 +37,7 @@ class StartedProgram(NamedTuple):
             ``unread``: words do not show what it runs.
         what: the path, the dotted name, the text, or the program's name.
         in_shell: a shell's text starts it.
-        arguments: the words behind a file.
+        arguments: the words behind a file or a module.
         folder: where the shell's text has gone with ``cd``, as far as words tell; "": it has not.
     """
 
@@ -49,13 +49,14 @@ class StartedProgram(NamedTuple):
 
 
 def programs_of(words: tuple[str, ...]) -> tuple[StartedProgram, ...]:
-    """Return the programs that a command starts, wrappers looked through."""
+    """Return the programs that a command starts, wrappers, profilers and debuggers looked through."""
     for _ in range(DEPTH):
         if (text := wrappers.shell_text(words)) is not None:
             return programs_in(text)
-        if not words or (inner := wrappers.look_through(words)) is None:
+        inner = wrappers.look_through(words)
+        if (behind := _profiled(words) if inner is None else inner.words) is None:
             break
-        words = inner.words
+        words = behind
     if not words:
         return (StartedProgram("harmless", ""),)
     name = wrappers.name_of(words)
@@ -112,6 +113,14 @@ def _joined(folder: str, path: str) -> str:
     return joined if joined != "." and len(joined) <= MOST_LETTERS else ""
 
 
+def _profiled(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return what a profiler or debugger in front runs; None if there is none."""
+    if not PYTHON.match(wrappers.name_of(words)):
+        return behind_command(words)
+    program = _by_python(words)
+    return behind_module((*program.what.split(), *program.arguments)) if program.kind == "module" else None
+
+
 def _by_python(words: tuple[str, ...]) -> StartedProgram:
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
@@ -125,7 +134,8 @@ def _by_python(words: tuple[str, ...]) -> StartedProgram:
             return StartedProgram("harmless", word)
         if flag in ("c", "m"):
             inside = word.partition(flag)[2]
-            return StartedProgram("source" if flag == "c" else "module", inside or next(iter(words[at + 1 :]), ""))
+            what, *behind = (inside, *words[at + 1 :]) if inside else words[at + 1 :] or ("",)
+            return StartedProgram("source" if flag == "c" else "module", what, arguments=tuple(behind))
         at += 2 if TAKES.match(word) else 1
     if at >= len(words) or words[at] == "-":
         return StartedProgram("unread", words[0])

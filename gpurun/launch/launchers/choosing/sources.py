@@ -80,13 +80,23 @@ CLUES = (
     Clue("detectron2's launch()", "starts", "detectron2.engine.launch detectron2.engine.launch.launch"),
     Clue("YOLOX's launch()", "starts", "yolox.core.launch"),
     Clue("notebook_launcher", "starts", "accelerate.notebook_launcher"),
-    Clue("vLLM", "starts", "vllm.LLM"),
+    Clue("vLLM", "starts", "vllm.LLM vllm.entrypoints"),
+    Clue("SGLang", "starts", "sglang.launch_server sglang.Engine"),
+    Clue("Papermill", "one", "papermill"),
+    Clue("Jupyter", "one", "jupyter jupyterlab ipykernel_launcher"),
+    Clue("TensorBoard", "one", "tensorboard.main"),
     Clue("Ultralytics", "starts", below("ultralytics", "YOLO YOLOE YOLOWorld RTDETR NAS SAM FastSAM models engine")),
 )  # fmt: skip
 ASKED = Clue("--launcher pytorch", "torchrun", "")
 """The flag by which OpenMMLab's programs join a gang."""
 DEVICE_MAP = Clue("device_map", "one", "")
 LOCAL_RANK = Clue("DeepSpeed and its flag --local_rank", "deepspeed", "")
+_OF_COMMANDS = {
+    "vllm": "vllm.LLM", "sglang": "sglang.Engine", "yolo": "ultralytics.YOLO", "papermill": "papermill",
+    "jupyter": "jupyter", "tensorboard": "tensorboard.main",
+}  # fmt: skip
+"""Programs that are one process for all GPUs of a host, or start its processes themselves: a name of their clue."""
+TENSORRT = Clue("TensorRT-LLM", "starts", "")
 _BY_NAME: Mapping[str, Clue] = {name: clue for clue in CLUES for name in clue.names.split()}
 KNOWN = frozenset(name.partition(".")[0] for name in _BY_NAME)
 """The packages of clues. They come from the image, whatever lies beside the program."""
@@ -135,6 +145,14 @@ def read_source(data: bytes | str) -> PythonSource:
 def name_clues(names: Sequence[str]) -> tuple[Clue, ...]:
     """Return the clues of names that a program has imported."""
     return tuple(clue for clue, _ in _clues([(name, 0) for name in names]))
+
+
+def command_clue(program: str) -> Clue | None:
+    """Return the clue of an installed program, such as ``vllm``; None if nothing is known of it."""
+    if program in ("trtllm-serve", "trtllm-bench"):
+        return TENSORRT
+    name = _OF_COMMANDS.get("jupyter" if program.startswith("jupyter-") else program)
+    return None if name is None else _BY_NAME[name]
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
