@@ -89,6 +89,9 @@ def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
         return None
     spec = folder.spec()
     ranks = spec.gpus + (spec.roles.without_gpu if spec.roles is not None else 0)
+    if spec.one_per_host and spec.min_gpus is None:
+        record = folder.record()
+        ranks = len(record.granted) if record.granted and record.attempt == 1 else ranks
     if rank >= ranks:
         raise BadInput(f"has no rank {rank}", job=folder.id, hint=f"its ranks are 0 to {ranks - 1}")
     return rank

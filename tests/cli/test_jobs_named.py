@@ -113,6 +113,21 @@ def test_logs_show_the_last_lines_of_one_rank(store, gpurun):
 
 
 @pytest.mark.parametrize(
+    ("changes", "attempt", "most"),
+    [({}, 1, 1), ({}, 0, 3), ({}, 2, 3), ({"min_gpus": 2}, 1, 3), ({"one_per_host": False}, 1, 3)],
+)
+def test_logs_know_how_many_ranks_a_gang_of_one_for_each_host_has(store, gpurun, changes, attempt, most):
+    """After other attempts, and before the first, its hosts were or may be others."""
+    spec = JobSpec(**{"name": "n", "image": "i", "gpus": 4, "command": ("true",), "one_per_host": True, **changes})
+    job = store.create(spec, inventory=store.home.parent / "inventory.yaml", now_s=time.time())
+    granted = (Grant("h1", (0, 1)), Grant("h2", (0, 1))) if attempt else ()
+    job.write(job.record().but(attempt=attempt, granted=granted))
+    assert gpurun("logs", "n", "--rank", str(most))[0] == 0
+    code, _, err = gpurun("logs", "n", "--rank", str(most + 1))
+    assert code == 2 and f"its ranks are 0 to {most}" in err
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ("--rank", "2"),
