@@ -19,6 +19,8 @@ from gpurun.launch.launchers.lines import wrappers
 WORKSPACE = PurePosixPath("/workspace")
 MOVES = ("-C", "--chdir", "--directory", "--cwd", "-wd", "--wd")
 """Flags of wrappers and of mpirun that start a program in another folder."""
+SHEBANG = re.compile(rb"#![ \t]*/[^\r]*\Z")
+"""A first line by which Linux finds an interpreter. One that ends as Windows' lines do finds none."""
 EXPANDED = re.compile(r"[$`*]|\A~")
 """What a shell would have replaced."""
 MOST_WRAPPERS, MOST_FILES, MOST_ALIKE, MOST_LETTERS = 20, 5000, 4, 200
@@ -47,6 +49,23 @@ def missing_script(spec: JobSpec) -> BadInput | None:
     if path.split("/")[0] == ".." or "\0" in path or "://" in program.what or _is_below_mount(spec, path):
         return None
     return _missing_file(path, top, is_run=program.kind == "program")
+
+
+def runs_itself(spec: JobSpec) -> bool:
+    """Return whether the first word of a command is an executable file of the workdir that names its interpreter."""
+    word = spec.command[0]
+    path = os.path.relpath(WORKSPACE / os.path.normpath(word), WORKSPACE) if "/" in word else ".."
+    if spec.workdir is None or path.split("/")[0] == ".." or "\0" in path:
+        return False
+    real, root = Path(os.path.realpath(Path(spec.workdir) / path)), Path(os.path.realpath(spec.workdir))
+    try:
+        mode = real.stat().st_mode
+        if not real.is_relative_to(root) or not stat.S_ISREG(mode) or not mode & 0o111:
+            return False
+        with real.open("rb") as file:
+            return SHEBANG.match(file.readline(MOST_LETTERS)) is not None
+    except OSError:
+        return False
 
 
 def _is_quoted(spec: JobSpec) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpurun.errors import BadInput, NeverFits
 from gpurun.head.reading import clues_of, script_clues_of
-from gpurun.head.script import missing_script
+from gpurun.head.script import missing_script, runs_itself
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
 from gpurun.jobs.spec import JobSpec
@@ -18,6 +18,7 @@ from gpurun.launch.launchers.choosing.choice import (
     needs_choice,
     refuse_two_starters,
 )
+from gpurun.launch.launchers.lines.shell import about_operators
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -51,7 +52,7 @@ def spec_of(
     is_chosen = needs_choice(choice.spec, given)
     if is_chosen:
         choice = choose_launcher(choice.spec, given, reads(choice.spec))
-    spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given)
+    spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given, runs_itself=runs_itself)
     if not is_chosen:
         refuse_two_starters(spec, script_clues_of(spec))
     check_length(spec)
@@ -69,7 +70,7 @@ def spec_of(
         raise
     if choice.doubt is not None and not is_plan:
         raise choice.doubt
-    return spec, (*_refused(missing), *choice.said, *_refused(choice.doubt), *said)
+    return spec, (*_refused(missing or choice.doubt), *choice.said, *said, *about_operators(choice.spec.command))
 
 
 def _refused(problem: BadInput | None) -> tuple[str, ...]:

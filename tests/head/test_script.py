@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.head.script import missing_script
+from gpurun.head.script import missing_script, runs_itself
 from gpurun.head.wish import spec_of
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
@@ -162,6 +162,93 @@ def test_submit_refuses_it_and_a_plan_says_so(workdir, tmp_path):
     spec, said = spec_of(None, inventory, flags, {}, is_plan=True)
     assert spec.command[-1] == "nosuch.py"
     assert any("submit would refuse this job: the workdir has no nosuch.py" in line for line in said)
+
+
+OWN = "#!/usr/bin/env -S uv run --script\nimport torch.distributed\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "command", "runs"),
+    [
+        (OWN, 0o755, ["./own.py", "--x"], ["./own.py", "--x"]),
+        ("#! /opt/conda/bin/python\n", 0o755, ["/workspace/own.py"], ["/workspace/own.py"]),
+        (OWN, 0o755, ["A=1", "./own.py"], ["./own.py"]),
+        (OWN, 0o644, ["./own.py"], ["python3", "-u", "./own.py"]),
+        (OWN, 0o755, ["own.py"], ["python3", "-u", "own.py"]),
+        ("import torch.distributed\n", 0o755, ["./own.py"], ["python3", "-u", "./own.py"]),
+        ("#!/usr/bin/env python3\r\n", 0o755, ["./own.py"], ["python3", "-u", "./own.py"]),
+        ("#!python3\n", 0o755, ["./own.py"], ["python3", "-u", "./own.py"]),
+        ("", 0o755, ["./own.py"], ["python3", "-u", "./own.py"]),
+        (OWN, 0o755, ["torchrun", "./own.py"], ["python3", "-u", "./own.py"]),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["torchrun", "tensorflow", "jax"])
+def test_an_executable_script_keeps_its_own_interpreter(workdir, tmp_path, text, mode, command, runs, launcher):
+    (workdir / "own.py").write_bytes(text.encode())
+    (workdir / "own.py").chmod(mode)
+    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, command, launcher), {})
+    assert (spec.launcher, list(spec.command)) == (launcher, runs)
+
+
+def test_deepspeed_tells_such_a_script_its_number_too(workdir, tmp_path):
+    (workdir / "own.py").write_text(OWN)
+    (workdir / "own.py").chmod(0o755)
+    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, ["./own.py", "--x"], "deepspeed"), {})
+    assert spec.command[2].endswith('exec "$script" --local_rank="$LOCAL_RANK" "$@"')
+    assert spec.command[4:] == ("./own.py", "--x")
+
+
+@pytest.mark.parametrize("kind", ["nothing", "folder", "link out", "fifo"])
+def test_what_is_no_script_has_no_interpreter(workdir, kind):
+    path = workdir / "own.py"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link out":
+        path.symlink_to("/bin/sh")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    spec = JobSpec("n", "i", 1, ("./own.py",), workdir=str(workdir))
+    assert not runs_itself(spec) and not runs_itself(replace(spec, workdir=None))
+    assert not runs_itself(replace(spec, command=("/a\0b/own.py",))) and not runs_itself(replace(spec, command=("",)))
+
+
+@pytest.mark.parametrize("command", [["python3", "nosuch.py"], ["python3 train.py --x"]])
+def test_a_plan_says_only_the_first_problem(workdir, tmp_path, command):
+    flags = flags_of(workdir, command, None)
+    _, said = spec_of(None, inventory_of(tmp_path), {**flags, "-n": ("gpus", 4)}, {}, is_plan=True)
+    refusals = [line for line in said if "submit would refuse" in line]
+    assert len(refusals) == 1 and ("nosuch.py" in refusals[0] or "one word" in refusals[0])
+    assert not any("--launcher" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "shell"),
+    [
+        (["python3", "-m", "m", "|", "tee", "log"], "bash -o pipefail -c 'python3 -m m | tee log'"),
+        (["python3", "-m", "m", "--x", ">", "a b"], """bash -o pipefail -c 'python3 -m m --x > '"'"'a b'"'"''"""),
+        (["torchrun", "-m", "m", "2>&1", "|", "tee", "l"], "bash -o pipefail -c 'torchrun -m m 2>&1 | tee l'"),
+        (["true", "&&", "false"], "bash -o pipefail -c 'true && false'"),
+        (["grep", "-F", "|", "x"], ""), (["python3", "-m", "m", "--sep", "|", "x"], ""), (["echo", "|"], ""),
+        (["test", "1", "<", "2"], ""), (["echo", ">log"], ""), (["|", "x"], ""), (["bash", "-c", "a | b"], ""),
+    ],
+)  # fmt: skip
+def test_a_pipe_that_no_shell_reads_is_pointed_out(workdir, tmp_path, words, shell):
+    spec, said = spec_of(None, inventory_of(tmp_path), flags_of(workdir, words, None), {})
+    pointed = [line for line in said if "starts no shell" in line]
+    assert len(pointed) == bool(shell) and (not shell or f"  → {shell}" in said)
+    assert set(words) - {"torchrun"} <= set(spec.command), "nothing of it is changed"
+
+
+def inventory_of(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return load(tmp_path / "inventory.yaml")
+
+
+def flags_of(workdir, command, launcher):
+    return {
+        "-n": ("gpus", 1), "--image": ("image", "i:1"), "COMMAND": ("command", command),
+        "--launcher": ("launcher", launcher), "--workdir": ("workdir", str(workdir)),
+    }  # fmt: skip
 
 
 def test_a_large_workdir_is_not_read_to_its_end(workdir, monkeypatch):

@@ -222,6 +222,28 @@ def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):
         settled(replace(SPEC, **changes), is_named="launcher" in changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("pytorch", "did you mean torchrun?"), ("PyTorch", "torchrun"), ("ddp", "torchrun"), ("slurm", "srun"),
+        ("mpi", "mpirun"), ("openmpi", "mpirun"), ("tf", "tensorflow"), ("hvd", "horovod"), ("torchrn", "torchrun"),
+        ("accelerate", "accelerate launch"),
+    ],
+)  # fmt: skip
+def test_a_launcher_of_another_name_is_named_as_gpurun_calls_it(name, hint):
+    with pytest.raises(BadInput, match="there is no launcher") as caught:
+        settled(replace(SPEC, launcher=name), is_named=True)
+    first, all_names = caught.value.hint.split(" There are: ")
+    assert hint in first and all_names == ", ".join(NAMES)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 10_000, "\x1b[31m", "frob"])
+def test_a_launcher_that_is_like_none_gets_the_list_alone(name):
+    with pytest.raises(BadInput) as caught:
+        settled(replace(SPEC, launcher=name), is_named=True)
+    assert caught.value.hint.startswith("there are: horovod")
+
+
 @pytest.mark.parametrize("launcher", NAMES)
 def test_an_elastic_gang_goes_on_or_is_formed_again_as_its_launcher_can(launcher):
     """Only Horovod's ranks go on; nobody but the launcher's own value says so, whatever a recipe claims."""

@@ -6,7 +6,8 @@ No code outside this room knows a launcher's name. To add a launcher: write a fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpurun.errors import BadInput
@@ -28,6 +29,16 @@ NAMES = tuple(_TABLE)
 ALONE = TASKS.name
 """The launcher of a program that needs nothing of its image and joins no others."""
 
+_LIKELY: Mapping[str, str] = {
+    **dict.fromkeys(("pytorch", "torch", "ddp", "fsdp", "elastic", "lightning", "torch.distributed"), TORCHRUN.name),
+    **dict.fromkeys(("slurm", "sbatch"), SRUN.name),
+    **dict.fromkeys(("mpi", "openmpi", "ompi", "mpiexec", "mpi4py"), MPIRUN.name),
+    **dict.fromkeys(("tf", "keras", "ps"), TENSORFLOW.name),
+    **dict.fromkeys(("hvd", "horovodrun", "gloo"), GLOO.name),
+    **dict.fromkeys(("none", "copies", "local"), ALONE), "ds": DEEPSPEED.name,
+}  # fmt: skip
+"""What other programs and people call gpurun's launchers."""
+
 
 def launcher_of(spec: JobSpec) -> Launcher:
     """Return the launcher of a job.
@@ -37,17 +48,31 @@ def launcher_of(spec: JobSpec) -> Launcher:
     """
     found = _TABLE.get(spec.launcher)
     if found is None:
-        raise BadInput(f"there is no launcher {spec.launcher!r}", hint=f"there are: {', '.join(NAMES)}")
+        raise BadInput(
+            f"there is no launcher {spec.launcher!r}", hint=f"{_likely(spec.launcher)} are: {', '.join(NAMES)}"
+        )
     return MPI if found is GLOO and spec.controller == "mpi" else found
 
 
-def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
+def _likely(name: str) -> str:
+    """Return which launcher a person may mean, before the list of all."""
+    wanted = name[:40].lower()
+    if wanted == "accelerate":
+        return "write `accelerate launch …` as the command, or choose torchrun. There"
+    found = _LIKELY.get(wanted) or next(iter(difflib.get_close_matches(wanted, NAMES, n=1)), "")
+    return f"did you mean {found}? There" if found else "there"
+
+
+def settled(
+    spec: JobSpec, *, is_named: bool, runs_itself: Callable[[JobSpec], bool] = lambda _: False
+) -> tuple[JobSpec, tuple[str, ...]]:
     """Return the final spec, and lines that tell the user how gpurun read the command.
 
     If a launcher is in the user's command, gpurun takes its place (`typed_line`).
 
     Args:
         is_named: a recipe or a flag names the launcher.
+        runs_itself: whether the first word of a job's command is an executable file that names its interpreter.
 
     Raises:
         BadInput: there is no such launcher, it does not support something in the spec, or gpurun cannot run the
@@ -59,7 +84,8 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]
     spec, said = typed_line(spec, is_named=is_named)
     launcher = launcher_of(spec)
     if launcher.interpreter and spec.command[0].endswith(".py"):
-        spec = replace(spec, command=(*launcher.interpreter, *spec.command))
+        starter = launcher.by_itself if runs_itself(spec) else launcher.interpreter
+        spec = replace(spec, command=(*starter, *spec.command))
     _check(spec, launcher)
     spec = replace(spec, reforms=spec.min_gpus is not None and launcher.elastic == "anew")
     spec, about_env = with_own_variables(spec if launcher.with_roles is None else launcher.with_roles(spec), launcher)

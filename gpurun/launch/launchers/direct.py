@@ -125,11 +125,14 @@ def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
 
 
 TORCHRUN = Launcher(
-    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON, elastic="anew"
-)
+    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON, elastic="anew",
+    joins="torch.distributed.init_process_group()",
+)  # fmt: skip
 DEEPSPEED = Launcher(
     "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment,
-    interpreter=with_local_rank(PYTHON), elastic="anew", one_per_gpu="each process of DeepSpeed uses one GPU",
+    interpreter=with_local_rank(PYTHON), by_itself=with_local_rank(()), elastic="anew",
+    one_per_gpu="each process of DeepSpeed uses one GPU",
+    joins="deepspeed.initialize()",
 )  # fmt: skip
 """DeepSpeed's own launcher gives the number to a script as its first flag, too (`deepspeed.launcher.launch`)."""
 
@@ -172,4 +175,7 @@ def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     }  # fmt: skip
 
 
-JAX = Launcher("jax", "/bin/sh, Python and JAX", environment=jax_environment, interpreter=PYTHON, elastic="anew")
+JAX = Launcher(
+    "jax", "/bin/sh, Python and JAX", environment=jax_environment, interpreter=PYTHON, elastic="anew",
+    joins="jax.distributed.initialize()",
+)  # fmt: skip

@@ -17,7 +17,7 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
 
 GLOO = Launcher(
     "horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, elastic="live", all_read_outputs=False,
-    program="horovodrun", one_per_gpu=ONE_PER_GPU,
+    program="horovodrun", one_per_gpu=ONE_PER_GPU, joins="horovod's init()",
 )  # fmt: skip
 MPI = Launcher(
     "horovod", NEEDS, rank_variable="OMPI_COMM_WORLD_RANK", tells="group", argv=argv, all_read_outputs=False,

@@ -100,8 +100,10 @@ class Launcher:
         all_read_outputs: each rank may read what earlier attempts left. Otherwise rank 0 reads it and passes it on, as
             Horovod's guide recommends.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
+        by_itself: what runs such a file that is executable and names its interpreter; empty = the file itself.
         program: the name of what starts the ranks, for people.
         one_per_gpu: why each of its ranks has one GPU; "": one rank for each host is possible, too.
+        joins: what a program calls to form a group, over TCP; "" = a good program may do without a group.
     """
 
     name: str
@@ -114,5 +116,7 @@ class Launcher:
     elastic: Literal["live", "anew", "no"] = "no"
     all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()
+    by_itself: tuple[str, ...] = ()
     program: str = "the ranks"
     one_per_gpu: str = ""
+    joins: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,11 +13,32 @@ SAY = frozenset(
     {"echo", "printf", "export", "alias", "which", "type", "grep", "pip", "pgrep", "pkill", "killall", "man"}
 )
 """Programs that start nothing, whatever words are behind them."""
+OPERATORS = frozenset(["|", "|&", "||", "&&", ">", ">>", "<", "2>", "2>>", "&>", "&>>", "2>&1", ">&2"])
+COMPARES = ("test", "[", "expr")
+"""Programs with words such as ``<`` of their own."""
 DEPTH = 8
 """Substitutions within substitutions that are read."""
 _ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _HEREDOC = re.compile(r"<<(-?)[ \t]*(\\?[\w.-]+|'[^'\n]*'|\"[^\"\n]*\")")
+_SEPARATES = re.compile(r"-[A-Za-z]|--\S*(sep|delim)\S*")
 _BLANK, _OPERATOR = " \t\r", "();<>|&\n"
+
+
+def about_operators(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return lines that point out a pipe or redirection that stands in a command as a word: no shell reads it."""
+    if words[0].rpartition("/")[2] in COMPARES or not any(_is_operator(words, at) for at in range(1, len(words))):
+        return ()
+    first = next(words[at] for at in range(1, len(words)) if _is_operator(words, at))
+    text = " ".join(word if word in OPERATORS else shlex.quote(word) for word in words)
+    return (
+        f"the program gets {first!r} as an argument, because gpurun starts no shell. To let one read it, write:",
+        f"  → bash -o pipefail -c {shlex.quote(text)}",
+    )
+
+
+def _is_operator(words: tuple[str, ...], at: int) -> bool:
+    is_whole = at + 1 < len(words) or words[at] in ("2>&1", ">&2")
+    return words[at] in OPERATORS and is_whole and not _SEPARATES.fullmatch(words[at - 1])
 
 
 def simple_commands(text: str) -> Iterator[tuple[str, ...]]:

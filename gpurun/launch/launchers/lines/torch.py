@@ -140,8 +140,11 @@ LAUNCH = Typed(
 
 
 def with_local_rank(interpreter: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what runs a script with ``--local_rank=N`` as its first flag, as DeepSpeed's launcher does."""
-    run = f'script="$1"; shift; exec {shlex.join(interpreter)} "$script" --local_rank="$LOCAL_RANK" "$@"'
+    """Return what runs a script with ``--local_rank=N`` as its first flag, as DeepSpeed's launcher does.
+
+    Without an interpreter, the script runs by itself.
+    """
+    run = f'script="$1"; shift; {shlex.join(("exec", *interpreter))} "$script" --local_rank="$LOCAL_RANK" "$@"'
     return "sh", "-c", run, "deepspeed"
 
 
