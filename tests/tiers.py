@@ -59,6 +59,7 @@ ROOMS = {
     "test_remote": "remote",
     "test_renamed_hosts": "leases state cli",
     "test_rerun": "jobs",
+    "test_meeting": "supervisor node launch",
     "test_second_launcher": "supervisor node",
     "test_roles": "launch",
     "test_scale": "campaigns scaling",

@@ -328,6 +328,14 @@ class RankStarter(TypedDict):
     which: Annotated[int, Meta(ge=0, le=10**4)]
 
 
+class RanksMeeting(TypedDict):
+    """What ``ranks.look`` has seen: the ranks that run there, the ports where they meet, whether they have met."""
+
+    ranks: Annotated[list[Annotated[int, Meta(ge=0, le=10**7)]], Meta(max_length=1 << 13)]
+    ports: Annotated[list[Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=1 << 6)]
+    met: bool
+
+
 def fields(**types: Any) -> Any:
     """Return the type of a JSON object with these keys; a key whose value may be None is optional."""
     optional = [(name, kind, None) for name, kind in types.items() if _may_be_none(kind)]
@@ -428,6 +436,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "ranks.follow": AnswerTypes(None, RankStart | RankOutput | RankEnd),
     "ranks.release": AnswerTypes(fields(bytes=Count)),
     "ranks.list": AnswerTypes(list[ListedRank]),
+    "ranks.look": AnswerTypes(RanksMeeting),
     "ranks.starters": AnswerTypes(list[RankStarter]),
     "tree.lacking": AnswerTypes(list[Digest]),
     "tree.add": AnswerTypes(fields(bytes=Count)),

@@ -24,6 +24,7 @@ from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
+from gpurun.supervisor.meeting import MeetingWatch
 from gpurun.supervisor.outputs_watch import OutputsWatch
 from gpurun.supervisor.rehearsal import RehearsalWatch
 from gpurun.supervisor.starters import StarterWatch
@@ -72,6 +73,7 @@ class _Watch:
         self._hang = HangWatch(job)
         self._rehearsal = RehearsalWatch(job)
         self._health = HealthWatch(job, self._stop)
+        self._meeting = MeetingWatch(job, self._stop)
         self._checkpoints = CheckpointWatch(job, self._stop)
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
@@ -84,7 +86,7 @@ class _Watch:
         self._checkpoints.thread().start()
         self._tending = [
             *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads(),
-            *StarterWatch(job, self._stop).threads(),
+            *StarterWatch(job, self._stop).threads(), *self._meeting.threads(),
         ]  # fmt: skip
         for thread in self._tending:
             thread.start()
@@ -108,6 +110,7 @@ class _Watch:
                     self._ask_others()
                 case Finish() as finish:
                     if end := self._explained(finish, seen):
+                        self._meeting.end(end)
                         return end
             self._checkpoints.keep()
 

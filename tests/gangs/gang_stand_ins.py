@@ -125,6 +125,9 @@ class Idle:
     def threads(self) -> list[Any]:
         return []
 
+    def end(self, end: Any) -> None:
+        pass
+
     def start(self) -> None:
         pass
 

@@ -136,6 +136,7 @@ def real_supervisors(world: Any, replace: Any) -> None:
         ("HealthWatch", Health),
         ("CheckpointWatch", Idle),
         ("OutputsWatch", Idle),
+        ("MeetingWatch", Idle),
         ("Members", Members),
     ):
         replace(watch, name, lambda *arguments, stand_in=stand_in, **named: stand_in(world.acting, *arguments, **named))
@@ -259,6 +260,9 @@ class Idle:
 
     def keep(self) -> None:
         """No checkpoint."""
+
+    def end(self, _end: object) -> None:
+        """Nothing was seen."""
 
 
 class Health(Idle):

@@ -14,10 +14,9 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 from gpurun.node.agent.call import Call
 from gpurun.node.agent.processes import Process, is_same, open_files
-from gpurun.node.job import rank_processes
+from gpurun.node.job import rank_processes, tcp_rows
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
-_ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
 # The same numbers on every architecture (Linux 5.3 and 5.6).
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 
@@ -77,22 +76,10 @@ def _send(process: Process, number: int) -> None:
 
 
 def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
-    """Yield (inode, remote IPv4 address, remote port) of TCP connections in a process's network (man proc_net_tcp).
-
-    An IPv4 connection of an IPv6 socket is listed by its mapped address.
-    """
-    for family in ("tcp", "tcp6"):
-        try:
-            with open("/proc/%d/net/%s" % (pid, family)) as stream:
-                lines = stream.read().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == _ESTABLISHED:
-                address, port = fields[2].split(":")
-                packed = bytes.fromhex(address[-8:])[::-1]  # little-endian words; the last one is the IPv4 address
-                yield fields[9], socket.inet_ntoa(packed), str(int(port, 16))
+    """Yield (inode, remote address, remote port) of TCP connections in a process's network."""
+    for row in tcp_rows.rows(str(pid)):
+        if row.state == tcp_rows.ESTABLISHED:
+            yield row.inode, row.remote[0], str(row.remote[1])
 
 
 def _descriptors(pid: int, inodes: Set[str]) -> List[int]:

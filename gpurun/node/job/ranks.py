@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpReply
-from gpurun.node.job import job_parts, rank_folders, rank_processes, rank_sockets, rank_starters
+from gpurun.node.job import job_parts, rank_folders, rank_meeting, rank_processes, rank_sockets, rank_starters
 from gpurun.node.job.rank_folders import STREAMS, Name, RankFolders, RankState
 
 POLL_S = 0.1
@@ -241,6 +241,7 @@ OPS = {
     "cut": rank_sockets.cut,
     "follow": follow,
     "list": list_ranks,
+    "look": rank_meeting.look,
     "release": release,
     "starters": starters,
 }

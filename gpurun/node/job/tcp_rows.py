@@ -1,0 +1,41 @@
+"""Read the kernel's table of TCP connections (man proc_net_tcp)."""
+
+import socket
+from typing import Iterator, NamedTuple, Tuple
+
+ESTABLISHED, SYN_SENT, SYN_RECV, LISTEN = "01", "02", "03", "0A"  # Linux, include/net/tcp_states.h
+
+
+class TcpRow(NamedTuple):
+    """One end of a connection, or a socket that listens. Its `inode` is "0" if no process has it any more."""
+
+    local: Tuple[str, int]
+    remote: Tuple[str, int]
+    state: str
+    inode: str
+
+
+def rows(process: str) -> Iterator[TcpRow]:
+    """Yield the connections in the network of a process: its pid, or ``self``.
+
+    An IPv4 connection of an IPv6 socket has its IPv4 address.
+    """
+    for family in ("tcp", "tcp6"):
+        try:
+            with open("/proc/%s/net/%s" % (process, family)) as stream:
+                lines = stream.read().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            yield TcpRow(_end(fields[1]), _end(fields[2]), fields[3], fields[9])
+
+
+def _end(text: str) -> Tuple[str, int]:
+    """Return address and port: words of four bytes in this machine's order, which is little-endian."""
+    address, port = text.split(":")
+    packed = b"".join(bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8))
+    if len(packed) == 16 and packed[:12] == bytes(10) + b"\xff\xff":
+        packed = packed[12:]
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return socket.inet_ntop(family, packed), int(port, 16)
