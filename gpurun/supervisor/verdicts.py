@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -117,11 +118,18 @@ def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> En
     if _lacks_command(failure, spec.command[0]):
         replaced = path_hint(spec.env)
         lacks = f"{replaced}, and it leads to no" if replaced else f"the image {spec.image} has no"
-        instead = " (most images have python3, so write that)" if spec.command[0] == "python" else ""
-        return replace(_because(end, f"{lacks} {spec.command[0]}{instead}: {end.reason}"), code=2)
+        return replace(_because(end, f"{lacks} {spec.command[0]}{_instead(spec.command)}: {end.reason}"), code=2)
     printed = [line for line in lines if line.rank == failure.rank]
     hint = hint_for(Failed(failure.exit_code, printed, spec, failure.host or "its host"))
     return _because(end, f"{end.reason}; {hint}") if hint else end
+
+
+def _instead(command: tuple[str, ...]) -> str:
+    """Return what to write for a program that many images lack; "" if gpurun does not know."""
+    if command[0] == "python":
+        return " (most images have python3, so write that)"
+    line = shlex.quote(shlex.join(command))
+    return f" (it is a word of bash, so write bash -c {line})" if command[0] == "time" else ""
 
 
 def _because(end: End, reason: str) -> End:

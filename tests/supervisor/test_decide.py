@@ -234,6 +234,8 @@ def test_a_command_that_the_image_lacks_is_named(said):
         assert with_last_words(end, [Line(1, "stderr", other)], spec).reason == end.reason
     named = with_last_words(end, [Line(1, "stderr", said.format("python"))], replace(spec, command=("python", "t.py")))
     assert f"has no python (most images have python3, so write that): {end.reason}" in named.reason
+    named = with_last_words(end, [Line(1, "stderr", said.format("time"))], replace(spec, command=("time", "a", "-b")))
+    assert f"has no time (it is a word of bash, so write bash -c 'time a -b'): {end.reason}" in named.reason
     ran = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])))
     assert with_last_words(ran, [Line(1, "stderr", said.format(command))], spec).reason == ran.reason
 

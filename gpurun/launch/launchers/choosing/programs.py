@@ -57,23 +57,27 @@ def programs_of(words: tuple[str, ...]) -> tuple[StartedProgram, ...]:
         if (behind := _profiled(words) if inner is None else inner.words) is None:
             break
         words = behind
-    if not words:
-        return (StartedProgram("harmless", ""),)
+    return (_program(words) if words else StartedProgram("harmless", ""),)
+
+
+def _program(words: tuple[str, ...]) -> StartedProgram:
     name = wrappers.name_of(words)
+    if words[0].startswith(("$", "`")):
+        return StartedProgram("unread", words[0])
     if PYTHON.match(name):
-        return (_by_python(words),)
+        return _by_python(words)
     if name in SHELLS:
         at = 1
         while at < len(words) and words[at].startswith(("-", "+")):
             at += 2 if words[at].endswith("o") else 1
         found = StartedProgram("unread", name)
-        return (found if at >= len(words) else StartedProgram("shell", words[at], arguments=words[at + 1 :]),)
+        return found if at >= len(words) else StartedProgram("shell", words[at], arguments=words[at + 1 :])
     if name in HARMLESS:
-        return (StartedProgram("harmless", name),)
+        return StartedProgram("harmless", name)
     kind: Literal["python", "shell", "program"] = "program"
     if name.endswith((".py", ".sh")):
         kind = "python" if name.endswith(".py") else "shell"
-    return (StartedProgram(kind, words[0], arguments=words[1:]),)
+    return StartedProgram(kind, words[0], arguments=words[1:])
 
 
 def programs_in(text: str, folder: str = "") -> tuple[StartedProgram, ...]:
@@ -86,9 +90,11 @@ def programs_in(text: str, folder: str = "") -> tuple[StartedProgram, ...]:
         if (typed := read_start(command)) is not None:
             found.append(StartedProgram("launcher", typed.name, True))
             continue
-        if command[0] == "eval" or command[0].startswith(("$", "`")):
+        if command[0] == "eval":
             found.append(StartedProgram("unread", command[0], True))
             continue
+        if command[0] in (".", "source") and "".join(command[1:2]).startswith("$"):
+            continue  # such a file sets variables, as a virtual environment's does
         if command[0] in ("cd", "pushd"):
             folder = _gone(folder, command[1:])
         sourced = command[1:] if command[0] in (".", "source") else command
