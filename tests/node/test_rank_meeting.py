@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -11,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpurun.node.agent.call import Call
-from gpurun.node.job import rank_meeting, tcp_rows
+from gpurun.node.job import rank_folders, rank_meeting, tcp_rows
 from gpurun.node.job.rank_meeting import have_met
-from gpurun.node.job.tcp_rows import ESTABLISHED, LISTEN, SYN_SENT, TcpRow
+from gpurun.node.job.tcp_rows import ESTABLISHED, LISTEN, SYN_SENT, TIME_WAIT, TcpRow
 
 JOB = f"j-3{os.getpid():07x}"
 HERE, THERE, LOCAL, WORLD = "10.0.0.1", "10.0.0.2", "127.0.0.1", "93.184.216.34"
-TIME_WAIT = "06"
 
 
 def row(local, remote, state=ESTABLISHED, inode="7"):
@@ -52,8 +52,8 @@ def test_what_may_be_the_connection_of_two_ranks_counts_as_one(table, met):
 
 def test_the_kernels_table_is_read_with_both_families(monkeypatch):
     lines = {
-        "tcp": "  0: 0100007F:72D8 0200000A:0050 01 00000000:00000000 00:00000000 00000000     0 0 41 1",
-        "tcp6": "  0: 0000000000000000FFFF00000100007F:0001 00000000000000000000000001000000:0002 06 x x x 0 0 0 3",
+        "tcp": "  0: 0100007F:72D8 0200000A:0050 01 x:x 00:00000000 x 0 0 41 1",
+        "tcp6": "0: 0000000000000000FFFF00000100007F:1 00000000000000000000000001000000:2 06 x:x 03:000003E8 x 0 0 0 3",
     }
     monkeypatch.setattr(
         tcp_rows,
@@ -62,7 +62,7 @@ def test_the_kernels_table_is_read_with_both_families(monkeypatch):
         raising=False,
     )
     assert list(tcp_rows.rows("self")) == [
-        TcpRow((LOCAL, 29400), ("10.0.0.2", 80), "01", "41"), TcpRow((LOCAL, 1), ("::1", 2), "06", "0"),
+        TcpRow((LOCAL, 29400), ("10.0.0.2", 80), "01", "41"), TcpRow((LOCAL, 1), ("::1", 2), "06", "0", 50.0),
     ]  # fmt: skip
 
 
@@ -123,6 +123,23 @@ def test_the_port_of_a_group_is_remembered_after_its_ranks_have_ended(rank):
         member.communicate("\n")
         peer.close()
     assert look(port)["met"]
+
+
+def test_what_was_closed_before_the_ranks_started_was_not_theirs(monkeypatch):
+    closed = TcpRow((LOCAL, 4000), (LOCAL, 4001), TIME_WAIT, "0", 10.0)
+    monkeypatch.setattr(rank_meeting, "rows", lambda _: [closed])
+    for running_s, met in ((9.0, False), (11.0, True)):
+        monkeypatch.setattr(rank_meeting, "_running_s", lambda *_, since_s=running_s: since_s)
+        assert look(1)["met"] is met
+
+
+def test_the_time_since_the_first_rank_is_that_of_its_script(monkeypatch, tmp_path):
+    assert rank_meeting._running_s(JOB, 1) == math.inf
+    monkeypatch.setattr(rank_folders, "run_folder", lambda _: str(tmp_path))
+    up_s = float(Path("/proc/uptime").read_text().split()[0])
+    for started_s in (up_s - 30.0, up_s - 2.0):
+        (tmp_path / "ranks" / "1" / f"0.77.{int(started_s * os.sysconf('SC_CLK_TCK'))}").mkdir(parents=True)
+    assert 30.5 < rank_meeting._running_s(JOB, 1) < 60.0
 
 
 @pytest.mark.parametrize("text", ["0", "100", "", "many"])

@@ -5,12 +5,13 @@ coordinator. A connection that was closed stays in the table for a minute (TIME_
 """
 
 import ipaddress
+import math
 import os
 from typing import Any, Collection, Dict, List, Mapping, Sequence
 
 from gpurun.node.agent.call import Call
 from gpurun.node.agent.processes import open_files
-from gpurun.node.job import rank_processes
+from gpurun.node.job import rank_folders, rank_processes
 from gpurun.node.job.tcp_rows import LISTEN, SYN_RECV, SYN_SENT, TcpRow, rows
 
 NOT_CONNECTED = (LISTEN, SYN_SENT, SYN_RECV)
@@ -44,7 +45,9 @@ def look(
             if path.startswith("socket:["):
                 owners[path[8:-1]] = one.rank
     table = list(rows("self"))
-    is_met = not _remembers(len(table)) or have_met(table, owners, addresses, known, spared)
+    since_s = _running_s(job, attempt)
+    later = [row for row in table if row.closed_s is None or row.closed_s <= since_s]
+    is_met = not _remembers(len(table)) or have_met(later, owners, addresses, known, spared)
     return {"ranks": sorted({one.rank for one in ranks}), "ports": sorted(known), "met": is_met}
 
 
@@ -85,6 +88,17 @@ def _is_near(address: str, addresses: Collection[str]) -> bool:
 def _is_inside(row: TcpRow, addresses: Collection[str]) -> bool:
     ends = (row.local[0], row.remote[0])
     return all(address in addresses or ipaddress.ip_address(address).is_loopback for address in ends)
+
+
+def _running_s(job: str, attempt: int) -> float:
+    """Return since when ranks have run here, and a second: what was closed before, such as a copied image's
+    connection, was not theirs. Infinite if none has started.
+    """
+    with rank_folders.RankFolders(job, attempt) as folder:
+        first = min((name.started for name in folder.names()), default=0)
+    with open("/proc/uptime") as stream:
+        up_s = float(stream.read().split()[0])
+    return up_s - first / os.sysconf("SC_CLK_TCK") + 1.0 if first else math.inf
 
 
 def _network(process: str) -> str:

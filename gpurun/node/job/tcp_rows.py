@@ -1,18 +1,27 @@
 """Read the kernel's table of TCP connections (man proc_net_tcp)."""
 
 import socket
-from typing import Iterator, NamedTuple, Tuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
-ESTABLISHED, SYN_SENT, SYN_RECV, LISTEN = "01", "02", "03", "0A"  # Linux, include/net/tcp_states.h
+ESTABLISHED, SYN_SENT, SYN_RECV, TIME_WAIT, LISTEN = "01", "02", "03", "06", "0A"  # Linux, include/net/tcp_states.h
+TIME_WAIT_S = 60.0
+"""Linux, include/net/tcp.h: TCP_TIMEWAIT_LEN."""
+_TICKS = 100.0
 
 
 class TcpRow(NamedTuple):
-    """One end of a connection, or a socket that listens. Its `inode` is "0" if no process has it any more."""
+    """One end of a connection, or a socket that listens.
+
+    Attributes:
+        inode: "0" if no process has it any more.
+        closed_s: since when it is closed, in seconds; None if it is not, or if that cannot be known.
+    """
 
     local: Tuple[str, int]
     remote: Tuple[str, int]
     state: str
     inode: str
+    closed_s: Optional[float] = None
 
 
 def rows(process: str) -> Iterator[TcpRow]:
@@ -28,7 +37,13 @@ def rows(process: str) -> Iterator[TcpRow]:
             continue
         for line in lines:
             fields = line.split()
-            yield TcpRow(_end(fields[1]), _end(fields[2]), fields[3], fields[9])
+            yield TcpRow(_end(fields[1]), _end(fields[2]), fields[3], fields[9], _closed_s(fields[3], fields[5]))
+
+
+def _closed_s(state: str, timer: str) -> Optional[float]:
+    """Return since when a connection waits. Its timer, 3, says how long it still will."""
+    kind, _, left = timer.partition(":")
+    return TIME_WAIT_S - int(left, 16) / _TICKS if state == TIME_WAIT and kind == "03" else None
 
 
 def _end(text: str) -> Tuple[str, int]:
