@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.jobs import open_store
-from gpurun.cli.options import JsonOption
+from gpurun.cli.options import InventoryOption, JsonOption, OnlyHostsOption
 from gpurun.cli.printing import print_json, printable, say, size_text
-from gpurun.errors import StateError
+from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
     from gpurun.jobs.store import JobStore
@@ -24,6 +24,11 @@ def du(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
     ] = None,
+    caches: Annotated[
+        bool, typer.Option("--caches", help="Instead, what your caches of models and kernels take on hosts.")
+    ] = False,
+    hosts: OnlyHostsOption = None,
+    inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what jobs take of the head's disk, the largest first.
@@ -32,6 +37,13 @@ def du(
     """
     from gpurun.jobs.usage import each_counted_once, measure
 
+    if caches:
+        from gpurun.cli.host_caches import show_caches
+
+        if jobs:
+            raise BadInput("caches belong to no job", where="--caches", hint="gpurun du --caches --host HOSTS")
+        show_caches(hosts, inventory, as_json=as_json)
+        return
     store = open_store()
     names = [store.find(job).id for job in dict.fromkeys(jobs)] if jobs else _all_names(store)
     found = [name for name in names if (store.folder / name).exists()]

@@ -26,6 +26,13 @@ HostsArgument = Annotated[str, typer.Argument(metavar="HOSTS", help=HOST_SET, au
 HostArgument = Annotated[
     str, typer.Argument(metavar="HOST", help="Host of the inventory.", autocompletion=completion.hosts)
 ]
+OnlyHostsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="HOSTS", help="With --caches: only on these hosts.", show_default=False,
+        autocompletion=completion.hosts,
+    ),
+]  # fmt: skip
 SomeHostsArgument = Annotated[
     str | None,
     typer.Argument(metavar="[HOSTS]", help=HOST_SET, show_default=False, autocompletion=completion.hosts),

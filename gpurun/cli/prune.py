@@ -9,7 +9,7 @@ import typer
 
 from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import open_store
-from gpurun.cli.options import JsonOption, SomeJobsArgument, YesOption
+from gpurun.cli.options import InventoryOption, JsonOption, OnlyHostsOption, SomeJobsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
 from gpurun.errors import BadInput
 from gpurun.state import clock
@@ -45,6 +45,12 @@ def prune(
     also_unbrought: Annotated[
         bool, typer.Option("--also-unbrought", help="Also remove jobs with outputs that are only on hosts.")
     ] = False,
+    caches: Annotated[
+        bool,
+        typer.Option("--caches", help="Instead, shrink your caches on hosts to their limit, or to --keep-below."),
+    ] = False,
+    hosts: OnlyHostsOption = None,
+    inventory: InventoryOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -57,6 +63,13 @@ def prune(
     from gpurun.jobs.recipe_values import duration_s, size_mib
     from gpurun.jobs.states import State
 
+    if caches:
+        from gpurun.cli.host_caches import CacheWish, prune_caches
+
+        for_jobs = bool(jobs or older_than or state or outputs_only or also_unbrought)
+        below_mib = _value("--keep-below", keep_below, size_mib, "10GiB")
+        prune_caches(CacheWish(hosts, inventory, below_mib, for_jobs, dry_run, yes), as_json=as_json)
+        return
     if not (jobs or older_than or keep_below or state):
         raise BadInput(
             "says not which jobs", where="prune", hint="name jobs, or give --older-than, --keep-below or --state"

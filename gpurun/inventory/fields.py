@@ -194,6 +194,10 @@ class HostKeys(TypedDict, total=False):
         Memory,
         Meta(description="Disk space for data sets, such as 500GiB; default: a quarter of the disk"),
     ]
+    cache_quota_mib: Annotated[
+        Memory,
+        Meta(description="Disk space for each user's caches of models and kernels, such as 50GiB; default: no caches"),
+    ]
     health: Annotated[
         HookProgram,
         Meta(description="Program that exits with 0 if the host is healthy: [PATH, ARGUMENT…]; else the host is out"),

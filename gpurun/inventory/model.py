@@ -65,6 +65,7 @@ class Host:
         folder: a folder on a local disk of the host for gpurun's files; None = the user's home folder.
         system_memory_mib: the memory that jobs leave to the host itself; None = 5 %, at least 1 GiB, at most half.
         data_quota_mib: the most disk space for data sets; None = a quarter of the disk.
+        cache_quota_mib: the most disk space for each user's caches of models and kernels; None = jobs get none.
         health: the site's program that decides whether the host is healthy, with its arguments; empty = none.
         prolog: the site's program that runs before the containers of each attempt; empty = none.
         epilog: the site's program that runs after them, before the GPUs are free; empty = none.
@@ -93,6 +94,7 @@ class Host:
     ssh: Literal["paramiko", "system"] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     system_memory_mib: int | None = None
+    cache_quota_mib: int | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)

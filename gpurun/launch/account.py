@@ -23,6 +23,7 @@ class HostAccount:
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
         groups: number and name of each supplementary group that the container's processes have.
         names: name and address of other machines in the host's ``/etc/hosts``.
+        caches: whose caches of models and kernels a job there gets; None = nobody's.
     """
 
     uid: str
@@ -35,6 +36,7 @@ class HostAccount:
     docker_host: str = "unix:///var/run/docker.sock"
     groups: tuple[tuple[str, str], ...] = ()
     names: tuple[tuple[str, str], ...] = ()
+    caches: str | None = None
 
     def job_folder(self, job: str) -> str:
         """Return the folder of a job's files on this host; mode 0700."""
@@ -49,6 +51,10 @@ class HostAccount:
         yet.
         """
         return f"{self.folder}/data/{(digest or 'DIGEST').removeprefix('sha256:')}/tree"
+
+    def caches_folder(self, owner: str) -> str:
+        """Return the folder of a user's caches on this host (`gpurun.node.job.caches`)."""
+        return f"{self.folder}/caches/{owner}/files"
 
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:

@@ -15,6 +15,7 @@ from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
 from gpurun.launch.share import HostShare
 from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels, uuids_of
+from gpurun.node.job import cache_rules
 from gpurun.node.job.layer_rules import CODE, TARGET, volume_name
 
 WORKSPACE = TARGET
@@ -100,6 +101,8 @@ def mounts(job: str, attempt: int, spec: JobSpec, account: HostAccount) -> tuple
     if spec.scratch is not None:
         found.append(Mount(f"{folder}/{SCRATCH}", spec.scratch, writable=True))
     found.extend(Mount(_data_on_host(source, account), f"{DATA}/{name}") for name, source in spec.data.items())
+    if account.caches is not None:
+        found.append(Mount(account.caches_folder(account.caches), cache_rules.TARGET, writable=True))
     found.extend(Mount(source, target, writable=mode == "rw") for source, target, mode in spec.mounts)
     return tuple(found)
 

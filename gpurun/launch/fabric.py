@@ -16,7 +16,7 @@ run` reference. Each function names the part it follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -64,6 +64,10 @@ class FabricSettings:
     def as_dict(self) -> dict[str, str]:
         """Return names and values only."""
         return {setting.name: setting.value for setting in self.environment}
+
+    def beside(self, others: Sequence[Setting]) -> FabricSettings:
+        """Return the same with variables that are not the fabric's."""
+        return replace(self, environment=(*self.environment, *others))
 
 
 def settings(

@@ -14,7 +14,7 @@ from gpurun.errors import BadInput
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
+from gpurun.launch import caches, docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
 from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
@@ -119,6 +119,7 @@ def make_plan(
             hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
+    known = {h.name: replace(known[h.name], caches=caches.owner_on(h, spec, claimant)) for h in hosts}
     if alone:
         known = {name: replace(each, address=fabric.LOOPBACK_ADDRESS) for name, each in known.items()}
     gang = PlacedGang(
@@ -130,12 +131,13 @@ def make_plan(
     settings = {
         host.name: fabric.settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
     }
+    settings = {host.name: settings[host.name].beside(caches.settings(host, spec, image_sets)) for host in hosts}
     given = shares(spec, grants, inventory, hardware)
     if THREADS not in {*spec.env, *image_sets}:
         for host, found in settings.items():
             ranks = sum(place.host == host for place in gang.places)
             own = _threads(given[host], ranks, hardware.get(host), one_per_host=spec.one_per_host)
-            settings[host] = replace(found, environment=(*found.environment, *own))
+            settings[host] = found.beside(own)
     notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
         host: rank.rank_script(found.environment, launcher, spec.command, grace_s=spec.grace_s, notice_s=notice_s)

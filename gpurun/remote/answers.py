@@ -374,6 +374,8 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "blobs.feed": AnswerTypes(RECEIVED, RECEIVED),
     "blobs.status": AnswerTypes(fields(blobs=dict[Digest, Count], sent_bytes=Count)),
     "blobs.close": AnswerTypes(),
+    "caches.list": AnswerTypes(fields(bytes=Count, entries=Count, jobs=list[Name])),
+    "caches.trim": AnswerTypes(fields(freed_bytes=Count, bytes=Count, jobs=list[Name], stuck=list[Text])),
     "claims.take": AnswerTypes(),
     "claims.list": AnswerTypes(CONVERTED_BY_FACTS),
     "data.use": AnswerTypes(list[Digest]),

@@ -181,7 +181,7 @@ def runnable(words):
     """A call as it runs here; None if it needs hosts, or a name that nobody knows."""
     given = [str(Path(word).expanduser()) if word.startswith("~") else KNOWN.get(word, word) for word in words[1:]]
     name = next((name for name in RUN if words[1 : 1 + len(name.split())] == name.split()), None)
-    if name is None or any(PLACEHOLDER.fullmatch(word) and word not in KNOWN for word in given):
+    if name is None or "--caches" in words or any(PLACEHOLDER.fullmatch(word) and word not in KNOWN for word in given):
         return None
     before, dashes, after = [*given, "--"], [], []
     if "--" in given:

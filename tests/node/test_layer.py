@@ -15,7 +15,7 @@ from waiting import LIMIT_S
 
 from gpurun.node.agent import place
 from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import gang, job_parts, layer_rules, written
+from gpurun.node.job import caches, gang, job_parts, layer_rules, written
 from gpurun.node.job.fence import fence
 
 JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
@@ -244,3 +244,17 @@ def test_a_file_that_keeps_its_size_and_time_was_written_all_the_same(host):
     host.engine.remove(made["container"])
     create()
     assert listed() == {"@workspace/sub/a", "@workspace/train.py"}, "a second start here forgets nothing"
+
+
+def test_a_job_uses_its_users_caches_from_its_container_on_until_its_fence(host):
+    prepare()
+    owner = f"{'a' * 16}-1000"
+    given = {"owner": owner, "most_bytes": 1 << 30}
+    gang.create(call(), JOB, 1, {}, argv(), None, layered=True, caches=given)
+    top = Path(caches.folder(owner))
+    assert top == host.top / "caches" / owner / "files"
+    (top / "model").write_text("kept")
+    assert caches.trim(call(), owner, 0)["jobs"] == [JOB]
+    fenced()
+    assert (top / "model").read_text() == "kept"
+    assert caches.list_(call(), owner)["jobs"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from gpurun.launch.account import HostAccount
 from gpurun.launch.launchers import NAMES, settled
 from gpurun.node.agent.call import OpError
 from gpurun.node.job import gang
+from gpurun.node.job.cache_rules import OWNER
 from gpurun.remote import answers
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
@@ -25,19 +27,22 @@ class Hosts:
     """Two hosts without containers; `busy` says which ports are in use on the second one."""
 
     def __init__(self, job, busy):
-        self.job, self.busy, self.calls, self.there, self.made = job, busy, [], {}, {}
+        self.job, self.busy, self.calls, self.there, self.made, self.asked = job, busy, [], {}, {}, {}
 
     def each(self, call, hosts=None):
         ok, failed = {}, {}
         for host in self.job.hosts if hosts is None else hosts:
             try:
-                ok[host] = call(SimpleNamespace(host=host, call=lambda op, host=host, **asked: self.answer(host, op)))
+                ok[host] = call(
+                    SimpleNamespace(host=host, call=lambda op, host=host, **asked: self.answer(host, op, asked))
+                )
             except GpurunError as error:
                 failed[host] = error
         return Results(ok, failed)
 
-    def answer(self, host, op):
+    def answer(self, host, op, asked):
         self.calls.append((op, host))
+        self.asked[host] = asked
         if op == "gang.inspect":
             return SimpleNamespace(value=self.there.get(host, []))
         if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
@@ -75,6 +80,20 @@ def test_a_host_on_which_the_layer_is_a_copy_is_named_with_the_reason(prepared):
     events = job.folder.events.read_text()
     assert events.count("no layer can lie above the code") == 1, events
     assert f"{job.hosts[0]}: no layer can lie" in events and "copy of it: mount overlay: invalid argument" in events
+
+
+def test_only_a_host_whose_inventory_allows_caches_is_asked_for_them(prepared):
+    job = prepared("tasks", lambda _: False)
+    first, second = job.hosts
+    hosts = [replace(each, cache_quota_mib=2 if each.name == second else None) for each in job.inventory.hosts]
+    job.inventory = replace(job.inventory, hosts=tuple(hosts))
+    plan = start._create_all(job)
+    assert "caches" not in job.links.asked[first]
+    caches = job.links.asked[second]["caches"]
+    assert caches["most_bytes"] == 2 << 20
+    assert OWNER.match(caches["owner"])
+    mounted = {host.host: f"/caches/{caches['owner']}/files," in str(host.run) for host in plan.hosts}
+    assert mounted == {first: False, second: True}
 
 
 @pytest.mark.parametrize("launcher", NAMES)

@@ -280,3 +280,34 @@ class EvictShape(TypedDict):
     evicted: dict[str, list[str]]
     kept: dict[str, dict[str, str]]
     failed: dict[str, str]
+
+
+class CachesShape(TypedDict):
+    """A user's caches on one host.
+
+    Attributes:
+        jobs: jobs that use them there.
+        freed_bytes: what a prune removed.
+        stuck: some entries that could not be removed, and why.
+    """
+
+    host: str
+    bytes: int
+    jobs: list[str]
+    freed_bytes: int
+    stuck: list[str]
+
+
+class CachesSizeShape(TypedDict):
+    """With `--caches`: what they take on hosts."""
+
+    caches: list[CachesShape]
+    failed: dict[str, str]
+
+
+class CachesPruneShape(TypedDict):
+    """With `--caches`: what a prune did on hosts; with `--dry-run`, what they take."""
+
+    dry_run: bool
+    caches: list[CachesShape]
+    failed: dict[str, str]

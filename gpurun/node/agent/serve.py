@@ -26,6 +26,7 @@ SILENCE_LIMIT_S = 90.0
 # The operations of an agent: those in `OPS` of these modules, named ``key.name``. Nothing else can be called.
 MODULES = {
     "blobs": "transfer.blobs",
+    "caches": "job.caches",
     "claims": "job.claims",
     "data": "data.sets",
     "docker": "docker",

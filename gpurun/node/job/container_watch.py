@@ -15,7 +15,7 @@ from gpurun.node.agent import processes
 from gpurun.node.agent.call import Call, OpError
 from gpurun.node.docker import job_containers
 from gpurun.node.folder.walk import walk
-from gpurun.node.job import job_lock, job_parts
+from gpurun.node.job import caches, job_lock, job_parts
 from gpurun.node.job.cgroup import COPIES, Counted, counted, counted_in
 from gpurun.node.job.neighbours import Neighbours
 
@@ -131,9 +131,10 @@ class ContainerWatch:
         return own if lost > 0 and 2 * wrote > lost else None
 
     def _files_on(self, device: int) -> int:
-        """Return the bytes of the job's outputs and folder, if they are on this device."""
+        """Return the bytes of the job's outputs, folder and caches, if they are on this device."""
         total, job = 0, self._job
-        for folder in (job_parts.outputs_folder(job), job_parts.kept_layer(job), job_parts.folder(job)):
+        own = (job_parts.outputs_folder(job), job_parts.kept_layer(job), job_parts.folder(job))
+        for folder in (*own, *filter(None, [caches.folder_of_job(job)])):
             try:
                 top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:

@@ -24,6 +24,7 @@ from gpurun.node.agent import place, processes
 from gpurun.node.agent.call import Call, OpError, OpReply
 from gpurun.node.docker import engine, kinds, run_argv
 from gpurun.node.folder import below, files
+from gpurun.node.job import caches as shared_caches
 from gpurun.node.job import claims, creating, job_lock, job_parts, layer, machines
 from gpurun.node.job.fence import fence
 from gpurun.node.job.rank_processes import signal
@@ -94,6 +95,7 @@ def create(
     claim: Optional[Dict[str, Any]] = None,
     ports: Sequence[int] = (),
     layered: bool = False,
+    caches: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
@@ -104,6 +106,7 @@ def create(
         ports: TCP ports on which ranks will listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
         layered: ranks may write beside their code: `layer.volume_name` is among the mounts.
+        caches: the arguments of `caches.join`, if the user's caches are among the mounts.
 
     Returns:
         ``{"container", "copied"}``: its id; why each rank's writable code is a copy, "" if it is not.
@@ -123,6 +126,8 @@ def create(
             claims.take_here(call, **claim)
         for name, (text, mode) in files.items():
             _write(os.path.join(folder, name), text, int(mode))
+        if caches is not None:
+            shared_caches.join(call, job, **caches)
         if sshd is not None:
             _start_sshd(sshd, folder)
         for port in ports:

@@ -1,0 +1,259 @@
+"""A user's caches of models and kernels on this host: one folder for all jobs of the user, with a limit.
+
+Programs in containers write all of it. So this module follows no link, and what this account cannot remove stays, and
+is said. Entries go, the least recently used first, while no job uses the folder: before a job's container is made, and
+when the user prunes. A job uses it from then on until its fence removes the job's folder, which says so.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from contextlib import contextmanager, suppress
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from gpurun.node.agent import place
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.agent.disk_reserve import disk_of, reserve_of
+from gpurun.node.folder import below
+from gpurun.node.folder.walk import walk
+from gpurun.node.job import job_parts
+from gpurun.node.job.cache_rules import OWNER, depth_of
+
+USE_FILE = "caches"
+"""In a job's folder: whose caches the job uses."""
+_POLL_S = 0.05
+_MOST_STUCK = 3
+_JOIN_S = 20.0
+_LONGEST_OWNER = 64
+_LEAST_BYTES = 4096
+"""What an entry of a folder counts at least, so that empty ones without end have an end."""
+
+
+class _LateError(Exception):
+    """A job has waited long enough."""
+
+
+class CachedEntry(NamedTuple):
+    """What goes as a whole, such as a model."""
+
+    used_s: float
+    parts: below.Parts
+    bytes: int
+
+
+def folder(owner: str) -> str:
+    """Return the folder that a user's jobs see. Raises OpError: ``bad-request``: it is nobody's."""
+    return os.path.join(_top(owner), "files")
+
+
+def folder_of_job(job: str) -> str:
+    """Return the folder that a job uses; "" if it uses none."""
+    owner = _owner_of(job_parts.folder(job))
+    return folder(owner) if OWNER.match(owner) else ""
+
+
+def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
+    """Make the folder for a job that begins here, and note that the job uses it. The caller holds the job's lock.
+
+    Unless another job uses it, entries go until the limit holds and the disk's reserve is free. The job waits for that,
+    but not for long: what still is beyond the limit goes when the next job begins.
+    """
+    for each in (os.path.dirname(_top(owner)), _top(owner), folder(owner), _gone(owner)):
+        os.makedirs(each, mode=0o700, exist_ok=True)
+    with _alone(call, owner):
+        if not _users(owner, but=job):
+            with suppress(_LateError):
+                _trim(call, owner, most_bytes, ends_s=time.monotonic() + _JOIN_S)
+        with open(os.path.join(job_parts.folder(job), USE_FILE), "w", encoding="ascii") as file:
+            file.write(owner)
+
+
+def list_(call: Call, owner: str) -> Dict[str, Any]:
+    """Return ``{"bytes", "entries", "jobs"}``: what a user's caches take here, and the jobs that use them."""
+    try:
+        entries = _entries(call, folder(owner), 0)
+    except FileNotFoundError:
+        return {"bytes": 0, "entries": 0, "jobs": []}
+    return {
+        "bytes": sum(each.bytes for each in entries) + _left_over(call, owner),
+        "entries": len(entries),
+        "jobs": _users(owner),
+    }
+
+
+def trim(call: Call, owner: str, most_bytes: int) -> Dict[str, Any]:
+    """Remove entries until at most so many bytes are left, unless a job uses them.
+
+    Returns:
+        ``{"freed_bytes", "bytes", "jobs", "stuck"}``: `jobs` use the caches, so nothing went; `stuck`: some entries
+        that this account cannot remove, and why.
+    """
+    if not os.path.isdir(folder(owner)):
+        return {"freed_bytes": 0, "bytes": 0, "jobs": [], "stuck": []}
+    with _alone(call, owner):
+        jobs = _users(owner)
+        if jobs:
+            return {"freed_bytes": 0, "bytes": list_(call, owner)["bytes"], "jobs": jobs, "stuck": []}
+        freed, left, stuck = _trim(call, owner, most_bytes)
+    return {"freed_bytes": freed, "bytes": left, "jobs": [], "stuck": stuck[:_MOST_STUCK]}
+
+
+def _trim(call: Call, owner: str, most_bytes: int, ends_s: Optional[float] = None) -> Tuple[int, int, List[str]]:
+    """Remove entries; return the bytes that went and those that are left, and what could not be removed.
+
+    Args:
+        ends_s: a job waits until then, and needs the disk's reserve.
+    """
+    gone = _gone(owner)
+    stuck = _emptied(gone)  # an agent was killed here
+    entries = _entries(call, folder(owner), below.CHANGE, ends_s)
+    left = sum(each.bytes for each in entries) + _left_over(call, owner)
+    top, trash = below.open_top(folder(owner), need=below.CHANGE), below.open_top(gone, need=below.CHANGE)
+    freed = 0
+    try:
+        if ends_s is not None:
+            free, disk = disk_of(top)
+            most_bytes = min(most_bytes, max(0, left - max(0, reserve_of(disk) - free)))
+        for entry in sorted(entries):
+            if left <= most_bytes:
+                break
+            _check(call, ends_s)
+            try:
+                _remove(top, entry.parts, trash)
+            except OSError as error:
+                stuck.append("%.200s: %s" % (_shown(entry.parts), error.strerror))
+                continue
+            freed, left = freed + entry.bytes, left - entry.bytes
+    finally:
+        os.close(top)
+        os.close(trash)
+    return freed, left, stuck
+
+
+def _remove(top: int, parts: below.Parts, trash: int) -> None:
+    """Remove an entry. It leaves its place at once: a killed agent leaves no half of a model there."""
+    name = os.urandom(8).hex().encode()
+    with below.Cursor(top, below.CHANGE) as cursor:
+        above = cursor.at(parts[:-1])
+        try:
+            os.rename(parts[-1], name, src_dir_fd=above, dst_dir_fd=trash)
+        except PermissionError:  # a folder that moves must be writable itself
+            os.close(below.open_folder(above, parts[-1], below.CHANGE))
+            os.rename(parts[-1], name, src_dir_fd=above, dst_dir_fd=trash)
+    below.remove(trash, name)
+
+
+def _emptied(gone: str) -> List[str]:
+    stuck = []
+    trash = below.open_top(gone, need=below.CHANGE)
+    try:
+        for name in below.names_in(trash):
+            try:
+                below.remove(trash, name)
+            except OSError as error:
+                stuck.append("%s: %s" % (os.path.join(gone, os.fsdecode(name)), error.strerror))
+    finally:
+        os.close(trash)
+    return stuck
+
+
+def _check(call: Call, ends_s: Optional[float]) -> None:
+    call.check()
+    if ends_s is not None and time.monotonic() >= ends_s:
+        raise _LateError
+
+
+def _left_over(call: Call, owner: str) -> int:
+    """Return the bytes of what could not be removed."""
+    try:
+        return sum(each.bytes for each in _entries(call, _gone(owner), 0))
+    except FileNotFoundError:
+        return 0
+
+
+def _entries(call: Call, path: str, need: int, ends_s: Optional[float] = None) -> List[CachedEntry]:
+    """Return what lies in a cache. A file with several names counts once. Raises FileNotFoundError.
+
+    Args:
+        need: as for `walk`: nothing changes while jobs may be there.
+    """
+    sizes: Dict[below.Parts, int] = {}
+    used: Dict[below.Parts, float] = {}
+    linked: Set[Tuple[int, int]] = set()
+    now_s = time.time()
+    top = below.open_top(path, need=need)
+    try:
+        for found in walk(top, need):
+            _check(call, ends_s)
+            depth, status = depth_of(found.parts), found.status
+            is_folder = status is None or stat.S_ISDIR(status.st_mode)
+            if is_folder and len(found.parts) < depth:
+                continue  # it holds entries
+            key = found.parts[:depth]
+            sizes.setdefault(key, 0)
+            used.setdefault(key, 0.0)
+            if status is None:
+                continue
+            if not is_folder:
+                used[key] = max(used[key], min(now_s, max(status.st_atime, status.st_mtime)))
+                if status.st_nlink > 1:
+                    if (status.st_dev, status.st_ino) in linked:
+                        continue
+                    linked.add((status.st_dev, status.st_ino))
+            sizes[key] += max(_LEAST_BYTES, status.st_blocks * 512)
+    finally:
+        os.close(top)
+    return [CachedEntry(used[key], key, size) for key, size in sizes.items()]
+
+
+def _users(owner: str, but: str = "") -> List[str]:
+    """Return the jobs that use a user's caches here."""
+    jobs = os.path.join(place.root(), "jobs")
+    try:
+        names = sorted(os.listdir(jobs))
+    except FileNotFoundError:
+        return []
+    return [name for name in names if name != but and _owner_of(os.path.join(jobs, name)) == owner]
+
+
+def _owner_of(job_folder: str) -> str:
+    try:
+        with open(os.path.join(job_folder, USE_FILE), encoding="ascii") as file:
+            return file.read(_LONGEST_OWNER)
+    except (OSError, ValueError):
+        return ""
+
+
+def _shown(parts: below.Parts) -> str:
+    return "%r" % below.text_of_path(parts)
+
+
+def _gone(owner: str) -> str:
+    return os.path.join(_top(owner), "gone")
+
+
+def _top(owner: str) -> str:
+    if not OWNER.match(owner):
+        raise OpError("bad-request", "%r says not whose caches" % owner)
+    return os.path.join(place.root(), "caches", owner)
+
+
+@contextmanager
+def _alone(call: Call, owner: str) -> Iterator[None]:
+    """Hold the lock of a user's caches: nothing goes while a job begins to use them."""
+    path = os.path.join(_top(owner), "lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                call.wait(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+OPS = {"list": list_, "trim": trim}
