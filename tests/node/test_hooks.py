@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -15,7 +16,7 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S, until
 
-from gpurun.node.agent import proc
+from gpurun.node.agent import proc, processes
 from gpurun.node.agent.call import Call, Cancelled, OpError
 from gpurun.node.gpu.claim_rules import Seen
 from gpurun.node.job import claims, gang, hooks, job_parts
@@ -431,6 +432,33 @@ def test_a_health_that_leaves_its_session_leaves_nothing(program, tmp_path, end)
     said = health(program(DAEMON.format(str(note)) + end), 2.0 if "sleep" in end else LIMIT_S)
     assert bool(said) is bool(end)
     assert not _runs(int(note.read_text()))
+
+
+def test_a_process_in_the_middle_of_an_exec_is_not_missed(program, monkeypatch, tmp_path):
+    """The kernel shows no environment of it for a moment: a busy host kept such a daemon for ever."""
+    note, looks, real = tmp_path / "pid", [], processes.environment_of
+
+    def in_an_exec_twice(pid, *folder):
+        if note.exists() and pid == int(note.read_text() or 0):
+            looks.append(pid)
+        return real(pid, *folder) if len(looks) > 2 or not looks else None
+
+    monkeypatch.setattr(processes, "environment_of", in_an_exec_twice)
+    health(program(DAEMON.format(str(note))))
+    assert not _runs(int(note.read_text()))
+
+
+def test_threads_of_the_kernel_and_what_has_ended_are_not_waited_for():
+    kernel = processes.read_process(2)
+    if not kernel or kernel.command:
+        pytest.skip("needs to see the kernel's threads: process 2 is another one here")
+    child = subprocess.Popen(["sleep", "600"])
+    gone = processes.read_process(child.pid)
+    child.kill()
+    child.wait()
+    began = time.monotonic()
+    assert [processes.environment_once_begun(each, began + LIMIT_S) for each in (kernel, gone)] == [{}, {}]
+    assert time.monotonic() < began + LIMIT_S
 
 
 def test_a_fence_without_an_epilog_ends_what_the_prolog_left(host, program, tmp_path):

@@ -11,6 +11,8 @@ _MOST_COMMAND = 1 << 16
 
 _EXITING = 0x4
 """The kernel's PF_EXITING in field `flags` (man proc_pid_stat; include/linux/sched.h)."""
+_KERNEL_THREAD = 0x200000
+"""PF_KTHREAD, likewise."""
 SESSION_S = 2.0
 """A process that is killed is gone at once, unless it waits for a device."""
 
@@ -79,6 +81,27 @@ def is_ending(pid: int, started: int) -> bool:
     except OSError:
         return True
     return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING) or int(fields[19]) != started
+
+
+def environment_once_begun(process: Process, until: float) -> Dict[str, str]:
+    """Return a process's initial environment, empty if it has none; waits for an exec that is under way.
+
+    `until`: give up then, on `time.monotonic`'s clock.
+    """
+    while True:
+        found = environment_of(process.pid)
+        if found is not None or not _is_in_an_exec(process) or time.monotonic() > until:
+            return found or {}
+        time.sleep(0.002)
+
+
+def _is_in_an_exec(process: Process) -> bool:
+    """Return whether a process without a command line will have one: it is no thread of the kernel, and not ending."""
+    try:
+        flags = int(_stat(process.pid)[6])
+    except OSError:
+        return False
+    return not flags & _KERNEL_THREAD and not is_ending(process.pid, process.started)
 
 
 def _stat(pid: int) -> List[bytes]:

@@ -6,6 +6,7 @@ its whole session is killed. Of its output, only the last lines are kept, printa
 
 import os
 import signal
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from gpurun.node.agent import proc, processes
@@ -15,6 +16,8 @@ from gpurun.node.job import job_lock, job_parts
 MOST_BYTES = 16 << 10
 MOST_LINES, MOST_LETTERS = 5, 300
 """Of its output: the last lines, each shortened."""
+EXEC_S = 1.0
+"""The longest wait for processes that are in the middle of an exec, where the kernel shows no environment."""
 CLAIMED_FILE, PROLOG_FILE, EPILOG_FILE = "claimed", "prolog", "epilog"
 """In a job's folder: the attempt that has held its GPUs here, whose prolog has succeeded, or whose epilog has ended."""
 
@@ -115,11 +118,12 @@ def left_of(job: str, hooks: Sequence[str] = ("prolog", "epilog")) -> List[proce
 
 def _begun_with(is_meant: Callable[[Dict[str, str]], bool]) -> List[processes.Process]:
     """Return this user's processes that began with such an environment."""
+    until = time.monotonic() + EXEC_S
     return [
         process
         for process in processes.list_processes()
         if process.uid == os.getuid() and process.pid != os.getpid()
-        if is_meant(processes.environment_of(process.pid) or {})
+        if is_meant(processes.environment_once_begun(process, until))
     ]
 
 
