@@ -12,9 +12,9 @@ import typer
 
 from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import POLL_S, open_store
-from gpurun.cli.options import InventoryOption, SomeJobsArgument, YesOption
+from gpurun.cli.options import InventoryOption, JsonOption, SomeJobsArgument, YesOption
 from gpurun.cli.patience import Patience, jobs_in_words
-from gpurun.cli.printing import printable, say, say_problem
+from gpurun.cli.printing import job_json, print_json, printable, say, say_problem
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
 from gpurun.jobs.states import State
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
 
 PATIENCE_S = 60.0
@@ -40,34 +41,52 @@ def cancel(
     ] = False,
     yes: YesOption = False,
     inventory: InventoryOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that nothing is left.
 
+    A name means the job of this name that has not ended; if there are several, give ids.
+
     Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
+
+    gpurun cancel train
     """
     from gpurun.cli.follow import refuse_others
 
     store = open_store()
     if not jobs and not (mine or everybody):
-        raise BadInput("says not which jobs", where="cancel", hint="name jobs, or give --mine")
+        raise BadInput("name the jobs to cancel, or give --mine", where="cancel")
     if jobs and (mine or everybody):
         raise BadInput("takes either jobs or --mine and --all", where="cancel")
-    folders = [store.find(job) for job in jobs or ()]
+    folders = list({folder.id: folder for folder in map(store.find, jobs or ())}.values())
     if mine or everybody:
         folders = _live(store, everybody=everybody)
         _ask(folders, yes=yes)
     for folder in folders:
         refuse_others(folder)
     failed: dict[str, GpurunError] = {}
+    asked = {folder.id for folder in folders if not folder.record().state.ended}
     for act in (_request, partial(_end_ownerless, inventory=inventory, may_wait=not no_wait)):
         for folder in folders:
             if folder.id not in failed:
                 with _noting(folder, failed):
                     act(folder)
+    done = [folder for folder in folders if folder.id not in failed]
     if not no_wait:
-        _wait_until_ended(store.home, [folder for folder in folders if folder.id not in failed])
+        _wait_until_ended(store.home, done)
+    for folder in done:
+        if folder.id in asked:
+            _say_what_happened(folder.record())
+    if as_json:
+        print_json({"jobs": [job_json(folder.record()) for folder in folders]})
     if failed:
         raise typer.Exit(next(iter(failed.values())).exit_code)
+
+
+def _say_what_happened(record: JobRecord) -> None:
+    """Say which job a request has reached: a name may mean another job than the person thinks of."""
+    ends = record.state.value if record.state.ended else f"{record.state.value}, is being cancelled"
+    say(printable(f"{record.id} ({record.name}): {ends}"))
 
 
 @contextmanager

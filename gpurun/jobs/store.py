@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,8 @@ from gpurun.state.people import myself
 
 LAST = "@last"
 """What a person types for the job that they submitted last."""
+MOST_NAMED = 5
+"""So many jobs of one name are listed in an error."""
 
 
 class JobStore:
@@ -174,28 +177,37 @@ class JobStore:
     def find(self, text: str) -> JobFolder:
         """Return the job that `text` means: its id, an unambiguous beginning of it, or its name.
 
-        If several jobs have the name, returns the newest of this user, else the newest of all. So no other user chooses
-        which job a name means. ``@last`` is the newest job of this user.
+        A name means the job of this name that has not ended, else the one that was submitted last. This user's jobs come
+        before all others, so no other user chooses which job a name means. ``@last`` is the newest job of this user.
 
         Raises:
-            BadInput: no job matches, or several do.
+            BadInput: no job matches, or several do, such as two jobs of one name that have not ended.
         """
         ids = self.ids()
         if text in ids:
             return self.get(text)
-        begins = [job_id for job_id in ids if text and job_id.startswith((text, f"j-{text}"))]
-        if len(begins) == 1:
-            return self.get(begins[0])
-        if begins:
-            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
+        is_mine = partial(_is_owned_by, os.getuid())
         if text == LAST:
-            newest = self._newest(ids, lambda record: record.owner_uid == os.getuid())
+            newest = self._newest(ids, is_mine)
         else:
-            newest = self._newest(ids, lambda record: record.name == text and record.owner_uid == os.getuid())
-            newest = newest or self._newest(ids, lambda record: record.name == text)
+            live = [record for record in self.live_records() if record.name == text and not record.state.ended]
+            newest = (
+                _the_only(text, [record for record in live if is_mine(record)])
+                or self._beginning_with(text, ids)
+                or self._newest(ids, lambda record: record.name == text and is_mine(record))
+                or _the_only(text, live)
+                or self._newest(ids, lambda record: record.name == text)
+            )
         if newest is None:
             raise self._unknown(text, ids)
-        return self.get(newest.id)
+        return self.get(newest if isinstance(newest, str) else newest.id)
+
+    def _beginning_with(self, text: str, ids: Iterable[str]) -> str | None:
+        """Return the id that begins so. Raises BadInput if several do."""
+        begins = [job_id for job_id in ids if text and job_id.startswith((text, f"j-{text}"))]
+        if len(begins) > 1:
+            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
+        return begins[0] if begins else None
 
     def _newest(self, ids: Iterable[str], is_meant: Callable[[JobRecord], bool]) -> JobRecord | None:
         """Return the last submitted of the matching jobs. A folder changes after its job was submitted."""
@@ -217,6 +229,22 @@ class JobStore:
         close = get_close_matches(text, sorted(names.union(ids)), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "`gpurun status` lists all jobs"
         return BadInput(f"there is no job {text!r}", hint=hint)
+
+
+def _is_owned_by(uid: int, record: JobRecord) -> bool:
+    return record.owner_uid == uid
+
+
+def _the_only(name: str, live: Sequence[JobRecord]) -> JobRecord | None:
+    """Return the one job of this name that has not ended. Raises BadInput if there are several."""
+    if len(live) > 1:
+        each = sorted(live, key=lambda record: record.submitted_s, reverse=True)
+        shown = ", ".join(f"{record.id} ({record.state.value})" for record in each[:MOST_NAMED])
+        more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
+        raise BadInput(
+            f"{name!r} is the name of {len(each)} jobs that have not ended: {shown}{more}", hint="give the id"
+        )
+    return live[0] if live else None
 
 
 def _one_after_the_other(now_s: float) -> Iterator[float]:

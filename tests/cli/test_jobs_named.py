@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cli import completion, follow
 from gpurun.cli.follow import cancel_job
-from gpurun.errors import StateError
+from gpurun.errors import BadInput, StateError
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import CancelRequest, FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
@@ -83,11 +83,80 @@ def test_last_is_nobody_elses(store, gpurun, monkeypatch):
     assert code == 2 and "you have submitted no job" in err
 
 
-def test_of_jobs_of_one_name_the_newest_is_meant(store):
-    made(store, "net", at_s=10.0)
-    newest = made(store, "net", at_s=20.0)
-    made(store, "other", at_s=30.0)
-    assert store.find("net").id == newest.id
+def ended(folder, state=State.SUCCEEDED):
+    folder.write(folder.record().but(state=state, ended_s=time.time()))
+    JobStore(folder.path.home).retire(folder.id)
+    return folder
+
+
+def of_another(folder):
+    folder.write(folder.record().but(owner_uid=4711, owner="eve"))
+    os.chown(folder.path.plain, 4711, -1)
+    return folder
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")
+def test_a_name_means_the_job_that_lives_else_the_newest_and_a_person_s_own(store):
+    """`cancel NAME` said that the newest job of the name had ended, and left the running one alone."""
+    lives = made(store, "net", at_s=10.0)
+    ended(made(store, "net", at_s=20.0))
+    of_another(made(store, "net", at_s=30.0))
+    assert store.find("net").id == lives.id
+    ended(lives)
+    newest = ended(made(store, "net", at_s=25.0))
+    assert store.find("net").id == newest.id, "the person's own, though another user's lives"
+    theirs = of_another(made(store, "theirs", at_s=10.0))
+    ended(of_another(made(store, "theirs", at_s=20.0)))
+    assert store.find("theirs").id == theirs.id
+    both = [made(store, "twice"), made(store, "twice")]
+    with pytest.raises(BadInput, match="'twice' is the name of 2 jobs that have not ended: j-") as refused:
+        store.find("twice")
+    assert all(f"{job.id} (QUEUED)" in str(refused.value) for job in both) and refused.value.hint == "give the id"
+    many = [of_another(made(store, "m';\n")) for _ in range(9)]
+    with pytest.raises(BadInput, match=r"9 jobs that have not ended: .* and 4 more$"):
+        store.find("m';\n")
+    assert store.find(many[0].id).id == many[0].id
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")
+def test_a_name_of_a_living_job_is_not_taken_for_the_beginning_of_another_s_id(store):
+    """A job named `a` meant whatever job's id began with a."""
+    other = ended(made(store, "other"))
+    name = other.id[2]
+    assert store.find(name).id == other.id
+    mine = made(store, name)
+    assert store.find(name).id == mine.id
+    if mine.id[2] != other.id[2]:
+        of_another(mine)
+        assert store.find(name).id == other.id, "no other user chooses what it means"
+
+
+@pytest.mark.parametrize(
+    "command", ["cancel", "status", "logs", "why", "outputs", "show", "wait", "rerun", "exec", "du"]
+)
+def test_every_command_refuses_a_name_of_two_living_jobs(store, gpurun, command):
+    both = [made(store), made(store)]
+    code, out, err = gpurun(command, "train", *(("--", "true") if command == "exec" else ()))
+    assert (code, out) == (2, "") and all(job.id in err for job in both), err
+    assert all(job.record().state is State.QUEUED for job in both)
+
+
+def test_cancel_says_what_it_has_cancelled(store, gpurun):
+    old, lives = ended(made(store, at_s=time.time() + 9)), made(store, at_s=time.time() - 9)
+    assert gpurun("cancel", "train")[::2] == (0, f"{lives.id} (train): CANCELLED\n")
+    assert lives.record().state is State.CANCELLED
+    assert gpurun("cancel", old.id)[::2] == (0, f"{old.id} has ended already: SUCCEEDED\n")
+    odd = made(store, "a\x1b[2J")
+    code, out, err = gpurun("cancel", odd.id, odd.id, "--json")
+    assert (code, [job["state"] for job in json.loads(out)["jobs"]]) == (0, ["CANCELLED"])
+    assert err == f"{odd.id} (a\\x1b[2J): CANCELLED\n"
+
+
+def test_cancel_without_waiting_says_that_the_job_still_stops(store, gpurun):
+    job = made(store)
+    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    with lock:
+        assert gpurun("cancel", "--no-wait", "train")[2] == f"{job.id} (train): GRANTED, is being cancelled\n"
 
 
 @pytest.mark.parametrize("text", ["tarin", "trian", "j-zzzz", "@latest", "a'; echo", "\x1b[31m", "../x", "ü" * 300])

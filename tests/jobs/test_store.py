@@ -66,6 +66,8 @@ def test_a_job_is_found_by_id_beginning_or_name(store):
     older, newer = create(store), store.create(SPEC, inventory=store.home, now_s=2.0)
     assert store.find(older.id).id == older.id
     assert store.find(older.id[:9]).id == older.id
+    for folder in (older, newer):
+        folder.write(folder.record().but(state=State.FAILED))
     assert store.find(SPEC.name).id == newer.id
     for text in ("", "nope", "../..", "j-", "*"):
         with pytest.raises(BadInput):

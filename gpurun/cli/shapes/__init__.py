@@ -24,6 +24,7 @@ SHAPES: Mapping[str, tuple[Any, ...]] = {
     "queue": (jobs.QueueShape,),
     "why": (jobs.WhyShape,),
     "logs": (jobs.LogLineShape,),
+    "cancel": (jobs.JobsShape,),
     "wait": (jobs.JobsShape,),
     "outputs": (jobs.OutputsShape,),
     "show": (jobs.ShowShape,),

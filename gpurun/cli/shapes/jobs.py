@@ -159,7 +159,7 @@ class StatusShape(TypedDict):
 
 
 class JobsShape(TypedDict):
-    """The jobs that were waited for, in the order of the arguments."""
+    """The jobs that were named, in the order of the arguments."""
 
     jobs: list[JobShape]
 
