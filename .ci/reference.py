@@ -158,8 +158,10 @@ def recipes() -> str:
     return page(
         "Recipes: what a job can ask for",
         "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. A flag of "
-        "`gpurun submit` overrides the recipe; `--env` and `--secret` add to it. `gpurun submit RECIPE --dry-run` "
-        "prints everything that gpurun would do on every host. gpurun refuses keys that are not listed here.",
+        "`gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` add to it. "
+        "A flag has the key's name, such as `--min-gpus`, unless this page says otherwise. "
+        "`gpurun submit RECIPE --dry-run` prints everything that gpurun would do on every host. gpurun refuses keys "
+        "that are not listed here.",
         recipe_table(recipe_keys.FIELDS, defaults),
         *(
             f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"
@@ -175,8 +177,20 @@ def recipe_table(kinds: Mapping[str, Kind], defaults: Mapping[str, str]) -> str:
         examples = " or ".join(code(example) for example in kind.examples)
         default = f" Default: `{defaults[key]}`." if key in defaults else ""
         inner = f" ([keys](#{key}))" if kind.keys is not None else ""
-        rows.append((f"`{key}`", text(written(kind)) + inner, examples, sentence(kind.about) + default + see(key)))
+        meaning = sentence(kind.about) + default + flag_of(key, kind) + see(key)
+        rows.append((f"`{key}`", text(written(kind)) + inner, examples, meaning))
     return table(("key", "value", "example", "meaning"), rows)
+
+
+def flag_of(key: str, kind: Kind) -> str:
+    """What to know of a key's flag: its name if it is not the key's, or why there is none."""
+    setting = recipe_keys.SETTINGS.get(key)
+    if setting is None or setting.kind.about != kind.about:
+        return ""
+    if setting.flag is None:
+        return f" No flag: {text(setting.no_flag)}."
+    has_own_name = setting.names[-1] == f"--{key.replace('_', '-')}"
+    return "" if has_own_name else f" Flag: {code(setting.names[-1])}."
 
 
 def sentence(plain: str) -> str:

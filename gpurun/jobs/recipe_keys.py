@@ -1,4 +1,4 @@
-"""Every key of a recipe: its type, an example and what it means. The reader and docs/recipes.md are made from this."""
+"""Every key of a recipe: its type, examples, what it means, and its flag. `gpurun.jobs.settings` says what reads it."""
 
 from __future__ import annotations
 
@@ -26,32 +26,70 @@ from gpurun.jobs.recipe_values import (
     SecretName,
     Size,
     Text,
-    TimeLimit,
     WholeSeconds,
 )
+from gpurun.jobs.settings import Flag, means, settings_of
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
-
-def means(meaning: str, *examples: str) -> Meta:
-    """What a key means, and values of it as people write them."""
-    return Meta(description=meaning, examples=list(examples))
+WHAT, WHERE, FAILS, FILES = "What to run", "Where and when it runs", "When it fails", "Files"
+SWEEPS = "What to try"
+"""The groups of options in the help."""
+HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
+NO_CAMPAIGN = ("submit", "sweep run")
+ONE_SIZE = "each run has one size and no rehearsal, so that runs can be compared"
 
 
 class ConstraintKeys(TypedDict, total=False):
     """The keys of a recipe's constraints."""
 
     generation: Annotated[
-        tuple[Name, ...], means("allowed GPU generations; a gang never mixes them", "pascal", "[pascal, volta]")
+        tuple[Name, ...],
+        means(
+            "allowed GPU generations; a gang never mixes them",
+            "pascal",
+            "[pascal, volta]",
+            flag=Flag(WHERE, "GENERATION", complete="generations"),
+        ),
     ]
-    gpu_model: Annotated[Text, means("only this model, as the inventory writes it", "Tesla-P100")]
-    min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB")]
-    gpus_per_host: Annotated[int, Meta(ge=1, le=MOST_GPUS), means("exactly this many GPUs on each host", "4")]
-    locality: Annotated[Locality, means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack")]
-    prefer: Annotated[Locality, means("wait up to `locality_wait` for this locality, then accept any", "rack")]
-    locality_wait: Annotated[Duration, means("see `prefer`", "10m")]
-    hosts: Annotated[tuple[Name, ...], means("only these hosts", "[gpu-r1-01, gpu-r1-02]")]
-    avoid: Annotated[tuple[Name, ...], means("not these hosts", "[gpu-r1-07]")]
-    nvlink: Annotated[bool, means("on each host, only GPUs that one NVLink island connects", "true")]
+    gpu_model: Annotated[
+        Text,
+        means(
+            "only GPUs of this model, as the inventory writes it",
+            "Tesla-P100",
+            flag=Flag(WHERE, "MODEL", complete="gpu_models"),
+        ),
+    ]
+    min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB", flag=Flag(WHERE, "SIZE"))]
+    gpus_per_host: Annotated[
+        int,
+        Meta(ge=1, le=MOST_GPUS),
+        means("exactly this many GPUs on each host", "4", flag=Flag(WHERE, "NUMBER")),
+    ]
+    locality: Annotated[
+        Locality,
+        means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=Flag(WHERE)),
+    ]
+    prefer: Annotated[
+        Locality,
+        means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=Flag(WHERE)),
+    ]
+    locality_wait: Annotated[
+        Duration,
+        means("how long to wait for the locality that `prefer` names", "10m", flag=Flag(WHERE, "TIME")),
+    ]
+    hosts: Annotated[
+        tuple[Name, ...],
+        means(
+            "only these hosts",
+            "[gpu-r1-01, gpu-r1-02]",
+            flag=Flag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
+        ),
+    ]
+    avoid: Annotated[
+        tuple[Name, ...],
+        means("not these hosts", "[gpu-r1-07]", flag=Flag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
+    ]
+    nvlink: Annotated[bool, means("on each host, only GPUs that one NVLink island connects", "true", flag=Flag(WHERE))]
 
 
 class HorovodKeys(TypedDict, total=False):
@@ -129,26 +167,54 @@ class RoleKeys(TypedDict, total=False):
     ]
 
 
+def _swept(value: str = "", *, more: str = "") -> Flag:
+    return Flag(SWEEPS, value, more=more, only=("sweep run",), why="only a sweep tries parameters")
+
+
+Seed = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
 class SweepKeys(TypedDict, total=False):
     """The keys of a recipe's sweep. What stands in them is read as on the command line (`gpurun.sweeps`)."""
 
     grid: Annotated[
         dict[Text, tuple[Text, ...]],
         means(
-            "lists of values. Without `random` and `tpe`, gpurun tries each combination",
+            "lists of values",
             "{lr: [0.1, 0.01], optimizer: [adam, sgd]}",
+            more="Without `random` and `tpe`, gpurun tries each combination",
+            flag=_swept("NAME=A,B", more="Without --random and --tpe, gpurun tries each combination"),
         ),
     ]
-    space: Annotated[dict[Text, Text], means("ranges for `random` and `tpe`", '{lr: "log:1e-5..1e-1", layers: 2..8}')]
-    random: Annotated[Gpus, means("try this many random points", "50")]
-    tpe: Annotated[Gpus, means("try this many points, chosen near the best so far", "50")]
-    metric: Annotated[
-        Text, means("the metric that trials report, and whether `max` or `min` is better", "accuracy:max")
+    space: Annotated[
+        dict[Text, Text],
+        means(
+            "ranges for `random` and `tpe`",
+            '{lr: "log:1e-5..1e-1", layers: 2..8}',
+            flag="words of the command: NAME=RANGE",
+        ),
     ]
-    stop: Annotated[Text, means("how gpurun stops weak trials early", "asha:min=1,factor=3")]
-    max_parallel: Annotated[Gpus, means("run at most this many trials at a time", "8")]
-    seed: Annotated[Knob, means("seed of the random points", "7")]
-    as_flags: Annotated[bool, means("append parameters to the command, as `--lr=0.1`", "true")]
+    random: Annotated[Gpus, means("try this many random points", "50", flag=_swept("NUMBER"))]
+    tpe: Annotated[Gpus, means("try this many points, chosen near the best so far", "50", flag=_swept("NUMBER"))]
+    metric: Annotated[
+        Text,
+        means(
+            "the metric that trials report, and whether `max` or `min` is better",
+            "accuracy:max",
+            flag=_swept("NAME:max|min"),
+        ),
+    ]
+    stop: Annotated[
+        Text,
+        means(
+            "how gpurun stops weak trials early",
+            "asha:min=1,factor=3",
+            flag=_swept("RULE", more="Example: asha:min=1,factor=3"),
+        ),
+    ]
+    max_parallel: Annotated[Gpus, means("run at most this many trials at a time", "8", flag=_swept("NUMBER"))]
+    seed: Annotated[Seed, means("seed of the random points", "7", flag=_swept("NUMBER"))]
+    as_flags: Annotated[bool, means("append parameters to the command, as `--lr=0.1`", "true", flag=_swept())]
 
 
 class PythonKeys(TypedDict, total=False):
@@ -176,84 +242,135 @@ class PythonKeys(TypedDict, total=False):
 class RecipeKeys(TypedDict, total=False):
     """The keys of a recipe."""
 
-    name: Annotated[JobName, means("name of the job", "resnet-a")]
+    name: Annotated[
+        JobName,
+        means(
+            "name of the job, or of the sweep",
+            "resnet-a",
+            flag=Flag(WHAT, "NAME", only=NO_CAMPAIGN, why="its --name is the campaign's: the same name continues it"),
+        ),
+    ]
     image: Annotated[
         Image,
-        means("a Docker image on the head; gpurun sends each host the layers it lacks", "gpurun/train:tf2.15"),
+        means(
+            "a Docker image on the head; gpurun sends each host the layers it lacks",
+            "gpurun/train:tf2.15",
+            flag=Flag(WHAT, "IMAGE", complete="images"),
+        ),
     ]
-    python: Annotated[PythonKeys, means("Python packages on top of the image", "{requirements: requirements.txt}")]
-    gpus: Annotated[Gpus, means("how many GPUs; each has a rank, unless `one_per_host` says otherwise", "8")]
+    python: Annotated[
+        PythonKeys,
+        means(
+            "Python packages on top of the image",
+            "{requirements: requirements.txt}",
+            flag=Flag(
+                WHAT, "FILE", ("--requirements",), complete="files", more="FILE is a requirements file, as pip reads it"
+            ),
+        ),
+    ]
+    gpus: Annotated[
+        Gpus,
+        means(
+            "how many GPUs; each has a rank, unless `one_per_host` says otherwise",
+            "8",
+            flag=Flag(
+                WHAT,
+                "GPUS",
+                ("-n", "--gpus"),
+                only=NO_CAMPAIGN,
+                why="its --gpus are all sizes to run",
+                more="auto:80%: the most GPUs that still give 80 % of their speed, by what `gpurun scale` measured",
+            ),
+        ),
+    ]
     min_gpus: Annotated[
         Gpus,
         means(
-            "elastic: start and continue with at least this many GPUs; grow back while no job waits for them. With "
-            "Horovod, the other ranks continue, by its elastic API. With other launchers, gpurun stops the gang and "
-            "starts it again from its checkpoint",
+            "elastic: start and continue with at least this many GPUs; grow back while no job waits for them",
             "4",
+            more="With Horovod, the other ranks continue, by its elastic API. With other launchers, gpurun stops the "
+            "gang and starts it again from its checkpoint",
+            flag=Flag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
     command: Annotated[
         Command,
-        means("the argv of every rank, byte for byte; gpurun splits a text as a shell does", "[python3, train.py]"),
+        means(
+            "the argv of every rank, byte for byte; gpurun splits a text as a shell does",
+            "[python3, train.py]",
+            flag="the words after --",
+        ),
     ]
     workdir: Annotated[
         Text,
         means(
-            "gpurun copies this folder at submit. Every rank has the copy at `/workspace`. What ranks write there is "
-            "treated as outputs are, below `@workspace`; the copy of your code never changes. gpurun leaves out what "
-            "`.gitignore` excludes",
+            "copy this folder at submit; every rank has the copy at `/workspace`",
             ".",
+            more="What ranks write there is treated as outputs are, below `@workspace`; the copy of your code never "
+            "changes. gpurun leaves out what `.gitignore` excludes",
+            flag=Flag(FILES, "FOLDER", complete="folders"),
         ),
     ]
-    workdir_read_only: Annotated[bool, means("no rank can write into the folder of its code", "true")]
+    workdir_read_only: Annotated[bool, means("no rank can write into the folder of its code", "true", flag=Flag(FILES))]
     workdir_limit: Annotated[
         Size,
         means(
-            "how much gpurun copies to the head of what ranks write at `/workspace`. Default: 10GiB. A restart begins "
-            "without the rest, and gpurun says so while the job runs. gpurun copies no `__pycache__`",
+            "how much gpurun copies to the head of what ranks write at `/workspace`",
             "50GiB",
+            more="Default: 10GiB. A restart begins without the rest, and gpurun says so while the job runs. gpurun "
+            "copies no `__pycache__`",
+            flag=Flag(FILES, "SIZE", more="Default: 10GiB"),
         ),
     ]
     outputs: Annotated[
         OutputsPath,
         means(
-            "a folder in the container that survives restarts (`$GPURUN_OUTPUTS`). Each host has its own, and every "
-            "rank may write to it. gpurun copies all of them to the head. If files of one name differ, the first host "
-            "in rank order has the name, and the others' are kept as `NAME.HOST`. The next attempt gets the folder "
-            "back: on all hosts, with `horovod` on rank 0's; each host gets its own version of such files, and a new "
-            "host the first one's. Write a checkpoint beside its name and rename it, or call "
-            "`gpurun_runtime.checkpointed(step)` after each save: a host may fail in the middle of a save. gpurun does "
-            "not copy pipes, sockets and devices, and names them",
+            "a folder in the container that survives restarts and that gpurun copies to the head",
             "/checkpoints",
+            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own, and every rank may write to it. If files "
+            "of one name differ, the first host in rank order has the name, and the others' are kept as `NAME.HOST`. "
+            "The next attempt gets the folder back: on all hosts, with `horovod` on rank 0's; each host gets its own "
+            "version of such files, and a new host the first one's. Write a checkpoint beside its name and rename it, "
+            "or call `gpurun_runtime.checkpointed(step)` after each save: a host may fail in the middle of a save. "
+            "gpurun does not copy pipes, sockets and devices, and names them",
+            flag=Flag(FILES, "PATH"),
         ),
     ]
     outputs_every: Annotated[
         Duration,
         means(
-            "how often gpurun copies new outputs to the head. If a host fails, outputs since the last whole copy are "
-            "lost",
+            "how often gpurun copies new outputs to the head",
             "60s",
+            more="If a host fails, outputs since the last whole copy are lost",
+            flag=Flag(FILES, "TIME"),
         ),
     ]
     outputs_limit: Annotated[
-        Size, means("how much gpurun copies to the head at most; the rest stays on its hosts", "200GiB")
+        Size,
+        means(
+            "how much gpurun copies to the head at most; the rest stays on its hosts",
+            "200GiB",
+            flag=Flag(FILES, "SIZE"),
+        ),
     ]
     log_limit: Annotated[
         Size,
         means(
-            "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept. "
-            "Default: 2GiB",
+            "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept",
             "10GiB",
+            more="Default: 2GiB",
+            flag=Flag(FILES, "SIZE", more="Default: 2GiB"),
         ),
     ]
     env: Annotated[
         dict[EnvName, Text],
         means(
-            "environment of every rank. gpurun sets the names that begin with `GPURUN_`; you may set "
-            "`GPURUN_PARAMETERS` only. Launchers set `RANK`, `WORLD_SIZE` and their like. Not for secrets: `docker "
-            "inspect` shows it to everybody who may use Docker on a host, and `horovodrun` to every user there. So "
-            "`submit` warns about names like `HF_TOKEN`",
+            "environment of every rank",
             '{LR: "0.1"}',
+            more="gpurun sets the names that begin with `GPURUN_`; you may set `GPURUN_PARAMETERS` only. Launchers set "
+            "`RANK`, `WORLD_SIZE` and their like. Not for secrets: `docker inspect` shows it to everybody who may use "
+            "Docker on a host, and `horovodrun` to every user there. So `submit` warns about names like `HF_TOKEN`",
+            flag=Flag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
         ),
     ]
     secrets: Annotated[
@@ -261,6 +378,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "files that every rank can read at `/run/secrets/NAME`; gpurun writes them into no argv and no log",
             "{token: token.txt}",
+            flag=Flag(FILES, "NAME=FILE", ("--secret",), complete="files"),
         ),
     ]
     data: Annotated[
@@ -268,93 +386,186 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "data sets as `/data/NAME`, read-only: a folder of the head, `host:/path` or `JOB:outputs/path`",
             "{fashion: host:/nfs/fashion}",
+            flag=Flag(FILES, "NAME=SOURCE", complete="data_sources"),
         ),
     ]
     mounts: Annotated[
-        tuple[Mount, ...], means("folders of the hosts in the container, `ro` or `rw`", '["/data:/data:ro"]')
+        tuple[Mount, ...],
+        means(
+            "folders of the hosts in the container, `ro` or `rw`",
+            '["/data:/data:ro"]',
+            flag=Flag(FILES, "FOLDER:PATH[:rw]", ("--mount",)),
+        ),
     ]
     launcher: Annotated[
         Name,
         means(
             "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, `srun` or "
-            "`tasks`. Default: the launcher in the command, or what the program uses",
+            "`tasks`",
             "torchrun",
+            more="Default: the launcher in the command, or what the program uses",
+            flag=Flag(
+                WHAT,
+                "LAUNCHER",
+                complete="launchers",
+                more="Default: what the command or the program uses",
+                only=NO_CAMPAIGN,
+                why="its --launcher are all launchers to compare",
+            ),
         ),
     ]
     one_per_host: Annotated[
         bool,
         means(
-            "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU: for "
-            "a program that uses several GPUs itself, or calls a launcher itself",
+            "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU",
             "true",
+            more="For a program that uses several GPUs itself, or calls a launcher itself",
+            flag=Flag(WHAT),
         ),
     ]
-    controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo")]
-    pool: Annotated[PoolName, means("charge the job to this pool", "research")]
-    project: Annotated[ProjectName, means("`gpurun report` counts the job under this name", "cats")]
+    controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo", flag=Flag(WHAT))]
+    pool: Annotated[
+        PoolName, means("charge the job to this pool", "research", flag=Flag(WHERE, "POOL", complete="pools"))
+    ]
+    project: Annotated[
+        ProjectName,
+        means(
+            "count the job under this name in `gpurun report`",
+            "cats",
+            flag=Flag(WHERE, "PROJECT", complete="projects"),
+        ),
+    ]
     notify: Annotated[
         tuple[Notify, ...],
-        means("whom gpurun notifies when the job starts, ends, fails or is preempted", '["end=mail:me@example.com"]'),
+        means(
+            "whom gpurun notifies when the job starts, ends, fails or is preempted",
+            '["end=mail:me@example.com"]',
+            flag=Flag(
+                FAILS,
+                "TARGET",
+                more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE, after "
+                "end= or failure= if you like",
+            ),
+        ),
     ]
     priority: Annotated[
         int,
         Meta(ge=-1000, le=1000),
-        means("jobs with a higher number start earlier, among jobs within their pools' entitlement", "10"),
+        means(
+            "jobs with a higher number start earlier, among jobs within their pools' entitlement",
+            "10",
+            flag=Flag(WHERE, "NUMBER"),
+        ),
     ]
     preemptible: Annotated[
-        bool, means("the job may borrow GPUs of other pools; gpurun preempts it when they need the GPUs", "true")
+        bool,
+        means(
+            "let the job borrow GPUs of other pools; gpurun preempts it when they need the GPUs",
+            "true",
+            flag=Flag(WHERE),
+        ),
     ]
     time_limit: Annotated[
-        TimeLimit,
+        Duration,
         means(
-            "gpurun stops the job after this long in RUNNING. With known limits, gpurun can start other jobs earlier",
+            "stop the job after this long in RUNNING",
             "12h",
+            more="With known limits, gpurun can start other jobs earlier",
+            flag=Flag(FAILS, "TIME"),
         ),
     ]
     max_restarts: Annotated[
         int,
         Meta(ge=0, le=1000),
-        means("how often gpurun restarts the job after a host's fault. If the program itself fails, the job ends", "3"),
+        means(
+            "how often gpurun restarts the job after a host's fault",
+            "3",
+            more="If the program itself fails, the job ends",
+            flag=Flag(FAILS, "NUMBER"),
+        ),
     ]
     sweep: Annotated[
         SweepKeys,
-        means("the parameters for `gpurun sweep`; `gpurun submit` ignores them", "{grid: {lr: [0.1, 0.01]}}"),
+        means(
+            "the parameters for `gpurun sweep`; `gpurun submit` ignores them",
+            "{grid: {lr: [0.1, 0.01]}}",
+            flag="its keys are options of `gpurun sweep run`",
+        ),
     ]
     rehearse: Annotated[
         Duration,
         means(
-            "gpurun first runs the command with one rank on one GPU, for this long or until it reports a step. So a "
-            "typo costs one GPU for a minute. gpurun discards the outputs of this rehearsal, then queues the gang",
+            "first run the command with one rank on one GPU, for this long or until it reports a step",
             "60s",
+            more="So a typo costs one GPU for a minute. gpurun discards the outputs of this rehearsal, then queues the "
+            "gang",
+            flag=Flag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
     hang_timeout: Annotated[
         Duration,
-        means("gpurun stops the job if no rank prints, reports progress or uses its GPU for this long", "30m"),
+        means(
+            "stop the job if no rank prints, reports progress or uses its GPU for this long",
+            "30m",
+            flag=Flag(FAILS, "TIME"),
+        ),
     ]
     grace: Annotated[
         Duration,
-        means("time between SIGTERM and SIGKILL, for each rank; also after other ranks have ended", "15s"),
+        means(
+            "time between SIGTERM and SIGKILL, for each rank; also after other ranks have ended",
+            "15s",
+            flag=Flag(FAILS, "TIME"),
+        ),
     ]
     memory: Annotated[
         Size,
         means(
-            "memory of the job on each host, with its `/dev/shm`. Default: the share of its GPUs, such as 1/8 for one "
-            "of eight. If you ask for more than that and the host runs out of memory, this job is killed first",
+            "memory of the job on each host, with its `/dev/shm`",
             "64GiB",
+            more="Default: the share of its GPUs, such as 1/8 for one of eight. If you ask for more than that and the "
+            "host runs out of memory, this job is killed first",
+            flag=Flag(WHAT, "SIZE", more="Default: the share of its GPUs"),
         ),
     ]
     cpus: Annotated[
         float,
         Meta(ge=0.1, le=4096, title="a number of cores from 0.1 to 4096"),
-        means("cores of the job on each host while other jobs run there. Default: the share of its GPUs", "12"),
+        means(
+            "cores of the job on each host while other jobs run there",
+            "12",
+            more="Default: the share of its GPUs",
+            flag=Flag(WHAT, "NUMBER", more="Default: the share of its GPUs"),
+        ),
     ]
-    shm_size: Annotated[Size, means("`/dev/shm` of each container, part of its `memory`. Default: half of it", "8GiB")]
-    constraints: Annotated[ConstraintKeys, means("where the job may run", "{locality: rack}")]
-    horovod: Annotated[HorovodKeys, means("horovodrun's own settings", "{cycle_time_ms: 1}")]
-    roles: Annotated[RoleKeys, means("what ranks do with the launcher `tensorflow`", "{ps: 2}")]
+    shm_size: Annotated[
+        Size,
+        means(
+            "size of `/dev/shm` in each container, part of its `memory`",
+            "8GiB",
+            more="Default: half of it",
+            flag=Flag(WHAT, "SIZE", more="Default: half of it"),
+        ),
+    ]
+    constraints: Annotated[
+        ConstraintKeys, means("where the job may run", "{locality: rack}", flag="its keys have flags")
+    ]
+    horovod: Annotated[
+        HorovodKeys,
+        means(
+            "horovodrun's own settings",
+            "{cycle_time_ms: 1}",
+            flag="its keys are flags of horovodrun, which a command can begin with",
+        ),
+    ]
+    roles: Annotated[
+        RoleKeys,
+        means("what ranks do with the launcher `tensorflow`", "{ps: 2}", flag="several keys that belong together"),
+    ]
 
 
+SETTINGS = settings_of(ConstraintKeys, RecipeKeys, SweepKeys)
+"""Each setting of a job or sweep by its key, in the order of the help's groups."""
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
 ROLES, SWEEP, PYTHON = keys_of(RoleKeys), keys_of(SweepKeys), keys_of(PythonKeys)
 _SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
