@@ -21,7 +21,7 @@ from gpurun.jobs.states import State
 from gpurun.state import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from gpurun.jobs.folder import JobFolder
@@ -49,44 +49,48 @@ def cancel(
 
     Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
 
-    gpurun cancel train
+    gpurun cancel @last
     """
     from gpurun.cli.follow import refuse_others
 
     store = open_store()
-    if not jobs and not (mine or everybody):
-        raise BadInput("name the jobs to cancel, or give --mine", where="cancel")
-    if jobs and (mine or everybody):
-        raise BadInput("takes either jobs or --mine and --all", where="cancel")
-    folders = list({folder.id: folder for folder in map(store.find, jobs or ())}.values())
-    if mine or everybody:
-        folders = _live(store, everybody=everybody)
+    folders = _chosen(store, jobs or (), mine=mine, everybody=everybody)
+    if not jobs:
         _ask(folders, yes=yes)
     for folder in folders:
         refuse_others(folder)
+    asked = [folder for folder in folders if not folder.record().state.ended]
     failed: dict[str, GpurunError] = {}
-    asked = {folder.id for folder in folders if not folder.record().state.ended}
     for act in (_request, partial(_end_ownerless, inventory=inventory, may_wait=not no_wait)):
         for folder in folders:
             if folder.id not in failed:
                 with _noting(folder, failed):
                     act(folder)
-    done = [folder for folder in folders if folder.id not in failed]
     if not no_wait:
-        _wait_until_ended(store.home, done)
-    for folder in done:
-        if folder.id in asked:
-            _say_what_happened(folder.record())
+        _wait_until_ended(store.home, [folder for folder in folders if folder.id not in failed])
+    _say_what_happened(folder.record() for folder in asked if folder.id not in failed)
     if as_json:
         print_json({"jobs": [job_json(folder.record()) for folder in folders]})
     if failed:
         raise typer.Exit(next(iter(failed.values())).exit_code)
 
 
-def _say_what_happened(record: JobRecord) -> None:
-    """Say which job a request has reached: a name may mean another job than the person thinks of."""
-    ends = record.state.value if record.state.ended else f"{record.state.value}, is being cancelled"
-    say(printable(f"{record.id} ({record.name}): {ends}"))
+def _chosen(store: JobStore, jobs: Sequence[str], *, mine: bool, everybody: bool) -> list[JobFolder]:
+    """Return the named jobs, each once, or all that have not ended. Raises BadInput for neither or both."""
+    if not jobs and not (mine or everybody):
+        raise BadInput("name the jobs to cancel, or give --mine", where="cancel")
+    if jobs and (mine or everybody):
+        raise BadInput("takes either jobs or --mine and --all", where="cancel")
+    if jobs:
+        return list({folder.id: folder for folder in map(store.find, jobs)}.values())
+    return _live(store, everybody=everybody)
+
+
+def _say_what_happened(records: Iterable[JobRecord]) -> None:
+    """Say which jobs the requests have reached: a name may mean another job than the person thinks of."""
+    for record in records:
+        ends = record.state.value if record.state.ended else f"{record.state.value}, is being cancelled"
+        say(printable(f"{record.id} ({record.name}): {ends}"))
 
 
 @contextmanager

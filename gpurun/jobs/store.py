@@ -177,8 +177,8 @@ class JobStore:
     def find(self, text: str) -> JobFolder:
         """Return the job that `text` means: its id, an unambiguous beginning of it, or its name.
 
-        A name means the job of this name that has not ended, else the one that was submitted last. This user's jobs come
-        before all others, so no other user chooses which job a name means. ``@last`` is the newest job of this user.
+        A name means the job of this name that has not ended, else the one that was submitted last. This user's jobs
+        come before all others, so no other user chooses which job a name means. ``@last`` is this user's newest job.
 
         Raises:
             BadInput: no job matches, or several do, such as two jobs of one name that have not ended.
