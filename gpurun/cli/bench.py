@@ -46,7 +46,10 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure latency and bandwidth between hosts, and allreduce, as a job. Exits 4 if a link is slow."""
+    """Measure latency and bandwidth between hosts, and allreduce, as a job. Exits 4 if a link is slow.
+
+    gpurun bench @rack:r1 --image gpurun/tiny:1 --svg links.svg
+    """
     found, chosen = load_chosen(inventory, hosts)
     spec = spec_of(found, chosen, image=image, gpus_per_host=gpus_per_host, seconds=seconds, sizes=sizes, engine=engine)
     rates = _rates(found, chosen)

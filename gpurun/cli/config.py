@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import typer
 
 from gpurun import __version__
+from gpurun.cli.lazy import Place, lazy_group
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable
 
@@ -25,7 +26,8 @@ VARIABLES: Mapping[str, str] = {
     "NO_COLOR": "If set, gpurun prints without colours.",
 }
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+COMMANDS = {"view": Place("gpurun.cli.config:view", "Show which files and variables commands use, and why")}
+app = typer.Typer(cls=lazy_group(COMMANDS, default="view"), add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
@@ -53,7 +55,6 @@ def version(as_json: JsonOption = False) -> None:
         typer.echo(f"  {name} {found or 'is not installed'}")
 
 
-@app.command("view")
 def view(as_json: JsonOption = False) -> None:
     """Show which files and variables commands use, and why.
 

@@ -34,7 +34,10 @@ def _data() -> None:
 
 
 def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show which hosts have which data sets, and who uses them. Exits 4 if a host failed."""
+    """Show which hosts have which data sets, and who uses them. Exits 4 if a host failed.
+
+    gpurun data list @rack:r1
+    """
     from gpurun.cli.ship import fleet_of, say_failures
     from gpurun.data.census import census
     from gpurun.data.keeping import jobs_by_digest
@@ -61,7 +64,10 @@ def stage(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a data set to hosts (default: all) before a job needs it. Exits 4 if a host failed."""
+    """Copy a data set to hosts (default: all) before a job needs it. Exits 4 if a host failed.
+
+    gpurun data stage datasets/imagenet @rack:r1
+    """
     from gpurun.cli.ship import fleet_of, json_line, say_failures
     from gpurun.data.keeping import wanted_digests
     from gpurun.data.pinning import as_pinned, pin
@@ -110,7 +116,10 @@ def evict(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove data sets from hosts. Keeps each set that a job needs. Exits 4 if a host failed."""
+    """Remove data sets from hosts. Keeps each set that a job needs. Exits 4 if a host failed.
+
+    gpurun data evict --unused --host @rack:r1
+    """
     from gpurun.cli.agreement import agree
     from gpurun.cli.ship import fleet_of, say_failures
     from gpurun.data.census import census

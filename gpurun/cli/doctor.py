@@ -31,7 +31,10 @@ def doctor(
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check hosts, links and drivers; show evidence and suggest fixes. Exits 4 if it finds a problem."""
+    """Check hosts, links and drivers; show evidence and suggest fixes. Exits 4 if it finds a problem.
+
+    gpurun doctor @rack:r1 --cordon
+    """
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
     findings = examine(found, chosen, timeout)

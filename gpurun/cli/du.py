@@ -34,6 +34,8 @@ def du(
     """Show what jobs take of the head's disk, the largest first.
 
     A file with several names counts once: code that jobs share counts for the first of them.
+
+    gpurun du --caches --host @rack:r1
     """
     from gpurun.jobs.usage import each_counted_once, measure
 

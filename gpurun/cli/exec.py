@@ -28,7 +28,10 @@ def exec_(
         int, typer.Option("--rank", min=0, metavar="N", help="Enter the container in which this rank lives now.")
     ] = 0,
 ) -> None:
-    """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
+    """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi.
+
+    gpurun exec @last --rank 1 -- nvidia-smi
+    """
     from gpurun.cli.follow import refuse_others
     from gpurun.cli.ssh import become
     from gpurun.launch.docker import container_name

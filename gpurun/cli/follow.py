@@ -81,6 +81,8 @@ def follow(
     """Show a job's states, hosts and output live until it ends. Exits with the job's exit code.
 
     Ctrl-C ends the view; the job continues. (Ctrl-C in `submit --follow` cancels the job.)
+
+    gpurun follow @last --tail 20
     """
     from gpurun.cli.jobs import find_job
 

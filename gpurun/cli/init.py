@@ -44,6 +44,8 @@ def init(
     Runs `inventory import`, `inventory trust` and `inventory probe`. Exits 4 if a host did not answer; the inventory
     lists that host, too. If it was stopped before the hosts told what they have, run it again: it continues with the
     inventory that it wrote, and keeps what you have edited there.
+
+    gpurun init 'gpu-r1-[01-16]' --user train
     """
     from gpurun.inventory.locate import is_there
 

@@ -30,6 +30,8 @@ def connect(
     """Log in to hosts that ask for a second factor, and share the connection. Exits 4 if a login fails.
 
     ssh asks on this terminal. gpurun opens no such connection to hosts that ask nothing.
+
+    gpurun inventory connect @rack:r1
     """
     from gpurun.remote.masters import close_own
     from gpurun.remote.ssh_config import resolve

@@ -40,7 +40,10 @@ def add(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Add hosts to a rack. Creates the rack if it does not exist."""
+    """Add hosts to a rack. Creates the rack if it does not exist.
+
+    gpurun inventory add 'gpu-r2-[01-08]' rack=r2 gpus=8 generation=volta
+    """
     from gpurun.inventory.edit import AddHosts
     from gpurun.inventory.hostset import expand
     from gpurun.inventory.settings import parse
@@ -60,7 +63,10 @@ def set_values(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Set values of hosts: KEY=VALUE sets a value, KEY= removes it, rack=R moves the hosts."""
+    """Set values of hosts: KEY=VALUE sets a value, KEY= removes it, rack=R moves the hosts.
+
+    gpurun inventory set @rack:r2 gpus=8 user=train
+    """
     from gpurun.inventory.edit import SetFields
     from gpurun.inventory.settings import parse
 
@@ -77,7 +83,10 @@ def label(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Set labels of hosts: NAME=VALUE sets a label, NAME- removes it."""
+    """Set labels of hosts: NAME=VALUE sets a label, NAME- removes it.
+
+    gpurun inventory label gpu-r1-01 owner=vision
+    """
     from gpurun.inventory.edit import SetFields
     from gpurun.inventory.settings import parse_labels
 
@@ -88,7 +97,10 @@ def label(
 def remove(
     hosts: HostsArgument, inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False
 ) -> None:
-    """Remove hosts from the inventory."""
+    """Remove hosts from the inventory.
+
+    gpurun inventory remove gpu-r2-08 --dry-run
+    """
     from gpurun.inventory.edit import RemoveHosts
 
     change(inventory, lambda now: RemoveHosts(_choose(now, hosts)), yes=yes, dry_run=dry_run)
@@ -133,7 +145,10 @@ def diff(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a change of the inventory, who made it and how. Default: the latest change."""
+    """Show a change of the inventory, who made it and how. Default: the latest change.
+
+    gpurun inventory diff --all
+    """
     changes = _file(located(inventory)).history.changes()
     if not every:
         changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]

@@ -41,7 +41,10 @@ def import_(
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,
 ) -> None:
-    """Make an inventory from an Ansible inventory, ssh config, Slurm configuration, hostfile or CSV file."""
+    """Make an inventory from an Ansible inventory, ssh config, Slurm configuration, hostfile or CSV file.
+
+    gpurun inventory import /etc/slurm/slurm.conf --dry-run
+    """
     from gpurun.inventory.imports.ansible import Meant
     from gpurun.inventory.imports.compose import compose
     from gpurun.inventory.imports.source import FORMATS, read
@@ -95,7 +98,10 @@ def export(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
 ) -> None:
-    """Print the inventory in the format of Ansible, Open MPI or DeepSpeed, or as JSON."""
+    """Print the inventory in the format of Ansible, Open MPI or DeepSpeed, or as JSON.
+
+    gpurun inventory export ansible @rack:r1 > hosts.ini
+    """
     from gpurun.inventory.exports.ansible import ansible
     from gpurun.inventory.exports.document import document
     from gpurun.inventory.exports.hostfile import deepspeed, openmpi

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List hosts with their state. Hosts of a rack that are alike share a line."""
+    """List hosts with their state. Hosts of a rack that are alike share a line.
+
+    gpurun inventory list @rack:r1
+    """
     found = cluster(inventory)
     chosen = found.choose(hosts)
     if as_json:
@@ -33,7 +36,10 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
 
 
 def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show everything known about hosts, defaults included. Without HOSTS: about the cluster."""
+    """Show everything known about hosts, defaults included. Without HOSTS: about the cluster.
+
+    gpurun inventory show gpu-r1-01
+    """
     found = cluster(inventory)
     document = _cluster_json(found.inventory)
     if hosts is not None:
@@ -55,7 +61,10 @@ def validate(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an inventory. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem."""
+    """Check an inventory. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem.
+
+    gpurun inventory validate inventory.yaml
+    """
     from gpurun.documents.problems import DocumentError, Problem
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find

@@ -25,7 +25,10 @@ ReasonOption = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", hel
 def cordon(
     hosts: HostsArgument, reason: ReasonOption = "", inventory: InventoryOption = None, as_json: JsonOption = False
 ) -> None:
-    """Give hosts no new gangs. Gangs that run there continue."""
+    """Give hosts no new gangs. Gangs that run there continue.
+
+    gpurun inventory cordon gpu-r1-01 --reason 'fan is broken'
+    """
     _put(hosts, "cordoned", reason, inventory, as_json)
 
 
@@ -51,6 +54,8 @@ def drain(
     gets SIGTERM and its grace period, is queued again, and continues from its checkpoint. That uses none of its
     restarts. An elastic gang only releases the hosts, if its other hosts are enough. The drain waits for all other
     gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends the drain.
+
+    gpurun inventory drain @rack:r1 --reason 'new switch' --deadline 2h --wait
     """
     from gpurun.cli.draining import deadline_s, report_drain, wait_until_empty
     from gpurun.errors import BadInput
@@ -70,7 +75,10 @@ def drain(
 
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Remove cordons and end drains: hosts get new gangs again."""
+    """Remove cordons and end drains: hosts get new gangs again.
+
+    gpurun inventory uncordon gpu-r1-01
+    """
     from gpurun.state.cordons import changing_cordons, lift_cordons
 
     found = cluster(inventory)

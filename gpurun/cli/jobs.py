@@ -70,7 +70,10 @@ def status(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show hosts, free GPUs, running jobs, and queued jobs with their reasons."""
+    """Show hosts, free GPUs, running jobs, and queued jobs with their reasons.
+
+    gpurun status --watch
+    """
     store = open_store()
     if job is not None:
         from gpurun.views.reading import with_trouble

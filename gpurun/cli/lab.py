@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.lazy import Place, lazy_group
+
 if TYPE_CHECKING:
     from gpurun.lab.status import LabStatus
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+COMMANDS = {
+    "up": Place("gpurun.cli.lab:up", "Start a lab; print the folder with its inventory"),
+    "down": Place("gpurun.cli.lab:down", "Stop a lab, and keep its hosts' disks"),
+    "status": Place("gpurun.cli.lab:status", "Show the state of a lab and its hosts"),
+    "run": Place("gpurun.cli.lab:run", "Run a command inside a host"),
+    "cut": Place("gpurun.cli.lab:cut", "Pull a host's network cable"),
+    "heal": Place("gpurun.cli.lab:heal", "Plug a host's network cable in again"),
+    "crash": Place("gpurun.cli.lab:crash", "Cut a host's power"),
+    "boot": Place("gpurun.cli.lab:boot", "Switch a host on again"),
+    "engine": Place("gpurun.cli.lab:engine", "Print the DOCKER_HOST of the head's engine"),
+}
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Option("--name", help="Name of the lab. Several labs can run side by side.")]
 Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]
@@ -24,7 +37,6 @@ def _lab() -> None:
     """Run a cluster of real sshd and dockerd hosts on this machine, for tests and demos. Needs root."""
 
 
-@app.command()
 def up(
     name: Name = "default",
     racks: Annotated[int, typer.Option(help="Racks.")] = 2,
@@ -39,7 +51,10 @@ def up(
     fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
 ) -> None:
-    """Start a lab; print the folder with its inventory."""
+    """Start a lab; print the folder with its inventory.
+
+    gpurun lab up --racks 2 --hosts 2 --gpus 4
+    """
     from gpurun.lab.lab import Lab
     from gpurun.lab.spec import LabSpec, parse_rate, parse_size_mib
 
@@ -62,7 +77,6 @@ def up(
     typer.echo(str(lab.folder))
 
 
-@app.command()
 def down(
     name: Name = "default",
     purge: Annotated[bool, typer.Option("--purge", help="Remove the hosts' disks and keys too.")] = False,
@@ -73,7 +87,6 @@ def down(
     Lab(name).down(purge=purge)
 
 
-@app.command()
 def status(
     name: Name = "default",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -88,7 +101,6 @@ def status(
         _print_status(now)
 
 
-@app.command()
 def run(
     host: Host,
     command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program and arguments.")],
@@ -97,7 +109,10 @@ def run(
 ) -> None:
     """Run a command inside a host.
 
-    The command does not use the host's network or sshd. gpurun exits with the command's exit code."""
+    The command does not use the host's network or sshd. gpurun exits with the command's exit code.
+
+    gpurun lab run gpu-r1-01 -- nvidia-smi
+    """
     from gpurun.lab.host import enter_argv
     from gpurun.lab.lab import Lab
 
@@ -105,41 +120,48 @@ def run(
     os.execvp(argv[0], argv)  # the command replaces this process and keeps the terminal
 
 
-@app.command()
 def cut(host: Port, name: Name = "default") -> None:
-    """Pull a host's network cable. The host keeps running."""
+    """Pull a host's network cable. The host keeps running.
+
+    gpurun lab cut gpu-r1-01
+    """
     from gpurun.lab.lab import Lab
 
     Lab(name).cut(host)
 
 
-@app.command()
 def heal(host: Port, name: Name = "default") -> None:
-    """Plug a host's network cable in again."""
+    """Plug a host's network cable in again.
+
+    gpurun lab heal gpu-r1-01
+    """
     from gpurun.lab.lab import Lab
 
     Lab(name).heal(host)
 
 
-@app.command()
 def crash(host: Host, name: Name = "default") -> None:
     """Cut a host's power.
 
-    All its processes end immediately; its disk stays."""
+    All its processes end immediately; its disk stays.
+
+    gpurun lab crash gpu-r1-01
+    """
     from gpurun.lab.lab import Lab
 
     Lab(name).crash(host)
 
 
-@app.command()
 def boot(host: Host, name: Name = "default") -> None:
-    """Switch a host on again."""
+    """Switch a host on again.
+
+    gpurun lab boot gpu-r1-01
+    """
     from gpurun.lab.lab import Lab
 
     Lab(name).boot(host)
 
 
-@app.command()
 def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine that the lab started.")] = False) -> None:
     """Print the DOCKER_HOST of the head's engine.
 

@@ -5,15 +5,23 @@ Importing all commands and reading their signatures takes longer than most comma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from gpurun.cli import printing
+
+EXAMPLE = "gpurun "
+"""A paragraph of a command's help that begins with this is an example command."""
+HELP = ("-h", "--help")
 
 
 class Place(NamedTuple):
@@ -30,31 +38,113 @@ class Place(NamedTuple):
     takes_command: bool = False
 
 
-def lazy_group(places: Mapping[str, Place]) -> type[TyperGroup]:
-    """Return the class of a group with these commands, in this order."""
+def lazy_group(
+    places: Mapping[str, Place],
+    *,
+    sections: Mapping[str, Mapping[str, Place]] | None = None,
+    default: str | None = None,
+) -> type[TyperGroup]:
+    """Return the class of a group with these commands, in this order.
 
-    class LazyGroup(TyperGroup):
-        def __init__(self, **attrs: Any) -> None:
-            super().__init__(**attrs)
-            self.commands.update({name: click.Command(name) for name in places})  # for click's suggestions
+    Args:
+        sections: the same commands below headings, for the help.
+        default: the command that runs where the first word is not a command's name.
+    """
+    of_group = {"places": places, "sections": sections or {"Commands": places}, "default": default}
+    return type("LazyGroup", (_LazyGroup,), of_group)
 
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's API
-            return _load(cmd_name, places[cmd_name]) if cmd_name in places else None
 
-        def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-            lines = [(name, place.short_help) for name, place in places.items() if place.short_help]
-            if len(lines) < len(places):
-                super().format_commands(ctx, formatter)
-                return
-            with formatter.section("Commands"):
+class _Examples(click.Command):
+    """A command whose help shows example commands as they are pasted: whole, behind ``$``."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's API
+        for paragraph in (self.help or "").split("\n\n"):
+            text = " ".join(paragraph.split())
+            if text.startswith(EXAMPLE):
+                formatter.write(f"\n  $ {text}\n")
+            elif text:
+                formatter.write_paragraph()
+                with formatter.indentation():
+                    formatter.write_text(text)
+
+
+class _LazyGroup(_Examples, TyperGroup):
+    places: Mapping[str, Place]
+    sections: Mapping[str, Mapping[str, Place]]
+    default: str | None
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands.update({name: click.Command(name) for name in self.places})  # for completion
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's API
+        return _load(cmd_name, self.places[cmd_name]) if cmd_name in self.places else None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((word for word in args if word not in SHARED), None)
+        if self.default is not None and not ctx.resilient_parsing:
+            stands_alone = first is None and not self.no_args_is_help
+            if stands_alone or (first is not None and not self._is_command(ctx, first)):
+                args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def _is_command(self, ctx: click.Context, word: str) -> bool:
+        """Return whether a word is a command's name, or means one. A file or folder of the second kind is a recipe."""
+        return word in (*self.places, *HELP) or not (Path(word).exists() or self._meant(ctx, word) is None)
+
+    def _meant(self, ctx: click.Context, word: str) -> str | None:
+        from gpurun.cli.foreign import meant  # only a wrong word needs it
+
+        return meant(ctx.command_path, word, tuple(self.places))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.places or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        meant = self._meant(ctx, args[0])
+        more = "" if meant is None else f" Did you mean `{meant}`?"
+        raise click.UsageError(f"No such command {args[0]!r}.{more}", ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not all(place.short_help for place in self.places.values()):
+            super().format_commands(ctx, formatter)
+            return
+        widest = max(map(len, self.places))
+        for title, some in self.sections.items():
+            with formatter.section(title):
+                lines = [(name.ljust(widest), place.short_help or "") for name, place in some.items()]
                 formatter.write_dl(lines)
 
-    return LazyGroup
+
+class _Command(_Examples, TyperCommand):
+    pass
 
 
-class _TakesCommand(TyperCommand):
+class _TakesCommand(_Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
+SHARED = ("-q", "--quiet", "--no-color")
+"""Options of `gpurun` itself that may also follow a command's name."""
+
+
+def shared_options() -> list[click.Parameter]:
+    """Return those options for a command. Its help does not repeat them."""
+
+    def set_quiet(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        printing.quiet = printing.quiet or value
+
+    def set_no_color(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            os.environ["NO_COLOR"] = "1"
+
+    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "hidden": True}
+    return [
+        click.Option(["--quiet", "-q"], callback=set_quiet, **flag),
+        click.Option(["--no-color"], callback=set_no_color, **flag),
+    ]
 
 
 @cache
@@ -63,8 +153,9 @@ def _load(name: str, place: Place) -> click.Command:
     found = getattr(import_module(module), attribute)
     if not isinstance(found, typer.Typer):
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name, cls=_TakesCommand if place.takes_command else None)(found)
+        one.command(name, cls=_TakesCommand if place.takes_command else _Command)(found)
         found = one
     command = get_command(found)
+    command.params += shared_options()
     command.name, command.short_help = name, place.short_help
     return command

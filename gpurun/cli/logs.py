@@ -45,6 +45,10 @@ def logs(
     """Print what a job's ranks have printed.
 
     After a failure, stderr ends with the rank that failed first.
+
+    gpurun logs @last --rank 0 --tail 50
+
+    gpurun logs @last --follow --grep loss
     """
     from gpurun.supervisor.loglines import LogTail
 

@@ -21,53 +21,73 @@ INTERRUPTED = 130
 TAKES_COMMAND = ("submit", "exec", "ssh", "sweep", "scale")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
-COMMANDS = {
-    "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
-    "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
-    "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
-    "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
-    "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
-    "queue": Place("gpurun.cli.why:queue", "List waiting jobs in their order, with reasons"),
-    "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
-    "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
-    "logs": Place("gpurun.cli.logs:logs", "Print what a job's ranks have printed"),
-    "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
-    "wait": Place("gpurun.cli.wait:wait", "Wait until jobs have ended"),
-    "outputs": Place("gpurun.cli.outputs:outputs", "Show or copy a job's outputs"),
-    "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "Show curves of jobs and sweeps in a browser"),
-    "top": Place("gpurun.cli.top:top", "Show jobs, the queue and GPUs live"),
-    "web": Place("gpurun.cli.web:web", "Show hosts, jobs and logs in a browser"),
-    "show": Place("gpurun.cli.show:show", "Show a job's code, settings and results"),
-    "rerun": Place("gpurun.cli.show:rerun", "Run a job again, exactly as before"),
-    "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
-    "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
-    "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host", takes_command=True),
-    "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
-    "report": Place("gpurun.cli.report:report", "Summarise use, waiting times and failures"),
-    "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
-    "du": Place("gpurun.cli.du:du", "Show how much disk jobs take on the head"),
-    "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
-    "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),
-    "bench": Place("gpurun.cli.bench:bench", "Measure latency and bandwidth between hosts"),
-    "ship": Place("gpurun.cli.ship:ship", "Copy an image to hosts"),
-    "images": Place("gpurun.cli.ship:images", "List or prune the images that gpurun put on hosts"),
-    "data": Place("gpurun.cli.data:app", "List, stage and evict data sets on hosts"),
-    "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs"),
-    "inventory": Place("gpurun.cli.inventory:app", "Show, check and change the inventory"),
-    "recover": Place("gpurun.cli.recover:recover", "Continue what a crash interrupted"),
-    "timer": Place("gpurun.cli.timer:app", "Have systemd run `gpurun recover`"),
-    "audit": Place("gpurun.cli.audit:audit", "Show who did what"),
-    "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
-    "config": Place("gpurun.cli.config:app", "Show which files and variables commands use"),
-    "version": Place("gpurun.cli.config:version", "Print versions"),
-    "man": Place("gpurun.cli.man:man", "Write the manual pages"),
-    "lab": Place("gpurun.cli.lab:app", "Start a cluster on this machine, for tests"),
+SECTIONS = {
+    "Start": {
+        "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
+        "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
+        "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
+        "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
+    },
+    "Jobs": {
+        "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
+        "queue": Place("gpurun.cli.why:queue", "List waiting jobs in their order, with reasons"),
+        "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
+        "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
+        "logs": Place("gpurun.cli.logs:logs", "Print what a job's ranks have printed"),
+        "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
+        "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
+        "wait": Place("gpurun.cli.wait:wait", "Wait until jobs have ended"),
+        "outputs": Place("gpurun.cli.outputs:outputs", "Show or copy a job's outputs"),
+        "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "Show curves of jobs and sweeps in a browser"),
+        "show": Place("gpurun.cli.show:show", "Show a job's code, settings and results"),
+        "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
+        "rerun": Place("gpurun.cli.show:rerun", "Run a job again, exactly as before"),
+    },
+    "Watch": {
+        "top": Place("gpurun.cli.top:top", "Show jobs, the queue and GPUs live"),
+        "web": Place("gpurun.cli.web:web", "Show hosts, jobs and logs in a browser"),
+        "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
+        "report": Place("gpurun.cli.report:report", "Summarise use, waiting times and failures"),
+        "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
+    },
+    "Hosts": {
+        "inventory": Place("gpurun.cli.inventory:app", "Show, check and change the inventory"),
+        "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),
+        "bench": Place("gpurun.cli.bench:bench", "Measure latency and bandwidth between hosts"),
+        "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host", takes_command=True),
+        "ship": Place("gpurun.cli.ship:ship", "Copy an image to hosts"),
+        "images": Place("gpurun.cli.ship:images", "List or prune the images that gpurun put on hosts"),
+        "data": Place("gpurun.cli.data:app", "List, stage and evict data sets on hosts"),
+    },
+    "Housekeeping": {
+        "du": Place("gpurun.cli.du:du", "Show how much disk jobs take on the head"),
+        "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
+        "recover": Place("gpurun.cli.recover:recover", "Continue what a crash interrupted"),
+        "timer": Place("gpurun.cli.timer:app", "Have systemd run `gpurun recover`"),
+        "audit": Place("gpurun.cli.audit:audit", "Show who did what"),
+        "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
+        "config": Place("gpurun.cli.config:app", "Show which files and variables commands use"),
+        "version": Place("gpurun.cli.config:version", "Print versions"),
+        "man": Place("gpurun.cli.man:man", "Write the manual pages"),
+    },
+    "Try out": {
+        "lab": Place("gpurun.cli.lab:app", "Start a cluster on this machine, for tests"),
+        "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs"),
+    },
 }
+"""The commands, as the help lists them."""
+COMMANDS = {name: place for some in SECTIONS.values() for name, place in some.items()}
+
+DOCS = (
+    "`gpurun COMMAND --help` shows examples. `gpurun man --to DIR` writes manual pages. "
+    "The guides are in the folder docs of gpurun's repository: begin with docs/tutorial.md."
+)
 
 app = typer.Typer(
-    cls=lazy_group(COMMANDS),
+    cls=lazy_group(COMMANDS, sections=SECTIONS),
     name="gpurun",
     help="Gang-scheduled distributed training on bare-metal GPU hosts, over SSH.",
+    epilog=DOCS,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -79,8 +99,12 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print results and errors only; also behind a command.")
+    ] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1; also behind a command.")
+    ] = False,
 ) -> None:
     """Gang-scheduled distributed training on bare-metal GPU hosts, over SSH."""
     if no_color:
@@ -124,8 +148,8 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         code = error.exit_code
     except click.ClickException as error:
         error.show()
-        if isinstance(error, click.UsageError) and command is None and args and args[0] in TAKES_COMMAND:
-            typer.echo(f"  → a program and its arguments follow --: gpurun {args[0]} … -- python3 train.py", err=True)
+        if isinstance(error, click.UsageError) and command is None:
+            _say_where_a_program_goes(error, args)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):  # an Abort is a RuntimeError
         code = INTERRUPTED
@@ -136,6 +160,19 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         printing.say_problem(problem)
         code = problem.exit_code
     return code if isinstance(code, int) else 0
+
+
+PROGRAMS = {"ssh": "HOST -- ls -l", "exec": "JOB -- nvidia-smi"}
+"""Commands that take a program, and an example that is better than training."""
+
+
+def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str]) -> None:
+    """Say it where a word or an option was too many behind the words of a command that takes a program."""
+    words = [word for word in args if not word.startswith("-")]
+    is_program = isinstance(error, click.NoSuchOption) and len(words) > 1
+    if words and words[0] in TAKES_COMMAND and (is_program or "unexpected extra argument" in error.message):
+        line = PROGRAMS.get(words[0], "… -- python3 train.py")
+        typer.echo(f"  → a program and its arguments follow --: gpurun {words[0]} {line}", err=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def outputs(
     """Show where a job's outputs are. After the job, also copy to the head what is still on hosts.
 
     Exits 4 if a host has outputs that the head does not have.
+
+    gpurun outputs @last --to results
     """
     folder = find_job(job)
     record = _with_what_was_left(folder)

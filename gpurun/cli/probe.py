@@ -39,7 +39,10 @@ def probe(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Detect GPUs, HCAs, interfaces, Docker, limits and clocks of hosts. Exits 4 if a host did not answer."""
+    """Detect GPUs, HCAs, interfaces, Docker, limits and clocks of hosts. Exits 4 if a host did not answer.
+
+    gpurun inventory probe @rack:r1 --write
+    """
     if zipapp is not None:
         from gpurun.doctor.pyz import probe_pyz
 

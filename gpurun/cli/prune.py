@@ -58,6 +58,8 @@ def prune(
     """Remove ended jobs from the head, or only their outputs. Users remove their own jobs, root any job.
 
     If you give several conditions, a job must meet all of them.
+
+    gpurun prune --older-than 30d --outputs-only --dry-run
     """
     from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
     from gpurun.jobs.recipe_values import duration_s, size_mib

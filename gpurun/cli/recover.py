@@ -41,7 +41,10 @@ def recover(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace supervisors that died, run a scheduling pass, and report damaged leases."""
+    """Replace supervisors that died, run a scheduling pass, and report damaged leases.
+
+    gpurun recover --claims
+    """
     from gpurun.state.home import home
     from gpurun.state.machines import own_lock
     from gpurun.state.shared import enter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 import typer
 
 from gpurun.cli.lazy import Place, lazy_group
@@ -15,16 +14,14 @@ COMMANDS = {
 }
 
 
-class _MeasureByDefault(lazy_group(COMMANDS)):  # type: ignore[misc]
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        return list(super().parse_args(ctx, args))
-
-
-app = typer.Typer(cls=_MeasureByDefault, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=lazy_group(COMMANDS, default="run"), no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 @app.callback()
 def _scale() -> None:
-    """Measure how a recipe's rate grows with its GPUs: gpurun scale RECIPE --gpus 1,2,4,8."""
+    """Measure how a recipe's rate grows with its GPUs.
+
+    gpurun scale recipes/fashion-mnist --gpus 1,2,4,8
+    """

@@ -44,7 +44,10 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
-    """Show a campaign's rate, efficiency and cost at each size."""
+    """Show a campaign's rate, efficiency and cost at each size.
+
+    gpurun scale show mnist
+    """
     told = _report(campaign)
     if as_json:
         print_json(told.document())
@@ -56,7 +59,10 @@ def report(
     campaign: CampaignArgument,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
 ) -> None:
-    """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv."""
+    """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv.
+
+    gpurun scale report mnist --to mnist-report
+    """
     told = _with_predictions(_report(campaign))
     texts = {"html": told.html(), "json": json.dumps(told.document(), indent=1) + "\n", "csv": told.csv()}
     try:

@@ -15,7 +15,10 @@ def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The state directory, such as /var/lib/gpurun.")],
     group: Annotated[str, typer.Option("--group", metavar="G", help="Name or number of the group that may use it.")],
 ) -> None:
-    """Make a state directory for several users, or repair the modes of one. Run it once, as root."""
+    """Make a state directory for several users, or repair the modes of one. Run it once, as root.
+
+    gpurun share /var/lib/gpurun --group gpu-users
+    """
     from gpurun.state.shared import make_shared
 
     kept = make_shared(folder.absolute(), _gid(group))

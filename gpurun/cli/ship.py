@@ -44,7 +44,10 @@ def ship(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Give up after this long.")] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an image to hosts (default: all): only missing layers, verified. Exits 4 if a host failed."""
+    """Copy an image to hosts (default: all): only missing layers, verified. Exits 4 if a host failed.
+
+    gpurun ship me/train:1 @rack:r1
+    """
     from gpurun.images import ship as shipping
 
     found = cluster(inventory)
@@ -76,7 +79,10 @@ def images(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the images that gpurun has put on hosts, or remove those that nothing uses. Exits 4 if a host failed."""
+    """List the images that gpurun has put on hosts, or remove those that nothing uses. Exits 4 if a host failed.
+
+    gpurun images @rack:r1 --prune
+    """
     from gpurun.images import census
 
     found = cluster(inventory)

@@ -48,7 +48,10 @@ class _Told:
 
 
 def show(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Show a job's image, code, commit, settings, placement and results."""
+    """Show a job's image, code, commit, settings, placement and results.
+
+    gpurun show @last
+    """
     told = _told(find_job(job))
     folder, record, origin = told.folder, told.folder.record(), _origin(told.folder)
     ran_on = [_placement(event) for event in _events(folder) if event.get("kind") == "placement"]
@@ -82,7 +85,10 @@ def rerun(
         bool, typer.Option("--follow", "-f", help="Show the new job until it ends; exit with its exit code.")
     ] = False,
 ) -> None:
-    """Run a job again: the same image by its ID, the same code, data and settings."""
+    """Run a job again: the same image by its ID, the same code, data and settings.
+
+    gpurun rerun @last --follow
+    """
     from dataclasses import replace
 
     from gpurun.cli.follow import follow_job
@@ -155,7 +161,10 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="JOB", help="The job to compare it with.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two jobs: settings, image, code line by line, and results."""
+    """Compare two jobs: settings, image, code line by line, and results.
+
+    gpurun diff first second
+    """
     first, second = _told(find_job(one)), _told(find_job(other))
     fields = {**_differing(first.inputs, second.inputs), **_differing(_origin(first.folder), _origin(second.folder))}
     fields |= _differing(first.metrics, second.metrics) | _differing(_outcome(first), _outcome(second))

@@ -66,7 +66,10 @@ def simulate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a trace through the scheduler in virtual time."""
+    """Replay a trace through the scheduler in virtual time.
+
+    gpurun simulate trace.csv --policy fifo --plot trace.svg
+    """
     from gpurun.inventory.load import load
     from gpurun.simulate.report import report
     from gpurun.simulate.trace import read_trace

@@ -18,6 +18,8 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     """Open a shell on a host, or run a command there: gpurun ssh gpu-r1-01 -- nvidia-smi.
 
     The connection is the one gpurun uses: user, key, jump hosts and verified host key.
+
+    gpurun ssh gpu-r1-01 -- nvidia-smi
     """
     from gpurun.cli.inventory_options import cluster
     from gpurun.remote import ssh_argv

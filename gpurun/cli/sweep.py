@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 import typer
 
 from gpurun.cli.lazy import Place, lazy_group
@@ -18,16 +17,14 @@ COMMANDS = {
 }
 
 
-class _RunByDefault(lazy_group(COMMANDS)):  # type: ignore[misc]
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        return list(super().parse_args(ctx, args))
-
-
-app = typer.Typer(cls=_RunByDefault, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=lazy_group(COMMANDS, default="run"), no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 @app.callback()
 def _sweep() -> None:
-    """Try one recipe with many parameters: gpurun sweep RECIPE --grid lr=0.1,0.01 --metric accuracy:max."""
+    """Try one recipe with many parameters.
+
+    gpurun sweep recipes/fashion-mnist --grid lr=0.1,0.01 --metric accuracy:max
+    """

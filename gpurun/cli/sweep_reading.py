@@ -35,7 +35,10 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until it ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the progress of sweeps, or the trials of one sweep, the best first."""
+    """Show the progress of sweeps, or the trials of one sweep, the best first.
+
+    gpurun sweep status mnist --watch
+    """
     store = open_sweeps()
     if sweep is None:
         rows, damaged = _all(store)
@@ -160,7 +163,10 @@ def _best_words(plan: SweepPlan, best: Trial) -> str:
 
 
 def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
-    """Print the best complete trial: its parameters, its job, and where its outputs are."""
+    """Print the best complete trial: its parameters, its job, and where its outputs are.
+
+    gpurun sweep best mnist --json
+    """
     from gpurun.jobs.store import JobStore
 
     store = open_sweeps()
@@ -181,7 +187,10 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
 
 
 def table(sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False) -> None:
-    """Print all trials, the best first."""
+    """Print all trials, the best first.
+
+    gpurun sweep table mnist --csv > mnist.csv
+    """
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
     if not as_csv:
@@ -209,6 +218,8 @@ def plot(
 
     Each line is a trial: darker lines are better, the red line is the best. In a browser, point at a line to see
     its parameters.
+
+    gpurun sweep plot mnist --to mnist.svg
     """
     from gpurun.sweeps.curves import curves
     from gpurun.sweeps.picture import picture

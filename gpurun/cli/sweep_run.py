@@ -147,7 +147,10 @@ def _wish(
 
 
 def stop(sweep: SweepArgument) -> None:
-    """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it."""
+    """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it.
+
+    gpurun sweep stop mnist
+    """
     from gpurun.state import audit
     from gpurun.sweeps.starting import ensure_conductors
 
@@ -166,7 +169,10 @@ def resume(
     sweep: SweepArgument,
     failed: Annotated[bool, typer.Option("--failed", help="Also run failed trials again.")] = False,
 ) -> None:
-    """Continue a stopped sweep. Runs cancelled trials again."""
+    """Continue a stopped sweep. Runs cancelled trials again.
+
+    gpurun sweep resume mnist --failed
+    """
     from gpurun.sweeps.starting import ensure_conductors
     from gpurun.sweeps.submitting import reopen
 

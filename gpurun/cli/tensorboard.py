@@ -43,6 +43,8 @@ def tensorboard(
     """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
 
     Outputs come here while a job trains, as often as its recipe's `outputs_every` says.
+
+    gpurun tensorboard @last
     """
     from gpurun.jobs.recipe_values import duration_s
     from gpurun.tensorboard.shown import Shown

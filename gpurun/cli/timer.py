@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+from gpurun.cli.lazy import Place, lazy_group
+
+COMMANDS = {
+    "install": Place("gpurun.cli.timer:install", "Write and enable the units"),
+    "remove": Place("gpurun.cli.timer:remove", "Disable and remove the units"),
+}
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
@@ -14,7 +20,6 @@ def _timer() -> None:
     """Have systemd run `gpurun recover` at boot and every minute. Root's timer recovers everybody's jobs."""
 
 
-@app.command("install")
 def install(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the units.")] = False) -> None:
     """Write and enable the units."""
     from gpurun.cli import recover_timer
@@ -22,7 +27,6 @@ def install(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print 
     recover_timer.install(dry_run=dry_run)
 
 
-@app.command("remove")
 def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:

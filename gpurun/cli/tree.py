@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import click
 from typer.main import get_command
 
-EXAMPLE = "gpurun "
-"""A paragraph of a command's help that begins with this is an example command."""
+from gpurun.cli.lazy import EXAMPLE
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ def wait(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until jobs have ended. Exit with the code of the first that failed, or 0."""
+    """Wait until jobs have ended. Exit with the code of the first that failed, or 0.
+
+    gpurun wait @last && gpurun outputs @last --to results
+    """
     store = open_store()
     folders = [store.find(job) for job in jobs]
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -30,7 +30,10 @@ _DOING = {
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Explain why a job waits, when it may start, and what change would start it now."""
+    """Explain why a job waits, when it may start, and what change would start it now.
+
+    gpurun why @last
+    """
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
     from gpurun.cli.outs import (
         outs_in_the_way,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 import click
 import pytest
 from typer.main import get_command
 
-from gpurun.cli.main import TAKES_COMMAND, app
+from gpurun.cli import printing
+from gpurun.cli.foreign import REMOVES, TABLE, meant
+from gpurun.cli.main import COMMANDS, SECTIONS, TAKES_COMMAND, app, split_command
+from gpurun.cli.tree import pages as command_pages
 
 
 def pages():
@@ -64,7 +69,8 @@ def test_a_group_shows_one_whole_line_for_each_command():
             context = click.Context(
                 command, info_name=" ".join(words), help_option_names=["-h", "--help"]
             )  # a command keeps it
-            assert "..." not in command.get_help(context).split("Commands:")[1], words
+            page = command.get_help(context)
+            assert "..." not in page[page.index("Start:" if words == ("gpurun",) else "Commands:") :], words
 
 
 @pytest.mark.parametrize(("words", "command"), PAGES, ids=[" ".join(words) for words, _ in PAGES])
@@ -73,3 +79,96 @@ def test_one_option_has_one_meaning_in_all_commands(words, command):
     for parameter in command.params:
         for name in parameter.opts:
             assert shared.get(name, parameter.name) == parameter.name, words
+
+
+def test_the_help_lists_commands_in_six_groups_and_says_where_the_docs_are(gpurun):
+    code, out, _ = gpurun("--help")
+    heads = [line.rstrip(":") for line in out.splitlines() if re.fullmatch(r"[A-Z][a-z ]+:", line)]
+    assert (code, heads) == (0, ["Options", *SECTIONS]) and len(SECTIONS) == 6
+    assert len(COMMANDS) == sum(map(len, SECTIONS.values()))
+    lines = re.findall(r"^  ([a-z]+ +)[A-Z]", out[out.index("Start:") :], re.MULTILINE)
+    columns = {len(each) for each in lines}
+    assert (len(columns), len(lines)) == (1, len(COMMANDS)), "one column for all groups"
+    assert "docs/tutorial.md" in out and "gpurun man" in out
+
+
+ALL = {page.name for page in command_pages()}
+
+
+def test_words_of_other_tools_name_a_command_that_there_is():
+    for group, words in TABLE.items():
+        for word, command in words.items():
+            words_of = [part for part in f"{group} {command}".split() if not part.startswith("--")]
+            assert " ".join(words_of) in ALL, (group, word)
+            assert f"{group} {word}" not in ALL, f"{group} {word} is a command"
+
+
+WRONG_WORDS = {
+    "gpurun status": "squeue ps jobs list ls LS staus sattus", "gpurun cancel": "kill scancel delete stop cancle cancl",
+    "gpurun submit": "run launch sbatch sumbit", "gpurun inventory list": "sinfo nodes hosts",
+    "gpurun --help": "help", "gpurun --install-completion": "completion", "gpurun prune": "prnue",
+    "gpurun inventory remove": "inventory/rm", "gpurun sweep status": "sweep/stauts", "gpurun data list": "data/lsit",
+    "gpurun lab down": "lab/stop",
+}  # fmt: skip
+HARMLESS = ("runs", "rune", "proud", "tune", "can", "panel", "share1", "inventory/move", "inventory/moved", "lab/town")
+STRANGE = ("", "x" * 4000, "日本語", "$(touch x)", "a\nb", "\x1b[31m", "[", "*")
+
+
+def test_a_wrong_word_gets_one_suggestion_and_a_harmless_one_never_what_removes(gpurun):
+    wanted = {word: command for command, words in WRONG_WORDS.items() for word in words.split()}
+    for word in (*wanted, *HARMLESS, *STRANGE):
+        code, out, err = gpurun(*word.split("/"))
+        found = re.findall(r"Did you mean `(.*?)`", err)
+        assert (code, out, "No such command" in err, "\x1b" in err) == (2, "", True, False), word
+        assert err.count("Did you mean") == len(found) <= 1, err
+        if word in wanted:
+            assert found == [wanted[word]]
+        assert word in wanted or not [one for one in found if one.split()[-1] in REMOVES], err
+
+
+def test_no_command_that_removes_is_near_to_a_word_that_begins_otherwise():
+    for group in ("gpurun", "gpurun inventory", "gpurun sweep", "gpurun lab", "gpurun data"):
+        commands = [name.removeprefix(f"{group} ") for name in ALL if name.startswith(f"{group} ")]
+        for removes in set(commands) & set(REMOVES):
+            for other in (f"x{removes}", removes[1:], f"an-{removes}"):
+                found = TABLE.get(group, {}).get(other) or meant(group, other, commands)
+                assert found is None or found.split()[-1] != removes, (group, other)
+
+
+@pytest.mark.parametrize(
+    "argv", [("status",), ("inventory", "list"), ("config", "view"), ("lab", "status"), ("config",)]
+)
+def test_quiet_and_no_color_also_stand_behind_a_command(gpurun, argv, monkeypatch):
+    for flag in ("-q", "--quiet", "--no-color"):
+        for words in ((*argv, flag), (argv[0], flag, *argv[1:])):
+            monkeypatch.setenv("NO_COLOR", "")
+            monkeypatch.setattr(printing, "quiet", False)
+            _, _, err = gpurun(*words)
+            assert "No such option" not in err, words
+            assert printing.quiet == (flag != "--no-color"), words
+            assert (os.environ["NO_COLOR"] == "1") == (flag == "--no-color"), words
+            assert gpurun(*argv, "--help")[1].count(flag) == 0, "its help does not repeat them"
+
+
+def test_an_example_is_one_line_behind_a_dollar_at_any_width(gpurun, monkeypatch):
+    for columns in ("40", "60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for page in command_pages():
+            for example in page.examples:
+                assert f"\n  $ {example}\n" in gpurun(*page.words[1:], "--help")[1], (columns, page.name)
+
+
+def test_commands_that_need_one_have_an_example_and_click_takes_each():
+    """A command with an argument, or with three options of its own, needs one. Nothing of it runs."""
+    for page in command_pages():
+        own = [name for name, _ in page.options if not re.search(r"--(json|help|inventory|yes)\b", name)]
+        if not page.commands and (page.arguments or len(own) > 2):
+            assert page.examples, page.name
+        for example in page.examples:
+            line = re.split(r" (?:&&|>|\|) ", example)[0]
+            words, _ = split_command(shlex.split(line)[1:])
+            context = get_command(app).make_context("gpurun", words)
+            while isinstance(context.command, click.Group):
+                _, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+                context = command.make_context(command.name, rest, parent=context)
+            assert context.command_path.startswith(page.name), example

@@ -74,7 +74,7 @@ def test_help_fits_a_narrow_terminal_without_colours(gpurun, page, monkeypatch):
     assert (code, err) == (0, "")
     assert out.startswith(("Usage: ", "usage: ")) and "\x1b" not in out
     too_wide = [line for line in out.splitlines() if len(line) > 60 and " " in line.strip()[:50]]
-    assert not [line for line in too_wide if not line.lstrip().startswith("gpurun ")]
+    assert not [line for line in too_wide if not line.startswith("  $ gpurun ")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
@@ -98,7 +98,10 @@ def test_without_arguments_and_with_nobody_to_ask(gpurun, page, monkeypatch):
 @pytest.mark.parametrize("page", GROUPS, ids=lambda page: page.name)
 def test_a_group_without_a_command_shows_its_help(gpurun, page):
     code, out, err = gpurun(*page.words[1:])
-    assert code == 2 and "Usage: " in out + err
+    if page.name == "gpurun config":  # it has one command
+        assert (code, out) == (0, gpurun("config", "view")[1])
+    else:
+        assert code == 2 and "Usage: " in out + err
 
 
 @pytest.mark.parametrize("page", [page for page in COMMANDS if may_run(page)], ids=lambda page: page.name)

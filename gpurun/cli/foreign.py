@@ -1,0 +1,53 @@
+"""Words of other tools, and words typed wrong: the command of gpurun that each means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+
+TABLE: Mapping[str, Mapping[str, str]] = {
+    "gpurun": {
+        **dict.fromkeys(("run", "launch", "sbatch", "srun", "start", "train", "job", "create", "apply"), "submit"),
+        **dict.fromkeys(("ps", "jobs", "squeue", "qstat", "list", "ls", "get", "describe", "info"), "status"),
+        **dict.fromkeys(("stop", "kill", "scancel", "qdel", "delete", "del", "rm", "abort", "end"), "cancel"),
+        **dict.fromkeys(("sinfo", "nodes", "hosts", "pbsnodes", "machines", "gpus"), "inventory list"),
+        **dict.fromkeys(("sacct", "past"), "history"), **dict.fromkeys(("log", "tail", "cat"), "logs"),
+        **dict.fromkeys(("attach", "watch"), "follow"), **dict.fromkeys(("shell", "bash", "login"), "ssh"),
+        **{word: f"inventory {word}" for word in (
+            "add", "set", "label", "probe", "trust", "connect", "import", "export", "cordon", "uncordon", "drain",
+        )},
+        "best": "sweep best", "check": "doctor", "copy": "outputs", "cp": "outputs", "download": "outputs",
+        "resubmit": "rerun", "restart": "rerun", "ui": "web", "dashboard": "web", "usage": "report",
+        "help": "--help", "completion": "--install-completion", "upgrade": "version", "docs": "man",
+    },
+    "gpurun inventory": {
+        "ls": "list", "hosts": "list", "nodes": "list", "get": "show", "describe": "show", "info": "show",
+        "check": "validate", "lint": "validate", "update": "set", "rm": "remove", "delete": "remove", "del": "remove",
+        "revert": "undo", "resume": "uncordon", "init": "import", "new": "import",
+    },
+    "gpurun sweep": {"list": "status", "ls": "status", "show": "status", "kill": "stop", "cancel": "stop"},
+    "gpurun scale": {"ls": "list", "status": "show"},
+    "gpurun data": {"ls": "list", "add": "stage", "copy": "stage", "rm": "evict", "delete": "evict", "remove": "evict"},
+    "gpurun lab": {"start": "up", "create": "up", "list": "status", "ls": "status", "stop": "down", "delete": "down"},
+}  # fmt: skip
+"""For each group of commands: a word of another tool → what to type behind the group's name."""
+REMOVES = ("cancel", "prune", "stop", "remove", "evict", "down", "crash", "cut", "drain")
+"""Commands that end or remove something. A word that is only a little like one of them means no such command."""
+_NEAR, _VERY_NEAR = 0.6, 0.75
+
+
+def meant(group: str, word: str, commands: Sequence[str]) -> str | None:
+    """Return the command line that a word means in a group, such as ``gpurun status``; None if none is near."""
+    if (known := TABLE.get(group, {}).get(word.lower())) is not None:
+        return f"{group} {known}"
+    if not re.fullmatch(r"[A-Za-z][A-Za-z_-]{1,30}", word):
+        return None
+    for near in get_close_matches(word.lower(), commands, n=len(commands), cutoff=_NEAR):
+        if near not in REMOVES or _is_slip(word.lower(), near):
+            return f"{group} {near}"
+    return None
+
+
+def _is_slip(word: str, command: str) -> bool:
+    return word[0] == command[0] and SequenceMatcher(None, word, command).ratio() >= _VERY_NEAR
