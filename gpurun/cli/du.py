@@ -84,21 +84,15 @@ def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -> None:
-    from rich.text import Text
+    from gpurun.cli.tables import print_table
 
-    from gpurun.cli.tables import console, table_of
-
-    table = table_of("job", "owner", "name", "state", figures=COLUMNS)
+    table = []
     for row in rows:
-        texts = [Text(printable(row[key])) for key in ("id", "owner", "name", "state")]
-        unread = "+" if row["unread"] else ""
-        table.add_row(
-            *texts,
-            *(size_text(row["bytes"][column]) for column in COLUMNS[:-1]),
-            size_text(row["bytes"]["total"]) + unread,
-        )
-    table.add_row("sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS), style="bold")
-    console().print(table)
+        sizes = [size_text(row["bytes"][column]) for column in COLUMNS]
+        sizes[-1] += "+" if row["unread"] else ""
+        table.append(([*(printable(row[key]) for key in ("id", "owner", "name", "state")), *sizes], ""))
+    table.append((["sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS)], "head"))
+    print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
     if free is not None:
         say(f"{size_text(free)} free on this disk")
     problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]

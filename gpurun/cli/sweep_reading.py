@@ -88,13 +88,13 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from gpurun.cli.tables import console, wrapped_table
+    from gpurun.cli.tables import console, text_of_table
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
             is_done = folder.done.exists()
             trials = folder.trials()
-            shown = wrapped_table(*_table(folder, plan, trials, SHOWN))
+            shown = text_of_table(*_table(folder, plan, trials, SHOWN))
             live.update(Group(shown, printable(summary(folder, plan, trials))), refresh=True)
             if is_done:
                 return

@@ -19,12 +19,13 @@ from gpurun.views.lines import (
     table_lines,
     total_line,
     unheard_lines,
-    width_of,
+    wrapped,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from gpurun.views.picture import Picture
 
@@ -49,7 +50,7 @@ def print_status(
         most_queued: print at most this many queued jobs, the first in the picture's order; None = all.
         unheard: as `gpurun.views.reading.Reading.unheard`.
     """
-    columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
+    columns = _columns()
     waiting = [job.id for job in picture.jobs if job.state.value == "QUEUED"]
     left_out = set() if most_queued is None else set(waiting[most_queued:])
     lines = [*rack_lines(picture, fold, columns)]
@@ -74,13 +75,29 @@ Rows = Sequence[tuple[Sequence[str], str]]
 """For each row: printable cells, and the row's mark."""
 
 
-def print_table(heads: Sequence[str], rows: Rows) -> None:
-    """Print a table. Wraps cells only on a terminal that is too narrow."""
-    lines = table_lines(heads, rows)
-    if sys.stdout.isatty() and max(width_of(plain(line)) for line in lines) > shutil.get_terminal_size().columns:
-        console().print(wrapped_table(heads, rows))
-    else:
-        print_lines(lines)
+def print_table(heads: Sequence[str], rows: Rows, *, figures: int = 0) -> None:
+    """Print a table; its last `figures` columns are right-aligned. A pipe gets whole rows of any length."""
+    print_lines(table_lines(heads, rows, _columns(), figures=figures))
+
+
+def print_text(text: str) -> None:
+    """Print a printable text, on a terminal wrapped between words: names and ids stay whole."""
+    columns = _columns()
+    lines = [text] if columns is None else wrapped(text, columns, whole_words=True)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _columns() -> int | None:
+    return max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
+
+
+def text_of_table(heads: Sequence[str], rows: Rows) -> Text:
+    """Return the table for a live view of Rich's."""
+    from rich.text import Text
+
+    return Text("\n").join(
+        Text(plain(line), style="bold" if line[0][1] == "head" else "") for line in table_lines(heads, rows, _columns())
+    )
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -103,29 +120,13 @@ def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     return made
 
 
-def table_of(*heads: str, figures: Sequence[str] = ()) -> Table:
-    """Return a Rich table with these columns, then with right-aligned ones for `figures`.
-
-    A cell that is too wide for the terminal takes several lines: a part of a job's id or a host's name is no use.
-    """
+def table_of(*heads: str) -> Table:
+    """Return a Rich table with these columns, for live views. A cell that is too wide takes several lines."""
     from rich.table import Column, Table
     from rich.text import Text
 
-    columns = [
-        *(Column(Text(head), overflow="fold") for head in heads),
-        *(Column(Text(head), justify="right", overflow="fold") for head in figures),
-    ]
+    columns = (Column(Text(head), overflow="fold") for head in heads)
     return Table(*columns, box=None, header_style="bold", pad_edge=False)
-
-
-def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
-    """Return the table as a Rich table, which wraps cells. Importing Rich takes longer than printing most tables."""
-    from rich.text import Text
-
-    table = table_of(*heads)
-    for cells, mark in rows:
-        table.add_row(*map(Text, cells), style="bold" if mark == "head" else None)
-    return table
 
 
 def print_lines(lines: Sequence[Line]) -> None:

@@ -226,11 +226,37 @@ def job_lines(
         yield from _below("; ".join(filter(None, left)), columns, most=MOST_REASON_LINES, job=job.id)
 
 
-def table_lines(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> list[Line]:
-    """Return a table of printable cells, none cut or wrapped. Each row has a mark for all its cells."""
+def table_lines(
+    heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], columns: int | None = None, *, figures: int = 0
+) -> list[Line]:
+    """Return a table of printable cells, none cut. Each row has a mark for all its cells.
+
+    On a narrow terminal, the cells of columns that do not fit go below their row, each behind its head: a part of a
+    job's id or of a host's name is no use.
+
+    Args:
+        columns: width of the terminal; None: each row is one line of any length.
+        figures: this many of the last columns are right-aligned.
+    """
     texts = [heads, *(cells for cells, _ in rows)]
     widths = [max(map(width_of, column)) for column in zip(*texts, strict=True)]
-    return [_row([(cell, mark) for cell in cells], widths) for cells, mark in ((heads, "head"), *rows)]
+    fits = [at for at in range(1, len(heads) + 1) if columns is None or sum(widths[:at]) + GAP * (at - 1) <= columns]
+    shown = max(fits, default=1)
+    lines = []
+    for cells, mark in ((heads, "head"), *rows):
+        aligned = [
+            _aligned(cell, widths[at], right=at >= len(heads) - figures) for at, cell in enumerate(cells[:shown])
+        ]
+        lines.append(_row([(cell, mark) for cell in aligned], widths))
+        left = [f"{head} {cell}".strip() for head, cell in zip(heads[shown:], cells[shown:], strict=True) if cell]
+        if cells is not heads and left and columns is not None:
+            below = wrapped("; ".join(left), max(columns - 4, 20), whole_words=True)
+            lines += [[(f"    {line}", "dim")] for line in below]
+    return lines
+
+
+def _aligned(text: str, width: int, *, right: bool) -> str:
+    return " " * (width - width_of(text)) + text if right else text
 
 
 def _short(text: str, most: int | None) -> str:
@@ -262,15 +288,15 @@ def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[L
         yield [(f"    … `gpurun status {job}` shows all of it", "dim")]
 
 
-def wrapped(text: str, room: int) -> Iterator[str]:
-    """Return a text as lines of at most so many columns."""
+def wrapped(text: str, room: int, *, whole_words: bool = False) -> Iterator[str]:
+    """Return a text as lines of at most so many columns; whole words may be wider."""
     line = ""
     for word in text.split(" "):
         rest = word
         if line and width_of(line) + 1 + width_of(rest) > room:
             yield line
             line = ""
-        while width_of(rest) > room:
+        while width_of(rest) > room and not whole_words:
             yield rest[:room] if rest.isascii() else rest[: room // 2]
             rest = rest[room:] if rest.isascii() else rest[room // 2 :]
         line = f"{line} {rest}" if line else rest

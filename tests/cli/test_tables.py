@@ -7,10 +7,11 @@ import re
 import pytest
 
 from gpurun.cli.printing import job_json, waited_s
-from gpurun.cli.tables import print_status, print_table
+from gpurun.cli.tables import print_status, print_table, print_text
 from gpurun.cli.why import _line
 from gpurun.jobs.record import JobRecord, Restart
 from gpurun.jobs.states import State
+from gpurun.views.lines import plain, table_lines, width_of
 from gpurun.views.picture import FREE, HostCells, picture_of, shown_for_s
 
 HOST = HostCells("h1", "r1", "pascal", 4, 4, "ok", "ok", (FREE,) * 4)
@@ -44,19 +45,63 @@ def test_a_table_that_is_piped_is_not_wrapped(capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", [23, 22])
-def test_a_table_on_a_terminal_looks_the_same_whether_it_fits_or_is_wrapped(capsys, monkeypatch, columns):
-    """23 columns have room for it; of 22, the last cell takes two lines."""
+def on_a_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_table(HEADS, ROWS)
+
+
+@pytest.mark.parametrize("columns", [44, 43])
+def test_what_does_not_fit_a_terminal_stands_below_its_row(capsys, monkeypatch, columns):
+    """44 columns have room for it."""
+    on_a_terminal(monkeypatch, columns)
+    wide = "日本 [/x] :bomb:"
+    print_table(HEADS, [ROWS[0], (("2", f"{wide} {wide} yes"), "")])
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.splitlines()]
-    last = ["2      日本 [/x] :bomb:"] if columns == 23 else ["2      日本 [/x]", "       :bomb:"]
-    assert lines == ["trial  why", "1      best", *last]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    if columns == 44:
+        assert lines == ["trial  why", "1      best", f"2      {wide} {wide} yes"]
+    else:
+        assert lines == ["trial", "1", "    why best", "2", f"    why {wide} {wide}", "    yes"]
+
+
+NAMES = ("j-bb749448", "gpu-r1-[01-16],gpu-r2-[03-07]", "日本" * 9, "x" * 70, "a; b", "-")
+
+
+@pytest.mark.parametrize("columns", [None, 40, 60, 80, 100, 250])
+def test_no_name_is_broken_and_no_cell_is_lost_at_any_width(columns):
+    heads = ("job", "name", "hosts", "GPU h", "reason")
+    rows = [
+        ((f"j-bb74944{at}", name, f"{name}!", f"{at}.0", f"why {name} {name}"), "") for at, name in enumerate(NAMES)
+    ]
+    for figures in (0, 2):
+        lines = [plain(line) for line in table_lines(heads, rows, columns, figures=figures)]
+        text = "\n".join(lines)
+        for cells, _ in rows:
+            for word in " ".join(cells).split():
+                assert re.search(rf"(?<!\S){re.escape(word)};?(?!\S)", text), (columns, word)
+        too_wide = [line for line in lines if columns and width_of(line) > columns and len(line.split()) > 2]
+        assert too_wide == []
+    assert len(lines) == len(rows) + 1 or columns is not None
+
+
+def test_figures_are_right_aligned():
+    shown = table_lines(
+        ("job", "files", "size"), [(("j-1", "12", "1.0 GiB"), ""), (("j-22", "3", "0 B"), "")], figures=2
+    )
+    assert [plain(line) for line in shown] == ["job   files     size", "j-1      12  1.0 GiB", "j-22      3      0 B"]
+
+
+def test_a_text_is_wrapped_between_words_on_a_terminal_alone(capsys, monkeypatch):
+    print_text("failures by host: " + "gpu-r1-01 3, " * 9)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    on_a_terminal(monkeypatch, 40)
+    print_text("failures by host: " + "gpu-r1-01 3, " * 9)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 40
+    assert sum(line.count("gpu-r1-01") for line in lines) == 9
 
 
 def test_jobs_of_several_owners_say_whose_they_are(shown):
