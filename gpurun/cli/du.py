@@ -92,7 +92,10 @@ def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -
         sizes[-1] += "+" if row["unread"] else ""
         table.append(([*(printable(row[key]) for key in ("id", "owner", "name", "state")), *sizes], ""))
     table.append((["sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS)], "head"))
-    print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
+    if rows:
+        print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
+    else:
+        say("no job takes disk on the head")
     if free is not None:
         say(f"{size_text(free)} free on this disk")
     problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]

@@ -151,9 +151,7 @@ def _sum(inventory: Inventory) -> str:
 
 
 def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
-    from rich.text import Text
-
-    from gpurun.cli.tables import console, table_of
+    from gpurun.cli.tables import print_table
     from gpurun.inventory.hostset import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
@@ -162,10 +160,11 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
         labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
         row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host, states), labels)
         rows.setdefault(row, []).append(host.name)
-    table = table_of("RACK", "HOSTS", "GENERATION", "GPUS", "FABRIC", "STATE", "LABELS")
-    for (rack, *rest), names in rows.items():
-        table.add_row(*map(Text, (rack, fold(names), *rest)))
-    console().print(table)
+    cells = [(rack, fold(names), *rest) for (rack, *rest), names in rows.items()]
+    print_table(
+        ("rack", "hosts", "generation", "GPUs", "fabric", "state", "labels"),
+        [([*map(printable, row)], "") for row in cells],
+    )
     say(f"{_sum(found.inventory)} in {found.inventory.source}")
 
 

@@ -23,10 +23,9 @@ from gpurun.cli.history import (
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, GpurunError, StateError
+from gpurun.state.home import home
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpurun.history.accounts import Accounts, Share
 
 SHOWN = 10
@@ -52,7 +51,6 @@ def report(
     """
     from gpurun.history.accounts import accounts
     from gpurun.history.collect import sources
-    from gpurun.state.home import home
 
     wanted, now_s = wanted_of(user, pool, project, since, until), time.time()
     problems: list[StateError] = []
@@ -92,16 +90,18 @@ def document(made: Accounts) -> dict[str, Any]:
 
 
 def _print(made: Accounts) -> None:
-    from gpurun.cli import tables
+    from gpurun.cli.tables import print_text
     from gpurun.history.page import day, summary
 
-    console = tables.console()
-    console.print(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}")
-    _print_timeline(console, made)
+    if not made.total.attempts:
+        say(f"no attempt matches, in {home(os.environ)}")
+        return
+    print_text(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}")
+    print_text(_timeline(made))
     for name in ("users", "pools", "projects", "generations"):
         shares = getattr(made, name)
         if len(shares) > 1 or name == "users":
-            _print_shares(console, name[:-1], shares)
+            _print_shares(name[:-1], shares)
     for name, counts in (
         ("attempts by outcome", made.outcomes), ("failures by cause", made.causes),
         ("failures by host", made.failed_hosts),
@@ -109,34 +109,36 @@ def _print(made: Accounts) -> None:
         if counts:
             shown = [f"{printable(label)} {count}" for label, count in list(counts.items())[:SHOWN]]
             more = f", {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-            console.print(f"{name}: {', '.join(shown)}{more}")
+            print_text(f"{name}: {', '.join(shown)}{more}")
     for row in made.largest[:SHOWN]:
         text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
-        console.print(printable(text))
+        print_text(printable(text))
 
 
-def _print_timeline(console: Console, made: Accounts) -> None:
-    """Print a line of blocks: the number of leased GPUs over time."""
-    most, width = max([1.0, float(made.capacity or 0), *made.timeline]), 60
+def _timeline(made: Accounts) -> str:
+    """Return a line of blocks: the number of leased GPUs over time. It fits 60 columns."""
+    most = max([1.0, float(made.capacity or 0), *made.timeline])
+    head = f"leased GPUs, 0 to {most:.0f}: "
+    width = 57 - len(head)
     blocks = " ▁▂▃▄▅▆▇█"
     stretches = len(made.timeline)
     parts = [made.timeline[stretches * n // width : stretches * (n + 1) // width] for n in range(width)]
     line = "".join(blocks[round(8 * min(1.0, sum(part) / len(part) / most))] if part else " " for part in parts)
-    console.print(f"leased GPUs, 0 to {most:.0f}: |{line}|")
+    return f"{head}|{line}|"
 
 
-def _print_shares(console: Console, name: str, shares: Mapping[str, Share]) -> None:
-    from rich.text import Text
-
-    from gpurun.cli.tables import table_of
+def _print_shares(name: str, shares: Mapping[str, Share]) -> None:
+    from gpurun.cli.tables import print_table
     from gpurun.history.page import hours, percent, span
 
-    table = table_of(name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
-    for label, share in list(shares.items())[:SHOWN]:
-        table.add_row(
-            Text(printable(label)), hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
+    heads = (name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
+    rows = [
+        (
+            label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
             span(share.mean_wait_s), span(share.longest_wait_s), percent(share.busy_percent), hours(share.idle_gpu_s),
-        )  # fmt: skip
-    console.print(table)
+        )
+        for label, share in list(shares.items())[:SHOWN]
+    ]  # fmt: skip
+    print_table(heads, [([*map(printable, cells)], "") for cells in rows])
     if len(shares) > SHOWN:
-        console.print(f"{len(shares) - SHOWN} more; --json and --html show all")
+        typer.echo(f"{len(shares) - SHOWN} more; --json and --html show all")
