@@ -57,7 +57,7 @@ def measure(lab: Lab, folder: Path, rounds: int) -> dict[str, object]:
         pdsh_s.append(timed(lambda: with_pdsh(lab)))
         print(f"gpurun {gpurun_s[-1]:.2f} s, pdsh {pdsh_s[-1]:.2f} s", file=sys.stderr)
     lab.cut(lab.hosts[0].name)
-    dead_s = timed(lambda: with_gpurun(lab, "--timeout", "5", expected=4))
+    dead_s = timed(lambda: with_gpurun(lab, "--timeout", "5s", expected=4))
     lab.heal(lab.hosts[0].name)
     ours, theirs = statistics.median(gpurun_s), statistics.median(pdsh_s)
     return {

@@ -13,6 +13,7 @@ import typer
 from gpurun.cli.doctor import UNHEALTHY, finding_json, load_chosen
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, JobFailed
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ def bench(
     inventory: InventoryOption = None,
     image: Annotated[str, typer.Option(help="Image with mpi4py, and Horovod where GPUs are measured.")] = IMAGE,
     gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host, for allreduce only.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Measure each figure for this long, after a warm-up.")] = 0.5,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--time", click_type=TIME, help="Measure each figure for this long, after a warm-up.", show_default="0.5s"
+        ),
+    ] = 0.5,
     sizes: Annotated[str, typer.Option(help="Allreduce sizes in bytes, with commas.")] = SIZES,
     engine: Annotated[str, typer.Option(help="Allreduce by auto, mpi (host memory) or horovod.")] = "auto",
     svg: Annotated[

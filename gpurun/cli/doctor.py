@@ -10,6 +10,7 @@ import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.values import TIME
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def doctor(
     inventory: InventoryOption = None,
     cordon: Annotated[bool, typer.Option("--cordon", help="Cordon hosts with errors: they get no new gangs.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also print remarks that are not problems.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer SSH.", show_default="15s")
+    ] = 15.0,
     as_json: JsonOption = False,
 ) -> None:
     """Check hosts, links and drivers; show evidence and suggest fixes. Exits 4 if it finds a problem.
@@ -37,7 +40,7 @@ def doctor(
     """
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
-    findings = examine(found, chosen, timeout)
+    findings = examine(found, chosen, timeout_s)
     from gpurun.doctor.claims import ALWAYS_SHOWN
     from gpurun.doctor.findings import unhealthy
 

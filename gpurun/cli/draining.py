@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import BadInput, NotYours, StateError
+from gpurun.errors import NotYours, StateError
 from gpurun.head.caretaker import Caretaker
 from gpurun.state import clock
 
@@ -26,14 +26,8 @@ POLL_S = 0.5
 PASS_EVERY_S = 5.0
 
 
-def deadline_s(text: str, home: Path) -> float:
-    """Return the deadline of a drain that may take this long, in seconds since the epoch.
-
-    Raises:
-        BadInput: the text is not a duration.
-        NotYours: several users share the state directory, and the deadline would stop other users' jobs.
-    """
-    from gpurun.jobs.recipe_values import duration_s
+def refuse_deadline(home: Path) -> None:
+    """Raise NotYours if several users share the state directory: the deadline would stop other users' jobs."""
     from gpurun.state.shared import is_shared
 
     if is_shared(home) and os.getuid() != 0:
@@ -41,13 +35,6 @@ def deadline_s(text: str, home: Path) -> float:
             "only root may set a deadline where several users share a state directory: it ends their jobs",
             hint="drain without --deadline; gangs that may move do",
         )
-    try:
-        return clock.now_s() + duration_s(text)
-    except ValueError as error:
-        why = f": it {error}" if str(error) else ""
-        raise BadInput(
-            f"--deadline {text[:40]!r} is not a time{why}", hint="give the time from now on, such as 30m or 2h"
-        ) from None
 
 
 def report_drain(found: Cluster, names: Sequence[str], changed: Sequence[str], *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,11 @@ import typer
 
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.cli.values import WHEN
 from gpurun.documents.table_cells import cell
 from gpurun.errors import BadInput, StateError
+from gpurun.quantities.counts import count
+from gpurun.quantities.local_time import date_minute, day_minute, zone_name
 
 if TYPE_CHECKING:
     from gpurun.history.row import HistoryRow
@@ -26,9 +28,10 @@ UserOption = Annotated[str | None, typer.Option("--user", metavar="U", help="Onl
 PoolOption = Annotated[str | None, typer.Option("--pool", metavar="P", help="Only jobs of this pool.")]
 ProjectOption = Annotated[str | None, typer.Option("--project", metavar="P", help="Only jobs of this project.")]
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="WHEN", help="Start of the period: 7d ago, or 2026-11-01.")
+    float | None,
+    typer.Option("--since", click_type=WHEN, help="Start of the period: 7d (ago), yesterday or '2026-11-01 10:00'."),
 ]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="End of the period.")]
+UntilOption = Annotated[float | None, typer.Option("--until", click_type=WHEN, help="End of the period.")]
 
 
 def history(
@@ -77,39 +80,24 @@ def history(
 
 
 def wanted_of(
-    user: str | None, pool: str | None, project: str | None, since: str | None, until: str | None, *,
+    user: str | None, pool: str | None, project: str | None, since_s: float | None, until_s: float | None, *,
     host: str | None = None, states: Sequence[str] | None = None, name: str | None = None,
 ) -> Wanted:  # fmt: skip
     """Return the options as conditions. Raises BadInput for an invalid value."""
     from gpurun.history.row import OUTCOMES
     from gpurun.history.select import Wanted
 
+    if since_s is not None and until_s is not None and until_s < since_s:
+        period = f"{date_minute(since_s)} to {date_minute(until_s)}"
+        raise BadInput(f"--until is before --since: {period}", hint="give the earlier one to --since")
+
     asked = tuple(state.upper() for state in states or ())
     if wrong := [state for state in asked if state not in OUTCOMES]:
         raise BadInput(f"--state: {wrong[0]!r} is no outcome", hint=f"the outcomes are {', '.join(OUTCOMES)}")
     return Wanted(
         user=user, pool=pool, project=project, host=host, states=asked, name=name,
-        since_s=moment_s("--since", since), until_s=moment_s("--until", until),
+        since_s=since_s, until_s=until_s,
     )  # fmt: skip
-
-
-def moment_s(flag: str, text: str | None) -> float | None:
-    """Parse ``7d`` (ago), ``2026-11-01`` or ``2026-11-01T08:00`` into seconds since the epoch. Raises BadInput."""
-    from datetime import datetime
-
-    from gpurun.jobs.recipe_values import duration_s
-
-    if text is None:
-        return None
-    try:
-        return time.time() - duration_s(text)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        hint = "give a duration such as 12h or 30d, or a date such as 2026-11-01"
-        raise BadInput(f"{flag}: {text!r} is neither a duration nor a date", hint=hint) from None
 
 
 def _read(wanted: Wanted, most: int | None) -> tuple[list[HistoryRow], list[StateError]]:
@@ -136,10 +124,10 @@ def _rebuild() -> None:
     from gpurun.history.collect import rebuild
     from gpurun.state.home import home
 
-    count, aside = rebuild(home(os.environ))
+    attempts, aside = rebuild(home(os.environ))
     if aside is not None:
         say(f"the old file was damaged; it is kept as {aside}")
-    say(f"your history has {count} attempt{'s' * (count != 1)}")
+    say(f"your history has {count(attempts, 'attempt')}")
 
 
 def _print_csv(found: Sequence[HistoryRow]) -> None:
@@ -159,24 +147,16 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
 
     several = len({row.user for row in found}) > 1
     columns = (
-        "job", "try", *(["owner"] if several else []), "name", "GPUs", "hosts", "ended", "waited", "ran", "GPU h",
-        "busy", "outcome", "reason",
+        "job", "try", *(["owner"] if several else []), "name", "GPUs", "hosts", f"ended ({zone_name()})", "waited",
+        "ran", "GPU h", "busy", "outcome", "reason",
     )  # fmt: skip
     table = table_of(*columns)
     for row in found:
         table.add_row(
             printable(row.job), str(row.attempt), *([Text(printable(row.user))] if several else []),
-            Text(printable(row.name)), str(row.gpus), Text(printable(fold(row.hosts.split()))), day_time(row.ended_s),
+            Text(printable(row.name)), str(row.gpus), Text(printable(fold(row.hosts.split()))), day_minute(row.ended_s),
             duration(row.waited_s), duration(row.ended_s - row.started_s) if row.started_s else "",
             f"{row.gpu_s / 3600:.1f}", "" if row.use_percent is None else f"{row.use_percent:.0f}%",
             Text(row.outcome), Text(printable(row.reason)),
         )  # fmt: skip
     console().print(table)
-
-
-def day_time(when_s: float) -> str:
-    """Format a time such as ``11-25 08:00``, in this machine's time zone."""
-    try:
-        return time.strftime("%m-%d %H:%M", time.localtime(when_s))
-    except (OverflowError, OSError, ValueError):
-        return "?"

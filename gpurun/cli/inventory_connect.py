@@ -10,21 +10,23 @@ import typer
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import HostsArgument, InventoryOption
 from gpurun.cli.printing import say
+from gpurun.cli.values import TIME
 from gpurun.errors import AuthenticationFailed, BadInput, HostFailure
 
 if TYPE_CHECKING:
     from gpurun.remote.ssh_config import Route
     from gpurun.remote.target import Target
 
-HOUR_S = 3600
-
 
 def connect(
     hosts: HostsArgument,
     inventory: InventoryOption = None,
-    hours: Annotated[
-        float, typer.Option(min=0.01, max=24 * 30, help="Close a connection after this many hours without use.")
-    ] = 12.0,
+    idle_s: Annotated[
+        float,
+        typer.Option(
+            "--idle", click_type=TIME, help="Close a connection after this time without use.", show_default="12h"
+        ),
+    ] = 12 * 3600.0,
     close: Annotated[bool, typer.Option("--close", help="Close the connections of these hosts.")] = False,
 ) -> None:
     """Log in to hosts that ask for a second factor, and share the connection. Exits 4 if a login fails.
@@ -43,7 +45,7 @@ def connect(
         count = sum(close_own(resolve(target)) for target in targets)
         say(f"{count} connection{'' if count == 1 else 's'} closed")
         return
-    failures = [error for target in targets if (error := _connect(target, round(hours * HOUR_S)))]
+    failures = [error for target in targets if (error := _connect(target, max(1, round(idle_s))))]
     for error in failures:
         say(f"{error}" + (f"\n  {error.hint}" if error.hint else ""))
     if failures:

@@ -11,6 +11,7 @@ import typer
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.values import TIME
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -35,14 +36,9 @@ def cordon(
 def drain(
     hosts: HostsArgument,
     reason: ReasonOption = "",
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            "--deadline",
-            metavar="TIME",
-            help="Stop jobs that still run after this time, such as 2h.",
-            show_default=False,
-        ),
+    deadline_s: Annotated[
+        float | None,
+        typer.Option("--deadline", click_type=TIME, help="Stop jobs that still run after this time, such as 2h."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until no job holds GPUs of the hosts.")] = False,
     inventory: InventoryOption = None,
@@ -57,11 +53,13 @@ def drain(
 
     gpurun inventory drain @rack:r1 --reason 'new switch' --deadline 2h --wait
     """
-    from gpurun.cli.draining import deadline_s, report_drain, wait_until_empty
+    from gpurun.cli.draining import refuse_deadline, report_drain, wait_until_empty
     from gpurun.errors import BadInput
 
     found = cluster(inventory)
-    until_s = None if deadline is None else deadline_s(deadline, found.home)
+    if deadline_s is not None:
+        refuse_deadline(found.home)
+    until_s = None if deadline_s is None else clock.now_s() + deadline_s
     names = [host.name for host in found.choose(hosts)]
     if not names:
         raise BadInput(f"{hosts!r} names no host")

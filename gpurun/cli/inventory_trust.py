@@ -10,6 +10,7 @@ from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption, YesOption
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, HostFailure
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def trust(
     inventory: InventoryOption = None,
     yes: YesOption = False,
     replace: Annotated[bool, typer.Option("--replace", help="Also trust keys that replace known ones.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer.")] = 5.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer.", show_default="5s")
+    ] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
@@ -49,7 +52,7 @@ def trust(
             f"{name}: not asked, because its jump host {way[0]} is not trusted" for name, way in ways.items() if way
         ]
         asked = [route for route in some if not ways[route.name]]
-        now = offers(asked, ssh_config=found.inventory.ssh_config, timeout_s=timeout)
+        now = offers(asked, ssh_config=found.inventory.ssh_config, timeout_s=timeout_s)
         if not as_json:
             for offer in now:
                 _print(offer)

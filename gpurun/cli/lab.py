@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpurun.cli.lazy import Place, lazy_group
+from gpurun.cli.values import RATE, SIZE
 
 if TYPE_CHECKING:
     from gpurun.lab.status import LabStatus
@@ -45,9 +46,17 @@ def up(
     generation: Annotated[
         str, typer.Option(help="GPU generation; with commas, one for each rack: pascal,volta.")
     ] = "pascal",
-    host_link: Annotated[str, typer.Option(help="Rate of each host's link, each direction.")] = "10gbit",
-    rack_uplink: Annotated[str, typer.Option(help="Rate of each rack's uplink, each direction.")] = "2.5gbit",
-    disk: Annotated[str | None, typer.Option(help="Give each host a disk of this size, such as 2g.")] = None,
+    host_link: Annotated[
+        int,
+        typer.Option(click_type=RATE, help="Rate of each host's link, each direction.", show_default="10gbit"),
+    ] = 10_000_000_000,
+    rack_uplink: Annotated[
+        int,
+        typer.Option(click_type=RATE, help="Rate of each rack's uplink, each direction.", show_default="2.5gbit"),
+    ] = 2_500_000_000,
+    disk: Annotated[
+        int | None, typer.Option(click_type=SIZE, help="Give each host a disk of this size, such as 2GiB.")
+    ] = None,
     fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
 ) -> None:
@@ -56,7 +65,7 @@ def up(
     gpurun lab up --racks 2 --hosts 2 --gpus 4
     """
     from gpurun.lab.lab import Lab
-    from gpurun.lab.spec import LabSpec, parse_rate, parse_size_mib
+    from gpurun.lab.spec import LabSpec
 
     lab = Lab(name)
     lab.up(
@@ -66,9 +75,9 @@ def up(
             hosts=hosts,
             gpus=gpus,
             generation=tuple(generation.split(",")),
-            host_link_bps=parse_rate(host_link),
-            rack_uplink_bps=parse_rate(rack_uplink),
-            disk_mib=parse_size_mib(disk) if disk else None,
+            host_link_bps=host_link,
+            rack_uplink_bps=rack_uplink,
+            disk_mib=disk,
             fabric=fabric,
             resolve_names=resolve_names,
         )

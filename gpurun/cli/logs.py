@@ -14,6 +14,7 @@ import typer
 from gpurun.cli.jobs import POLL_S, find_job
 from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import printable, printed, say
+from gpurun.cli.values import WHEN
 from gpurun.errors import BadInput
 from gpurun.head.caretaker import Caretaker
 
@@ -29,10 +30,10 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Begin with the last N lines.")
     ] = None,
-    since: Annotated[
-        str | None,
+    since_s: Annotated[
+        float | None,
         typer.Option(
-            "--since", metavar="TIME", help="Print lines since then: 10m (10 minutes ago), or 2026-11-25T08:00 (UTC)."
+            "--since", click_type=WHEN, help="Print lines since then: 10m (ago), 08:00 or '2026-11-25 08:00'."
         ),
     ] = None,
     grep: Annotated[
@@ -53,7 +54,7 @@ def logs(
     from gpurun.supervisor.loglines import LogTail
 
     folder = find_job(job)
-    wanted = _Wanted(_checked_rank(folder, rank), _since(since, time.time()), _pattern(grep))
+    wanted = _Wanted(_checked_rank(folder, rank), _since(since_s), _pattern(grep))
     lines, caretaker = LogTail(folder.log), Caretaker()
     if tail is not None:
         lines.skip_to_last(tail, wanted.has)
@@ -101,18 +102,9 @@ def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
     return rank
 
 
-def _since(text: str | None, now_s: float) -> str:
+def _since(when_s: float | None) -> str:
     """Return the value of ``--since`` in the log's time format (RFC 3339, UTC); "" for the whole log."""
-    from gpurun.jobs.recipe_values import duration_s
-
-    if text is None:
-        return ""
-    if re.fullmatch(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?Z?)?", text):
-        return text.replace(" ", "T").rstrip("Z")
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s - duration_s(text)))
-    except (ValueError, OverflowError, OSError):
-        raise BadInput(f"--since {text[:40]!r} is not a time", hint="such as 10m, or 2026-11-25T08:00") from None
+    return "" if when_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when_s))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

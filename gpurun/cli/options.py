@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gpurun.cli import completion
+from gpurun.cli.values import TIME
 
 HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote it if it contains [ ] & ! * or ?."
 JOB = "Job: its id, the beginning of its id, its name, or @last for the job that you submitted last."
@@ -14,6 +15,10 @@ JOB = "Job: its id, the beginning of its id, its name, or @last for the job that
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
+]
+IdleOption = Annotated[
+    float,
+    typer.Option("--idle", click_type=TIME, help="End after this time without a request.", show_default="1h"),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB, autocompletion=completion.jobs)]

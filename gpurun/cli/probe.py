@@ -13,6 +13,7 @@ from gpurun.cli.doctor import UNHEALTHY, load_chosen
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.told import differing
+from gpurun.cli.values import TIME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,9 @@ def probe(
         bool, typer.Option("--write", help="Show what differs, then write it into the inventory.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --write: do not ask.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer SSH.", show_default="15s")
+    ] = 15.0,
     zipapp: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +54,7 @@ def probe(
         return
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
-    survey = survey_of(found, chosen, timeout)
+    survey = survey_of(found, chosen, timeout_s)
     differences = differing(found, survey)
     elapsed_s = round(time.monotonic() - started, 3)
     if as_json:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,28 +10,28 @@ from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import open_store
 from gpurun.cli.options import InventoryOption, JsonOption, OnlyHostsOption, SomeJobsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
+from gpurun.cli.values import SIZE, TIME
 from gpurun.errors import BadInput
 from gpurun.state import clock
 
 if TYPE_CHECKING:
     from gpurun.head.prune import Prunable, Pruned, PrunePlan
 
-Value = TypeVar("Value")
 FAILED = 5
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
 
 
 def prune(
     jobs: SomeJobsArgument = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="TIME", help="Only jobs that ended at least this long ago, such as 30d."),
+    older_than_s: Annotated[
+        float | None,
+        typer.Option("--older-than", click_type=TIME, help="Only jobs that ended at least this long ago, such as 30d."),
     ] = None,
-    keep_below: Annotated[
-        str | None,
+    keep_below_mib: Annotated[
+        int | None,
         typer.Option(
             "--keep-below",
-            metavar="SIZE",
+            click_type=SIZE,
             help="Remove the oldest until your jobs take less than this, such as 500GiB.",
         ),
     ] = None,
@@ -62,31 +61,27 @@ def prune(
     gpurun prune --older-than 30d --outputs-only --dry-run
     """
     from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
-    from gpurun.jobs.recipe_values import duration_s, size_mib
     from gpurun.jobs.states import State
 
     if caches:
         from gpurun.cli.host_caches import CacheWish, prune_caches
 
-        for_jobs = bool(jobs or older_than or state or outputs_only or also_unbrought)
-        below_mib = _value("--keep-below", keep_below, size_mib, "10GiB")
-        prune_caches(CacheWish(hosts, inventory, below_mib, for_jobs, dry_run, yes), as_json=as_json)
+        for_jobs = bool(jobs or older_than_s or state or outputs_only or also_unbrought)
+        prune_caches(CacheWish(hosts, inventory, keep_below_mib, for_jobs, dry_run, yes), as_json=as_json)
         return
-    if not (jobs or older_than or keep_below or state):
+    if not (jobs or older_than_s or keep_below_mib is not None or state):
         raise BadInput(
             "says not which jobs", where="prune", hint="name jobs, or give --older-than, --keep-below or --state"
         )
     for name in state or ():
         if name not in ENDS:
             raise BadInput(f"{name!r} is no state of a job that has ended", where="--state", hint=", ".join(ENDS))
-    age_s = _value("--older-than", older_than, duration_s, "30d")
-    below_mib = _value("--keep-below", keep_below, size_mib, "500GiB")
     store = open_store()
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
         states=frozenset(State(name) for name in state or ()),
-        ended_before_s=None if age_s is None else clock.now_s() - age_s,
-        keep_below_bytes=None if below_mib is None else below_mib << 20,
+        ended_before_s=None if older_than_s is None else clock.now_s() - older_than_s,
+        keep_below_bytes=None if keep_below_mib is None else keep_below_mib << 20,
         outputs_only=outputs_only, also_unbrought=also_unbrought,
     )  # fmt: skip
     plan = plan_prune(store.home, wish)
@@ -107,13 +102,6 @@ def prune(
     elif not dry_run:
         say(f"removed {len(done.jobs)} jobs{chr(39) + ' outputs' if outputs_only else ''}, {_sum(done.jobs)}")
     _end(plan, done, wish.keep_below_bytes)
-
-
-def _value(option: str, text: str | None, read: Callable[[str], Value], example: str) -> Value | None:
-    try:
-        return None if text is None else read(text)
-    except ValueError as error:
-        raise BadInput(f"{text!r} {f'{error}' or 'cannot be read'}", where=option, hint=f"such as {example}") from None
 
 
 def _sum(jobs: list[Prunable]) -> str:

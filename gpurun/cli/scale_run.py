@@ -13,6 +13,7 @@ import typer
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.cli.submit import pairs_of
+from gpurun.cli.values import RATE
 
 if TYPE_CHECKING:
     from gpurun.campaigns.plan import CampaignPlan, RunKey
@@ -41,7 +42,10 @@ def run(
         _option("--rate", metavar="NAME", text="Metric to compare; default: the metric whose name ends in _per_s."),
     ] = None,
     link: Annotated[
-        str | None, _option("--link", metavar="25gbit", text="Nominal rate of the hosts' links, to note in the report.")
+        int | None,
+        typer.Option(
+            "--link", click_type=RATE, help="Nominal rate of the hosts' links, to note in the report, such as 25gbit."
+        ),
     ] = None,
     name: Annotated[
         str | None, _option("--name", metavar="N", text="Name of the campaign; the same name continues it.")
@@ -89,11 +93,10 @@ def run(
     raise typer.Exit(_tell(folder, plan, as_json=as_json))
 
 
-def _rates(link: str | None) -> LinkRates:
-    from gpurun.lab.spec import parse_rate
+def _rates(link: int | None) -> LinkRates:
     from gpurun.scaling.shape import LinkRates
 
-    return LinkRates(rack=None if link is None else float(parse_rate(link)))
+    return LinkRates(rack=None if link is None else float(link))
 
 
 def _carry(folder: CampaignFolder) -> None:

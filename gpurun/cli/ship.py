@@ -10,6 +10,7 @@ from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, GpurunError, HostFailure
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def ship(
             show_default=False,
         ),
     ] = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Give up after this long.")] = 6 * 3600.0,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", click_type=TIME, help="Give up after this long.", show_default="6h")
+    ] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:
     """Copy an image to hosts (default: all): only missing layers, verified. Exits 4 if a host failed.
@@ -63,7 +66,7 @@ def ship(
         try:
             report = shipping.ship(
                 image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host,
-                progress=view.show, deadline_s=deadline, rate_bytes_s=rate_limit * MIB if rate_limit else None,
+                progress=view.show, deadline_s=deadline_s, rate_bytes_s=rate_limit * MIB if rate_limit else None,
             )  # fmt: skip
         finally:
             view.close()

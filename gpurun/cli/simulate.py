@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, replace
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from gpurun.cli.inventory_options import located
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, print_json
+from gpurun.cli.values import RATE, TIME_OR_0
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="Policy: fifo, sjf (knows durations) or default (the policy of submit).")
     ] = "default",
-    patience: Annotated[
+    patience_s: Annotated[
         float | None,
         typer.Option(
-            metavar="HOURS",
-            min=0,
+            "--patience",
+            click_type=TIME_OR_0,
             help="How long others may overtake a large gang before gpurun keeps hosts for it. "
             "More: shorter waits on average; less: shorter waits of large gangs.",
-            show_default="240",
+            show_default="10d",
         ),
     ] = None,
     plot: Annotated[
@@ -58,8 +58,8 @@ def simulate(
         ),
     ] = None,
     between_racks: Annotated[
-        str | None,
-        typer.Option(metavar="25gbit", help="With --scaling: rate of the links between racks.", show_default=False),
+        int | None,
+        typer.Option(click_type=RATE, help="With --scaling: rate of the links between racks, such as 25gbit."),
     ] = None,
     in_rack: Annotated[
         bool, typer.Option("--in-rack", help="Keep each gang in one rack if a rack can hold it.")
@@ -74,7 +74,7 @@ def simulate(
     from gpurun.simulate.report import report
     from gpurun.simulate.trace import read_trace
 
-    chosen = _policy(policy, patience)
+    chosen = _policy(policy, patience_s)
     jobs = read_trace(trace)
     cluster = load(located(inventory))
     began = time.perf_counter()
@@ -91,33 +91,29 @@ def simulate(
         _print(figures, chosen)
 
 
-def _policy(name: str, patience_h: float | None) -> Policy | Yardstick:
-    from gpurun.scheduler.policy import HOUR_S, Policy
+def _policy(name: str, patience_s: float | None) -> Policy | Yardstick:
+    from gpurun.scheduler.policy import Policy
     from gpurun.simulate.yardsticks import POLICIES
 
     if name not in POLICIES:
         raise BadInput(f"--policy {name!r} must be one of {', '.join(sorted(POLICIES))}")
-    if patience_h is not None and isnan(patience_h):
-        raise BadInput("--patience nan must be a number of hours, 0 or more")
     policy = POLICIES[name]
-    if patience_h is None or not isinstance(policy, Policy):
+    if patience_s is None or not isinstance(policy, Policy):
         return policy
-    return replace(policy, patience_s=patience_h * HOUR_S)
+    return replace(policy, patience_s=patience_s)
 
 
-def _factor(samples: Path | None, between_racks: str | None, cluster: Inventory) -> Callable[[Placement], float]:
+def _factor(samples: Path | None, between_racks: int | None, cluster: Inventory) -> Callable[[Placement], float]:
     """Return the function that gives the factor by which a placement slows a job down."""
     if samples is None:
         if between_racks is not None:
             raise BadInput("--between-racks needs --scaling", hint="measure with `gpurun scale` first")
         return lambda _: 1.0
-    from gpurun.lab.spec import parse_rate
     from gpurun.scaling.measured import read_samples
     from gpurun.scaling.model import fit
     from gpurun.simulate.pace import PlacementPace
 
-    rate = None if between_racks is None else parse_rate(between_racks)
-    return PlacementPace(fit(read_samples(samples)), cluster, rate).factor
+    return PlacementPace(fit(read_samples(samples)), cluster, between_racks).factor
 
 
 def _replay(

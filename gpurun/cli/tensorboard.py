@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.printing import printable, say
+from gpurun.cli.options import IdleOption
+from gpurun.cli.printing import duration, printable, say
 from gpurun.cli.serving import say_url, told_to_end
 from gpurun.errors import BadInput
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpurun.tensorboard.shown import ShownRun
 
 LOOK_S = 5.0
+HOUR_S = 3600.0
 FOLDER = "gpurun-tensorboard-"
 
 
@@ -38,7 +40,7 @@ def tensorboard(
             "--port", metavar="N", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="6006 or a free one"
         ),
     ] = None,
-    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End after this time without a request.")] = "1h",
+    idle_s: IdleOption = HOUR_S,
 ) -> None:
     """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
 
@@ -46,10 +48,8 @@ def tensorboard(
 
     gpurun tensorboard @last
     """
-    from gpurun.jobs.recipe_values import duration_s
     from gpurun.tensorboard.shown import Shown
 
-    idle_s = duration_s(idle)
     runs = _runs(names)
     try:
         from gpurun.tensorboard.server import serve
@@ -66,7 +66,7 @@ def tensorboard(
         while not end.wait(LOOK_S) and time.monotonic() - board.guard.asked_s < idle_s:
             shown.refresh()
     if not end.is_set():
-        say(f"nobody has looked for {idle}: ended")
+        say(f"nobody has looked for {duration(idle_s)}: ended")
 
 
 def _say_where(port: int, token: str, events: int, traces: int) -> None:

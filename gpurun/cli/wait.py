@@ -11,6 +11,7 @@ from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.options import JobsArgument, JsonOption
 from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import job_json, print_json, printable, say
+from gpurun.cli.values import TIME_OR_0
 from gpurun.head.caretaker import Caretaker
 
 TIMED_OUT = 124
@@ -20,7 +21,10 @@ TIMED_OUT = 124
 def wait(
     jobs: JobsArgument,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="Stop waiting after this time: exit code 124.")
+        float | None,
+        typer.Option(
+            "--timeout", click_type=TIME_OR_0, help="Stop waiting after this time, such as 10m: exit code 124."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +38,7 @@ def wait(
     caretaker, patience = Caretaker(), Patience()
     while not all(folder.record().state.ended for folder in folders):
         if deadline is not None and time.monotonic() > deadline:
-            say(f"after {timeout_s:g} s: {printable(jobs_in_words(folders))}")
+            say(f"--timeout is over: {printable(jobs_in_words(folders))}")
             raise typer.Exit(TIMED_OUT)
         caretaker.look(folders)
         patience.tell(lambda: jobs_in_words(folders))

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from gpurun.cli.jobs import open_store
-from gpurun.cli.options import InventoryOption
+from gpurun.cli.options import IdleOption, InventoryOption
 from gpurun.cli.printing import duration, say
 from gpurun.cli.serving import say_url, told_to_end
 
 LOOK_S = 5.0
+HOUR_S = 3600.0
 
 
 def web(
@@ -22,19 +23,17 @@ def web(
         int | None,
         typer.Option("--port", metavar="N", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="a free one"),
     ] = None,
-    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End after this time without a request.")] = "1h",
+    idle_s: IdleOption = HOUR_S,
 ) -> None:
     """Serve a page of hosts, jobs and the queue until Ctrl-C. The page changes nothing.
 
     Whoever has the printed URL sees the page; other users of this machine do not.
     """
     from gpurun.cli.inventory_options import cluster
-    from gpurun.jobs.recipe_values import duration_s
     from gpurun.loopback.door import Door
     from gpurun.loopback.server import serve
     from gpurun.web.pages import Pages
 
-    idle_s = duration_s(idle)
     cluster(inventory)  # report a broken inventory here, not in the browser
     token = secrets.token_urlsafe(24)
     door = Door(Pages(open_store(), lambda: cluster(inventory), duration), token, "gpurun web")
@@ -44,4 +43,4 @@ def web(
         while not end.wait(LOOK_S) and time.monotonic() - door.asked_s < idle_s:
             pass
     if not end.is_set():
-        say(f"no request for {idle}: ended")
+        say(f"no request for {duration(idle_s)}: ended")

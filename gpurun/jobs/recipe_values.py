@@ -10,58 +10,12 @@ from msgspec import Meta
 
 from gpurun.documents.convert import written
 from gpurun.jobs.notify_wish import NotifyWish, notify_wish
+from gpurun.quantities.sizes import size_mib
+from gpurun.quantities.times import duration_s
 
 MAX_GPUS = 1_000_000
-MAX_CHARS = 40
-"""Longer, no time or size is meant; patterns are not tried on it."""
-MAX_TIME_S = 10 * 365 * 86400.0
-MAX_SIZE_MIB = 1 << 40
-DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?:(\d+(?:\.\d+)?)\s*m(?:in)?)?"
-                      r"\s*(?:(\d+(?:\.\d+)?)\s*s?)?")  # fmt: skip
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|M|G|T|m|g)")
-_NEAR_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([mgt]?)(i?b?|%)", re.IGNORECASE)
-_MIB = {"m": 1, "mib": 1, "g": 1024, "gib": 1024, "t": 1024 * 1024, "tib": 1024 * 1024}
-
 _CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\r?\n")
 _OPERATOR = re.compile(r"""&&?|\|[|&]?|[^\\'"]*;|[0-9]*(>>?|<<?<?)(&[0-9-])?""")
-
-
-def duration_s(text: str) -> float:
-    """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, above 0, at most ten years. Raises ValueError."""
-    found = DURATION.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    if not found or not any(found.groups()):
-        raise ValueError
-    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if total <= 0:
-        raise ValueError("is not more than 0")
-    if total > MAX_TIME_S:
-        raise ValueError("is more than 3650d")
-    return total
-
-
-def size_mib(text: str) -> int:
-    """``512MiB``, ``16GiB`` or ``80G`` in MiB. Raises ValueError."""
-    found = SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    if not found:
-        raise ValueError(_meant_size(text))
-    mib = float(found[1]) * _MIB[found[2].lower()]
-    if mib > MAX_SIZE_MIB:
-        raise ValueError(f"is more than {MAX_SIZE_MIB >> 20}TiB")
-    return int(mib)
-
-
-def _meant_size(text: str) -> str:
-    """Return why a text is no size, with the line that would do; empty if no size can be meant."""
-    near = _NEAR_SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    if near is None:
-        return ""
-    number, unit, rest = near.groups()
-    if rest == "%":
-        return "" if unit else "is a part of something; write the size itself, such as 16GiB"
-    if unit:
-        return f"has a unit that gpurun does not know; write {number}{unit.upper()}iB"
-    return "" if rest else f"has no unit; write {number}MiB or {number}GiB"
 
 
 def _without_nul(text: str) -> str:
@@ -86,12 +40,12 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def _limit_s(text: str) -> float:
-    """`duration_s` of a text with a unit: Slurm's limits without one are minutes. Raises ValueError."""
-    limit_s = duration_s(text)
-    if text.strip().replace(".", "", 1).isdigit():
-        raise ValueError(f"has no unit; write {text.strip()}s, {text.strip()}m or {text.strip()}h")
-    return limit_s
+def _whole_seconds(text: str) -> int:
+    """Return the seconds of a time, rounded. Raises ValueError for less than one."""
+    seconds = duration_s(text)
+    if seconds < 1:
+        raise ValueError("is less than 1s")
+    return round(seconds)
 
 
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
@@ -120,8 +74,8 @@ Text = Annotated[str, written(_without_nul, "a text", null=True)]
 Command = Annotated[tuple[Text, ...], Meta(min_length=1), written(_words, "a command that names a program")]
 Notify = Annotated[NotifyWish, written(notify_wish, "a target such as mail:alice@example.com or failure=slack:FILE")]
 Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
-WholeSeconds = Annotated[int, written(lambda text: round(duration_s(text)), "a time such as 90s, 15m, 1h30m or 2d")]
+WholeSeconds = Annotated[int, written(_whole_seconds, "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
+TimeLimit = Duration
 Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
-TimeLimit = Annotated[float, written(_limit_s, "a time such as 15m, 1h30m or 2d")]
 Knob = Annotated[int, Meta(ge=0, le=1_000_000)]

@@ -17,30 +17,8 @@ HEAD = "head"
 FABRICS = ("tcp", "roce")
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
-_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(kbit|mbit|gbit)")
-_SIZE = re.compile(r"(\d+)([mg])")
-_BITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
-_MIB = {"m": 1, "g": 1024}
 _SMALLEST_DISK_MIB = 64
 _FIRST_HOST = 11  # the address of host number 0 within the lab's /24; .1 is the head
-
-
-def parse_rate(text: str) -> int:
-    """Return the bits per second of a rate in tc's notation: ``10gbit``, ``2.5gbit``, ``100mbit``."""
-    match = _RATE.fullmatch(text.strip().lower())
-    rate = int(float(match[1]) * _BITS[match[2]]) if match else 0
-    if rate < 8_000:
-        raise BadInput(f"not a link rate of 8kbit or more: {text!r}", hint="write it like 10gbit, 2.5gbit or 100mbit")
-    return rate
-
-
-def parse_size_mib(text: str) -> int:
-    """Return the MiB of a size such as ``2g`` or ``512m``."""
-    match = _SIZE.fullmatch(text.strip().lower())
-    size = int(match[1]) * _MIB[match[2]] if match else 0
-    if size < _SMALLEST_DISK_MIB:
-        raise BadInput(f"not a disk size of {_SMALLEST_DISK_MIB}m or more: {text!r}", hint="write it like 2g or 512m")
-    return size
 
 
 @dataclass(frozen=True)
@@ -78,6 +56,8 @@ class LabSpec:
                 raise BadInput(
                     f"unknown GPU generation {generation!r}", hint=f"choose from: {', '.join(sorted(MODELS))}"
                 )
+        if self.disk_mib is not None and self.disk_mib < _SMALLEST_DISK_MIB:
+            raise BadInput(f"a disk of {self.disk_mib} MiB is too small", hint=f"give {_SMALLEST_DISK_MIB}MiB or more")
         if self.fabric not in FABRICS:
             raise BadInput(f"unknown fabric {self.fabric!r}", hint=f"choose from: {', '.join(FABRICS)}")
 

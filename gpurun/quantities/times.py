@@ -44,7 +44,7 @@ def duration_s(text: str, *, zero: bool = False) -> float:
         raise ValueError(f"is empty; {HOW}")
     if len(text) > MAX_CHARS:
         raise ValueError(f"is too long for a time; {HOW}")
-    if _NUMBER.fullmatch(text) and not (zero and float(text) == 0):
+    if _NUMBER.fullmatch(text) and float(text) > 0:
         raise ValueError(f"has no unit; write {text}s, {text}m, {text}h or {text}d")
     total = _clock_s(text) if ":" in text or "-" in text[1:] else _parts_s(text)
     if total <= 0 and not zero:

@@ -35,7 +35,7 @@ def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path)
 
 def test_doctor_believes_no_host_broken_that_had_little_time(gpurun, inventory, tmp_path):
     (tmp_path / "home").mkdir()
-    assert gpurun("doctor", "-i", str(inventory), "--timeout", "1")[0] == 4
+    assert gpurun("doctor", "-i", str(inventory), "--timeout", "1s")[0] == 4
     assert read_machines(tmp_path / "home", UID) == {}
 
 
@@ -55,5 +55,5 @@ def test_a_probe_notes_them_too(gpurun, inventory, tmp_path):
     (tmp_path / "home").mkdir()
     assert gpurun("inventory", "probe", "h1", "-i", str(inventory))[0] == 4
     assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]
-    assert gpurun("inventory", "probe", "h2", "-i", str(inventory), "--timeout", "1")[0] == 4
+    assert gpurun("inventory", "probe", "h2", "-i", str(inventory), "--timeout", "1s")[0] == 4
     assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]

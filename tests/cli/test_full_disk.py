@@ -194,11 +194,11 @@ def test_a_command_that_only_reads_works(disk, jobs, how, words):
 @pytest.mark.parametrize("how", ["bytes", "names"])
 def test_waiting_goes_on_until_the_job_has_ended(disk, jobs, how):
     disk.fill(how)
-    waiting = disk.gpurun("wait", "--timeout", "0.5", jobs.waits)
+    waiting = disk.gpurun("wait", "--timeout", "0.5s", jobs.waits)
     assert waiting.returncode == 124, waiting.stderr
     disk.free()
     disk.gpurun("cancel", "--no-wait", jobs.waits)
-    assert disk.gpurun("wait", "--timeout", "100", jobs.waits).returncode == 1
+    assert disk.gpurun("wait", "--timeout", "100s", jobs.waits).returncode == 1
 
 
 @pytest.mark.parametrize("how", ["bytes", "names"])

@@ -296,10 +296,10 @@ def test_trust_of_a_host_that_is_not_there(gpurun: Gpurun, inventory: Path, tmp_
     (inventory.parent / "ssh").write_text(f"UserKnownHostsFile {tmp_path}/known_hosts\nHost *\n  Port 1\n")
     inventory.write_text(TEXT.replace("version: 1", "version: 1\nssh_config: ssh") + "# end\n")
     assert gpurun("set", "gpu-r1-01", "address=127.0.0.1", "--yes").code == 0
-    said = gpurun("trust", "gpu-r1-01", "--timeout", "1")
+    said = gpurun("trust", "gpu-r1-01", "--timeout", "1s")
     assert said.code == 4
     assert "gpu-r1-01: not trusted: no answer" in said.err
-    document = gpurun("trust", "gpu-r1-01", "--timeout", "1", "--json").json
+    document = gpurun("trust", "gpu-r1-01", "--timeout", "1s", "--json").json
     assert document["hosts"][0]["state"] == "unreachable"
     assert document["keys_written"] == 0
     assert not (tmp_path / "known_hosts").exists()

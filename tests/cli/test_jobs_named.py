@@ -175,7 +175,7 @@ def test_logs_show_the_last_lines_of_one_rank(store, gpurun):
     assert gpurun("logs", "train", "--tail", "0")[1] == ""
     assert gpurun("logs", "train", "-n", "99")[1] == "[0] a\n[1] b\n[0] c\n[0] d\n"
     assert gpurun("logs", "train", "--grep", "^[bc]$")[1] == "[1] b\n[0] c\n"
-    assert gpurun("logs", "train", "--since", "2026-11-25T08:00:03")[1] == "[0] c\n[0] d\n"
+    assert gpurun("logs", "train", "--since", "2026-11-25T08:00:03Z")[1] == "[0] c\n[0] d\n"
     assert json.loads(gpurun("logs", "train", "--tail", "1", "--json")[1]) == {
         "time": "2026-11-25T08:00:04.000000000Z", "rank": 0, "stream": "stdout", "text": "d",
     }  # fmt: skip
@@ -201,8 +201,7 @@ def test_logs_know_how_many_ranks_a_gang_of_one_for_each_host_has(store, gpurun,
     [
         ("--rank", "2"),
         ("--rank", "99"),
-        ("--since", "soon"),
-        ("--since", "99999999999d"),
+        ("--since", "2026-11-25 08:00 +99:00"),
         ("--grep", "("),
         ("--grep", "*"),
     ],
@@ -210,7 +209,8 @@ def test_logs_know_how_many_ranks_a_gang_of_one_for_each_host_has(store, gpurun,
 def test_logs_refuse_what_can_never_be(store, gpurun, argv):
     made(store)
     code, out, err = gpurun("logs", "train", *argv)
-    assert (code, out) == (2, "") and err.startswith("gpurun: ")
+    assert (code, out) == (2, "")
+    assert argv[0] in err or "has no rank" in err
 
 
 def test_logs_of_a_failed_job_end_with_the_rank_that_failed_first(store, gpurun):
@@ -339,9 +339,9 @@ def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun
 
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
     made(store)
-    code, _, err = gpurun("wait", "train", "--timeout", "0.1")
+    code, _, err = gpurun("wait", "train", "--timeout", "0.1s")
     assert code == 124
-    assert re.search(r"after 0.1 s: j-\w+ is [A-Z]+", err), err
+    assert re.search(r"--timeout is over: j-\w+ is [A-Z]+", err), err
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ SCALE = ("scale", "-i", "inventory.yaml", "--image", "i:1")
         (("--gpus", "2,2"), 2, "stands there twice"),
         (("--gpus", "8,16"), 3, "GPUs"),
         (("--gpus", "1", "--launcher", "nosuch"), 2, "there is no launcher"),
-        (("--gpus", "1", "--link", "fast"), 2, "not a link rate"),
+        (("--gpus", "1", "--link", "fast"), 2, "is not a rate"),
         (("--gpus", "1", "--name", "../x"), 2, "no name of a campaign"),
         (("--gpus", "1", "--repeat", "0"), 2, "--repeat"),
         ((), 2, "--gpus"),

@@ -6,7 +6,7 @@ from gpurun.errors import NeverFits
 from gpurun.head.wish import refuse_impossible
 from gpurun.inventory.load import parse
 from gpurun.jobs.mounted import _outputs_path
-from gpurun.jobs.recipe_values import _limit_s, _words
+from gpurun.jobs.recipe_values import _words
 from gpurun.jobs.spec import JobSpec
 
 TEXT = """\
@@ -87,10 +87,3 @@ def test_outputs_do_not_hide_what_a_container_needs(path):
 
 def test_outputs_may_be_anywhere_else():
     assert [_outputs_path(path) for path in ("/usr/local/out", "/checkpoints", "/var/out", "/opt")]
-
-
-@pytest.mark.parametrize("text", ["120", " 5 ", "1.5"])
-def test_a_time_limit_without_a_unit_is_refused(text):
-    with pytest.raises(ValueError, match="has no unit"):
-        _limit_s(text)
-    assert _limit_s("120s") == 120

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe import build, convert_flag, read
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, HOROVOD, PYTHON, ROLES, SWEEP
-from gpurun.jobs.recipe_values import duration_s, size_mib
 
 GOOD = """\
 image: gpurun/train:tf2.15
@@ -68,7 +67,9 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("outputs: ../x", "outputs: '../x' is not an absolute path"),
         ("outputs: /", "outputs: '/' is not an absolute path"),
         ("time_limit: 0", "time_limit: '0' is not more than 0"),
-        ("time_limit: soon", "time_limit: 'soon' is not a time such as"),
+        ("time_limit: 0s", "time_limit: '0s' is not more than 0"),
+        ("time_limit: soon", "time_limit: 'soon' is not a time; write a number with its unit"),
+        ("time_limit: 1:30", "time_limit: '1:30' could be hours or minutes; write 1h30m or 1m30s"),
         ("controller: slurm", r"controller: 'slurm' is not a known word \(allowed: gloo, mpi\)"),
         ("constraints: {localty: rack}", "unknown key 'localty' in constraints; did you mean 'locality'"),
         ("constraints: [1]", "constraints must be a mapping"),
@@ -84,14 +85,13 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("gpus: 5\ngpus: 6", "given twice"),
         ("x: !!python/object/apply:os.system ['true']", "tags and directives are not allowed"),
         ("\tgpus: 4", "tab"),
-        (f"time_limit: {'9' * 400}d", "time_limit: '9{80}…' is not a time such as"),
+        (f"time_limit: {'9' * 400}d", "time_limit: '9{80}…' is too long for a time"),
         ("time_limit: 3651d", "time_limit: '3651d' is more than 3650d"),
         ("horovod: {gloo_timeout: 99999999999999999999999d}", "gloo_timeout: .* is more than 3650d"),
         ("shm_size: 99999999999999999999999TiB", "shm_size: .* is more than 1048576TiB"),
-        ("memory: 1Ki", "memory: '1Ki' is not a size such as"),
-        ("memory: 16GB", "memory: '16GB' has a unit that gpurun does not know; write 16GiB"),
-        ("memory: 1.5gib", "write 1.5GiB"),
-        ("memory: 512mb", "write 512MiB"),
+        ("memory: 1Ki", "memory: '1Ki' is less than 1MiB"),
+        ("memory: 16", "memory: '16' has no unit; write 16MiB or 16GiB"),
+        ("memory: 16Gx", "memory: '16Gx' has the unknown unit 'Gx'; the units are KiB, MiB, GiB"),
         ("memory: 50%", "memory: '50%' is a part of something; write the size itself, such as 16GiB"),
         ("cpus: 0", r"cpus: '0' is out of range \(allowed: 0.1 to 4096\)"),
         ("env: {[a]: b}", "a key of env must be a plain word"),
@@ -150,16 +150,20 @@ def test_arguments_arrive_byte_for_byte(tmp_path):
         convert_flag("the command", "command", ["a\0b"])
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("1.5h", 5400)]
-)
-def test_durations(text, seconds):
-    assert duration_s(text) == seconds
-
-
-def test_sizes():
-    assert size_mib("16GiB") == 16384
-    assert size_mib("512MiB") == 512
+def test_a_time_without_a_unit_is_refused_whatever_its_key(tmp_path):
+    keys = [
+        "time_limit: {}", "hang_timeout: {}", "grace: {}", "outputs_every: {}", "rehearse: {}",
+        "constraints: {{locality_wait: {}}}", "horovod: {{gloo_timeout: {}}}", "horovod: {{start_timeout: {}}}",
+    ]  # fmt: skip
+    kept = GOOD.replace("constraints: {generation: pascal, locality: rack}\n", "").replace("time_limit: 1h\n", "")
+    kept = kept.replace("horovod: {fusion_threshold_mb: 64, cycle_time_ms: 1}\n", "")
+    for key in keys:
+        with pytest.raises(BadInput, match=r": '30' has no unit; write 30s, 30m, 30h or 30d"):
+            read(recipe(tmp_path, kept + key.format("30") + "\n"))
+        read(recipe(tmp_path, kept + key.format("1h30") + "\n"))
+    assert build(read(recipe(tmp_path, kept + "time_limit: 1h30\n")), {}, {}).time_limit_s == 5400
+    with pytest.raises(BadInput, match=r"gloo_timeout: '0.4s' is less than 1s"):
+        read(recipe(tmp_path, kept + "horovod: {gloo_timeout: 0.4s}\n"))
 
 
 @given(st.text(max_size=200))

@@ -348,13 +348,13 @@ def _last_words(log) -> str | None:
 
 def must_succeed(cluster: Cluster, job: str) -> None:
     """Check that the job succeeds, and its log has every line once, in order."""
-    assert cluster.gpurun("wait", job, "--timeout", "60").code == 0, record(cluster, job)
+    assert cluster.gpurun("wait", job, "--timeout", "60s").code == 0, record(cluster, job)
     assert logged(cluster, job) == [f"line {number}" for number in range(LINES)]
 
 
 def must_be_cancelled(cluster: Cluster, job: str) -> None:
     """Check that the job is cancelled, and its log has its lines until then, once and in order."""
-    cluster.gpurun("wait", job, "--timeout", "60")
+    cluster.gpurun("wait", job, "--timeout", "60s")
     assert record(cluster, job).state is State.CANCELLED, record(cluster, job)
     lines = logged(cluster, job)
     assert lines == [f"line {number}" for number in range(len(lines))], (lines, cluster.log(job))

@@ -216,7 +216,7 @@ def test_a_healthy_lab_has_nothing_and_planted_faults_are_found_on_their_hosts(h
 def test_many_faults_at_once_all_found_none_invented(sixteen, tmp_path):
     for name, (plant, _) in PLANTS.items():
         plant(Host(sixteen, name), tmp_path)
-    code, document = doctor(sixteen, tmp_path, "--timeout", "5")
+    code, document = doctor(sixteen, tmp_path, "--timeout", "5s")
     assert code == 4
     assert faults(document) == {(check, name) for name, (_, checks) in PLANTS.items() for check in checks}
     assert document["healthy"] == ["gpu-r1-01"]
@@ -248,7 +248,7 @@ def test_probe_writes_what_it_found(healthy, tmp_path):
 
 def test_probe_of_a_dead_host(healthy, tmp_path):
     plant_cut(Host(healthy, "gpu-r1-02"), tmp_path)
-    done = gpurun(healthy, "inventory", "probe", "gpu-r1-[01-04]", "--json", "--timeout", "10", home=tmp_path)
+    done = gpurun(healthy, "inventory", "probe", "gpu-r1-[01-04]", "--json", "--timeout", "10s", home=tmp_path)
     assert done.returncode == 4
     document = json.loads(done.stdout)
     assert [one["host"] for one in document["hosts"]] == ["gpu-r1-01", "gpu-r1-03", "gpu-r1-04"]

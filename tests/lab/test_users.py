@@ -234,7 +234,7 @@ def test_three_users_share_a_head(head):
     assert head.audited("adopt", bobs) == [BOB]
 
     # Bob ends his; train's waiter grants train's.
-    waiting = train.start("-m", "gpurun", "wait", trains, "--timeout", "300")
+    waiting = train.start("-m", "gpurun", "wait", trains, "--timeout", "5m")
     assert bob.gpurun("cancel", bobs).returncode == 0
     out, err = waiting.communicate(timeout=330)
     assert waiting.returncode == 0, out + err + head.logs(trains)

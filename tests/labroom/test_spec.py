@@ -11,7 +11,7 @@ from gpurun.lab import subnet
 from gpurun.lab.errors import LabFailed
 from gpurun.lab.lab import Lab
 from gpurun.lab.network import head_interface
-from gpurun.lab.spec import LabSpec, hosts_of, netns_prefix, parse_rate, parse_size_mib
+from gpurun.lab.spec import LabSpec, hosts_of, netns_prefix
 
 NET = IPv4Network("10.200.3.0/24")
 HOSTILE = ["", "a b", "A", "../etc", "a/b", "a.b", "a'; touch /tmp/x #", "-a", "a-", "ü", "a\nb", "x" * 31]
@@ -31,26 +31,6 @@ def test_a_lab_is_not_brought_up_with_anothers_options():
 
 
 @pytest.mark.parametrize(
-    ("text", "bps"), [("10gbit", 10**10), ("2.5gbit", 2_500_000_000), ("100mbit", 10**8), ("8kbit", 8000)]
-)
-def test_rates(text, bps):
-    assert parse_rate(text) == bps
-
-
-@pytest.mark.parametrize("text", ["", "10", "fast", "10gbps", "-1gbit", "0gbit", "1gbit; reboot", "1e3mbit", "7kbit"])
-def test_what_is_no_rate_is_refused(text):
-    with pytest.raises(BadInput):
-        parse_rate(text)
-
-
-def test_sizes():
-    assert (parse_size_mib("2g"), parse_size_mib("512M")) == (2048, 512)
-    for text in ("", "2", "2t", "1m", "-2g", "2g 2g"):
-        with pytest.raises(BadInput):
-            parse_size_mib(text)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {"racks": 0},
@@ -59,6 +39,7 @@ def test_sizes():
         {"gpus": 17},
         {"generation": ("voodoo",)},
         {"fabric": "x"},
+        {"disk_mib": 1},
     ],
 )
 def test_sizes_that_make_no_lab_are_refused_with_a_hint(options):

@@ -113,7 +113,7 @@ def test_times():
         "0-00:00:30": 30,
         " 5m ": 300,
         "30": "has no unit; write 30s, 30m, 30h or 30d",
-        "0": "has no unit",
+        "0": "is not more than 0",
         "1.5": "has no unit",
         "0s": "not more than 0",
         "1:30": "could be hours or minutes; write 1h30m or 1m30s",

@@ -134,13 +134,14 @@ def test_the_command(run):
     ("flags", "says"),
     [
         (("--between-racks", "25gbit"), "needs --scaling"),
-        (("--patience", "nan"), "number of hours"),
+        (("--patience", "nan"), "'nan' is not a time"),
         (("--scaling", "nosuch.jsonl"), "cannot read"),
-        (("--scaling", "samples.jsonl", "--between-racks", "fast"), "not a link rate"),
-        (("--scaling", "samples.jsonl", "--between-racks", "-1gbit"), "not a link rate"),
-        (("--scaling", "samples.jsonl", "--between-racks", "9" * 400 + "gbit"), "not a link rate"),
+        (("--scaling", "samples.jsonl", "--between-racks", "fast"), "is not a rate"),
+        (("--scaling", "samples.jsonl", "--between-racks", "-1gbit"), "is not a rate"),
+        (("--scaling", "samples.jsonl", "--between-racks", "9" * 400 + "gbit"), "is not a rate"),
     ],
 )
 def test_wrong_flags_are_refused(run, flags, says):
     result = run(*flags)
-    assert isinstance(result.exception, BadInput) and says in str(result.exception)
+    assert isinstance(result.exception, BadInput) or result.exit_code == 2
+    assert says in f"{result.exception} {result.output}"

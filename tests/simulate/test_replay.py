@@ -225,7 +225,7 @@ def test_the_json_is_the_designs(tmp_path):
 
 
 def test_people_get_a_table(tmp_path):
-    assert "average wait" in run(tmp_path, "--policy", "sjf", "--patience", "1").stdout
+    assert "average wait" in run(tmp_path, "--policy", "sjf", "--patience", "1h").stdout
 
 
 def test_an_unknown_policy_and_a_bad_line(tmp_path):
