@@ -19,6 +19,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "inventories with a change": (10, 400),
     "ignore files, read by git": (15, 600),
     "documents of a type": (3, 50),
+    "logs that another supervisor continues": (8, 400),
     "fits": (8, 200),
     "fits of wild figures": (3, 60),
     # longer stories: each is a history of many steps
@@ -48,6 +49,8 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "damaged caches": (40, 1500),
     "damaged documents": (25, 1000),
     "arguments": (80, 4000),
+    "wrong values of an option": (1, 15),
+    "state files with something else in their place": (45, 1000),
 }
 
 

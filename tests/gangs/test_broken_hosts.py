@@ -119,15 +119,16 @@ def cluster(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_host_among_idle_ones_ends_none_of_thirty_jobs(cluster, what):
+def test_a_broken_host_among_idle_ones_ends_no_job(cluster, what):
+    count = 30 if what == "dead" else 9  # more than one round over six hosts
     cluster.broken = {"h3": what}
-    jobs = cluster.submit(30)
+    jobs = cluster.submit(count)
     cluster.settle()
-    assert cluster.states() == ["SUCCEEDED"] * 30
+    assert cluster.states() == ["SUCCEEDED"] * count
     assert cluster.outs() == {"h3"}
     records = [cluster.store.get(job).record() for job in jobs]
-    assert [record.restarts for record in records] == [0] * 30
-    assert sum(record.attempt for record in records) == 31, "one attempt found it, and no other was placed there"
+    assert [record.restarts for record in records] == [0] * count
+    assert sum(record.attempt for record in records) == count + 1, "one attempt found it, and no other was placed there"
     cluster.repair()
     (job,) = cluster.submit(1, constraints=Constraints(hosts=("h3",)))
     cluster.settle()
@@ -203,12 +204,12 @@ def test_what_no_job_brings_about_ends_none_however_long_it_lasts(cluster, monke
     assert sum(record.attempt for record in records) >= 3 * len(HOSTS) // 2, "each was tried on more hosts"
 
 
-def test_one_host_whose_runtime_is_gone_ends_none_of_thirty_jobs(cluster):
-    jobs = cluster.submit(30)
+def test_one_host_whose_runtime_is_gone_ends_no_job(cluster):
+    jobs = cluster.submit(13)
     broken = HostFailure("no sh", kind="no-command", host="h3")
     cluster.bad_jobs = dict.fromkeys(jobs, lambda host: broken if host == "h3" else None)
     cluster.settle()
-    assert cluster.states() == ["SUCCEEDED"] * 30
+    assert cluster.states() == ["SUCCEEDED"] * 13
 
 
 def test_an_image_that_fits_on_no_host_waits_and_the_record_says_what_each_host_lacks(cluster):

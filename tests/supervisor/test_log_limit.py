@@ -9,7 +9,8 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from how_many import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.state import growing
@@ -84,7 +85,7 @@ def test_a_log_without_a_limit_is_whole(tmp_path):
     assert numbers(tmp_path / "log") == ([*range(20_000)], [])
 
 
-@settings(max_examples=25)
+@examples("logs that another supervisor continues")
 @given(st.lists(st.integers(1, 6000), min_size=1, max_size=6), st.integers(1, 5000))
 def test_another_supervisor_continues_without_a_gap_or_a_duplicate(tmp_path_factory, parts, piece):
     path, begin, first = tmp_path_factory.mktemp("log") / "log", 0, 0

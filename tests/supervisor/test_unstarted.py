@@ -255,7 +255,7 @@ def test_a_job_s_record_says_how_much_room_each_host_lacks():
 def test_the_record_stays_small_however_many_hosts_fail():
     job = Job()
     for _ in range(3):
-        job.fails(*(HostUnreachable("x\n" * 100_000, host=f"host-{number:04}") for number in range(1000)))
+        job.fails(*(HostUnreachable("x\n" * 20_000, host=f"host-{number:04}") for number in range(300)))
     assert len(job.record.start_failures) == unstarted.MOST_FAILURES
     assert len(repr(job.record.start_failures)) < 64 * 1000
     assert all(each.reason.isprintable() and each.words.isprintable() for each in job.record.start_failures)
