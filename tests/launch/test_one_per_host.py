@@ -47,6 +47,14 @@ def test_a_launcher_that_it_starts_finds_the_other_hosts_by_variables():
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & {*first}
 
 
+def test_an_mpirun_that_it_starts_takes_the_number_of_processes_that_the_text_says_however_few_cores_the_host_has():
+    names = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")  # Open MPI 4, and 5
+    told, given = environment(TASKS, EACH, EACH.places[0]), replace(EACH, given=frozenset(names))
+    assert [told.get(name) for name in names] == ["1", ":oversubscribe"]
+    assert not {*names} & {*environment(TASKS, given, EACH.places[0])}  # a person's own setting stays
+    assert not {*names} & {*environment(TASKS, GANG, GANG.places[0])}  # a copy for each GPU starts none
+
+
 def test_pytorchs_world_is_the_hosts():
     told = environment(TORCHRUN, EACH, EACH.places[1])
     assert [told[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["1", "2", "0", "1"]

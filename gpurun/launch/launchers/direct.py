@@ -87,7 +87,8 @@ def tasks_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     """Return what a copy of a program sees: its GPU, or, if each host has one copy, all GPUs and the other hosts.
 
     A launcher that such a copy starts finds the hosts by variables: ``torchrun`` has its flags in ``PET_*``, and
-    scripts read the names without it.
+    scripts read the names without it. Open MPI 4 and 5 start as many processes as the copy says: their own limit is
+    the host's cores.
     """
     if not gang.one_per_host:
         return one_gpu(gang, place)
@@ -96,9 +97,12 @@ def tasks_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
         "NPROC_PER_NODE": str(len(gang.grants[place.node].gpus)),
         "MASTER_ADDR": gang.addresses[gang.first], "MASTER_PORT": str(gang.port),
     }  # fmt: skip
+    gpus = [len(grant.gpus) for grant in gang.grants]
     return {
         **flags, **{f"PET_{name}": value for name, value in flags.items()},
+        "GPURUN_GPUS": str(sum(gpus)), "GPURUN_GPUS_BEFORE": str(sum(gpus[: place.node])),
         "GLOO_SOCKET_IFNAME": gang.interfaces[place.host],
+        "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }  # fmt: skip
 
 
