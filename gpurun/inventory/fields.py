@@ -11,18 +11,18 @@ from msgspec import Meta
 from gpurun.documents.convert import keys_of, kind_of, written
 from gpurun.inventory.hostset import is_host_name
 from gpurun.inventory.model import FabricKind
+from gpurun.quantities.sizes import size_mib
 
 MOST_GPUS = 1024
 _LONGEST_WORD = 4096
-_MEMORY = re.compile(r"(\d{1,9})\s*(MiB|GiB|TiB)?\Z", re.ASCII)
-_MEMORY_MIB = {None: 1, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
+_MIB = re.compile(r"\d{1,9}\Z", re.ASCII)
+_SIZE_PATTERN = r"^\d+(\.\d+)?\s*([kKmMgGtTpP]([iI]?[bB]?))$"
 _INDEX_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?\Z", re.ASCII)
 LABEL_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
 
 
 def _memory_mib(text: str) -> int:
-    found = _MEMORY.match(text)
-    return int(found[1]) * _MEMORY_MIB[found[2]] if found else 0
+    return int(text) if _MIB.match(text) else size_mib(text)
 
 
 def _gpu_indices(text: str) -> tuple[int, ...]:
@@ -134,8 +134,14 @@ Memory = Annotated[
         _memory_mib,
         "an amount of memory",
         "MiB as a whole number, or such as 80GiB",
-        schema={"type": ["integer", "string"], "minimum": 1, "pattern": r"^\d{1,9}\s*(MiB|GiB|TiB)?$"},
+        schema={"type": ["integer", "string"], "minimum": 1, "pattern": rf"^\d{{1,9}}$|{_SIZE_PATTERN}"},
     ),
+]
+"""For keys whose names end in ``_mib``."""
+Size = Annotated[
+    int,
+    Meta(ge=1),
+    written(size_mib, "a size such as 512MiB or 16GiB", schema={"type": "string", "pattern": _SIZE_PATTERN}),
 ]
 GpuIndex = Annotated[int, Meta(ge=0, le=MOST_GPUS - 1)]
 GpuIndices = Annotated[
@@ -254,7 +260,7 @@ class HeadKeys(TypedDict, total=False):
 
     docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
     outputs_limit: Annotated[
-        Memory, Meta(description="How much of a job's outputs gpurun copies to the head, such as 200GiB")
+        Size, Meta(description="How much of a job's outputs gpurun copies to the head, such as 200GiB")
     ]
 
 

@@ -142,6 +142,8 @@ def test_ssh_config_and_head(tmp_path: Path) -> None:
     found = load(path)
     assert found.ssh_config == str(tmp_path / "ssh" / "config")
     assert (found.docker_host, found.outputs_limit_mib) == ("unix:///run/docker.sock", 2048)
+    (problem,) = problems(HEAD + "head: {outputs_limit: 500}\n")
+    assert "outputs_limit: '500' has no unit; write 500MiB or 500GiB" in problem
     assert found.hosts == ()
 
 
@@ -182,7 +184,10 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("address: 'a;b'", "address: 'a;b' is not a host name"),
         ("generation: 'a/b'", "generation: 'a/b' is not a name"),
         ("gpu_model: \"a\\nb\"", "gpu_model: 'a\\nb' is not a printable text"),
-        ("gpu_memory_mib: 80GB", "gpu_memory_mib: '80GB' is not an amount of memory"),
+        ("gpu_memory_mib: 80GX", "gpu_memory_mib: '80GX' has the unknown unit 'GX'; the units are KiB, MiB, GiB"),
+        ("gpu_memory_mib: 0", "gpu_memory_mib: '0' is not an amount of memory"),
+        ("data_quota_mib: 1KiB", "data_quota_mib: '1KiB' is less than 1MiB"),
+        ("cache_quota_mib: 50.5", "cache_quota_mib: '50.5' has no unit; write 50.5MiB or 50.5GiB"),
         ("near_hca: 3-1", "near_hca: '3-1' counts down; write 1-3"),
         ("near_hca: 0-9999", "near_hca: '0-9999' names more than 1024 GPUs"),
         ("near_hca: [1024]", "near_hca: '1024' is out of range (allowed: 0 to 1023)"),
