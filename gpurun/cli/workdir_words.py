@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Sequence
 
 from gpurun.cli.printing import size_text
+from gpurun.images.given_again import given_again
 from gpurun.images.noticed import Copied, LeftOut
 
 LARGE_BYTES = 100 << 20
@@ -23,9 +24,10 @@ def _left_out(left: LeftOut) -> str:
         return ""
     least = "" if left.is_all else "at least "
     size = f"{least}{_files(left.files)}, {size_text(left.size_bytes)}"
+    given, line = given_again(left.names[0], left.names)
     return (
-        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). "
-        "What ranks need of it can be given with --data NAME=FOLDER"
+        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). If ranks need it, end .gitignore with a line "
+        f"such as `{line}`, or give it with --data NAME={given}, as /data/NAME"
     )
 
 

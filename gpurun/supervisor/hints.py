@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from gpurun.images.given_again import given_again
 from gpurun.jobs.spec import DATA, JobSpec
 from gpurun.launch import output
 from gpurun.launch.docker import WORKSPACE
@@ -151,9 +152,10 @@ def _missing(found: re.Match[str], failed: Failed) -> str:
     relative = posixpath.relpath(path, WORKSPACE)
     for name in failed.spec.left_out:
         if relative == name or relative.startswith(f"{name}/"):
+            given, line = given_again(name, failed.spec.left_out)
             return (
-                f"the workdir has {name} on the head, but .gitignore leaves it out: end .gitignore with `!/{name}`, or "
-                f"give it with --data NAME={name}, as {DATA}/NAME"
+                f"the workdir has {name} on the head, but .gitignore leaves it out: end .gitignore with `{line}`, or "
+                f"give it with --data NAME={given}, as {DATA}/NAME"
             )
     return ""
 

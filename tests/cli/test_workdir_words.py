@@ -8,6 +8,7 @@ import os
 import pytest
 
 from gpurun.cli.workdir_words import LARGE_BYTES, words
+from gpurun.images.given_again import given_again
 from gpurun.images.noticed import MOST_COUNTED, MOST_KEPT, Copied, LeftOut, counted, look, missed
 from gpurun.images.tree import scan
 
@@ -35,6 +36,20 @@ def test_what_ignore_rules_leave_out_is_named_with_its_size_but_nothing_that_no_
     (work / "x.pt").touch()
     (work / "y.pt").touch()
     assert "data, x.pt, y.pt and 1 more (5 files" in said(work)[0]
+
+
+def test_a_line_for_gitignore_and_a_data_set_are_named_that_give_ranks_what_is_left_out(work):
+    assert said(work)[0].endswith(
+        "If ranks need it, end .gitignore with a line such as `!/data`, or give it with --data NAME=data, as /data/NAME"
+    )
+    (work / ".gitignore").write_text("*.bin\n*.pkl\n")  # nanoGPT's: all of one folder, or one file after the other
+    for name in ("train.bin", "val.bin", "meta.pkl"):
+        (work / "data/b" / name).touch()
+    assert said(work)[0].endswith(" `!/data/b/*`, or give it with --data NAME=data/b, as /data/NAME")
+    (work / ".gitignore").write_text("*.bin\n*.pkl\n!/data/b/*\n")
+    assert said(work) == ()
+    assert given_again("a.bin", ("a.bin", "b.bin")) == ("a.bin", "!/a.bin")  # the top is no data set
+    assert given_again("d/a.bin", ("d/a.bin", "e/b.bin")) == ("d/a.bin", "!/d/a.bin")
 
 
 def test_links_that_lead_out_or_to_what_is_left_out_are_named(work, tmp_path):

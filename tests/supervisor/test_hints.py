@@ -16,7 +16,7 @@ SPEC = JobSpec(
     "n", "image:1", 4, ("python3", "train.py"), workdir="/home/me/code", outputs="/out",
     workdir_read_only=True,
     mounts=(("/scratch", "/scratch", "ro"), ("/big", "/big", "rw")), data={"mnist": DataSource("folder", "/x")},
-    left_out=("data", "runs/old.pt", "secrets.py"),
+    left_out=("data", "runs/new.pt", "runs/old.pt", "secrets.py"),
 )  # fmt: skip
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    main()"]
 WATCHDOG = (
@@ -78,6 +78,7 @@ HIDDEN = "has data on the head, but .gitignore leaves it out"
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.csv'", HIDDEN),
         ("FileNotFoundError: [Errno 2] No such file or directory: './data'", HIDDEN),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "has runs/old.pt on"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "--data NAME=runs, as"),
         ("ModuleNotFoundError: No module named 'yaml'", "--requirements FILE installs packages"),
         ("ModuleNotFoundError: No module named 'secrets'", "has secrets on the head, but .gitignore leaves it out"),
         (f"torch.distributed.DistBackendError: {NCCL}, unhandled system error (run with", "NCCL_DEBUG="),
