@@ -49,7 +49,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "damaged caches": (40, 1500),
     "damaged documents": (25, 1000),
     "arguments": (80, 4000),
-    "wrong values of an option": (1, 15),
+    "wrong values of an option": (2, 15),
     "state files with something else in their place": (45, 1000),
 }
 

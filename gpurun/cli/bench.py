@@ -15,6 +15,7 @@ from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, JobFailed
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -223,11 +224,15 @@ def _print(result: BenchResult, findings: Sequence[Finding], rates: Mapping[str,
 
     console = tables.console()
     _print_heat_map(console, result)
-    table = tables.table_of("ALLREDUCE", "BYTES", "TIME µs", "ALGBW GB/s", "BUSBW GB/s")
-    for one in result.collectives:
-        figures = (f"{one.time_us:.1f}", f"{one.algorithm_gbyte_per_s:.3f}", f"{one.bus_gbyte_per_s:.3f}")
-        table.add_row(f"{one.engine}, {one.ranks} ranks", str(one.size_bytes), *figures)
-    console.print(table)
+    rows = [
+        (
+            f"{one.engine}, {count(one.ranks, 'rank')}", str(one.size_bytes), f"{one.time_us:.1f}",
+            f"{one.algorithm_gbyte_per_s:.3f}", f"{one.bus_gbyte_per_s:.3f}",
+        )
+        for one in result.collectives
+    ]  # fmt: skip
+    heads = ("allreduce", "bytes", "time µs", "algbw GB/s", "busbw GB/s")
+    tables.print_table(heads, [(cells, "") for cells in rows], figures=len(heads) - 1)
     for engine, why in result.skipped.items():
         say(f"{engine} not measured: {printable(why)}")
     if rates:

@@ -140,23 +140,21 @@ def _print_csv(found: Sequence[HistoryRow]) -> None:
 
 
 def _print_table(found: Sequence[HistoryRow]) -> None:
-    from rich.text import Text
-
-    from gpurun.cli.tables import console, table_of
+    from gpurun.cli.tables import print_table
     from gpurun.inventory.folding import fold
 
     several = len({row.user for row in found}) > 1
-    columns = (
-        "job", "try", *(["owner"] if several else []), "name", "GPUs", "hosts", f"ended ({zone_name()})", "waited",
-        "ran", "GPU h", "busy", "outcome", "reason",
+    heads = (
+        "job", "try", *(["owner"] if several else []), "name", "GPUs", "outcome", "ran", f"ended ({zone_name()})",
+        "hosts", "waited", "GPU h", "busy", "reason",
     )  # fmt: skip
-    table = table_of(*columns)
-    for row in found:
-        table.add_row(
-            printable(row.job), str(row.attempt), *([Text(printable(row.user))] if several else []),
-            Text(printable(row.name)), str(row.gpus), Text(printable(fold(row.hosts.split()))), day_minute(row.ended_s),
-            duration(row.waited_s), duration(row.ended_s - row.started_s) if row.started_s else "",
-            f"{row.gpu_s / 3600:.1f}", "" if row.use_percent is None else f"{row.use_percent:.0f}%",
-            Text(row.outcome), Text(printable(row.reason)),
-        )  # fmt: skip
-    console().print(table)
+    rows = [
+        (
+            row.job, str(row.attempt), *([row.user] if several else []), row.name, str(row.gpus), row.outcome,
+            duration(row.ended_s - row.started_s) if row.started_s else "", day_minute(row.ended_s),
+            fold(row.hosts.split()), duration(row.waited_s), f"{row.gpu_s / 3600:.1f}",
+            "" if row.use_percent is None else f"{row.use_percent:.0f}%", row.reason,
+        )
+        for row in found
+    ]  # fmt: skip
+    print_table(heads, [([*map(printable, cells)], "") for cells in rows])

@@ -184,17 +184,15 @@ def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine th
 
 
 def _print_status(now: LabStatus) -> None:
-    from gpurun.cli import tables
+    from gpurun.cli.tables import print_table
 
-    console = tables.console()
-    console.print(f"lab {now.name}: {now.state}, {now.folder}", soft_wrap=True)
-    if not now.hosts:
-        return
-    table = tables.table_of("host", "rack", "address", "state", "GPUs", "memory MiB")
-    for each in now.hosts:
-        gpus = f"{each.gpus} × {each.generation}"
-        table.add_row(each.name, each.rack, each.address, each.state, gpus, f"{each.memory_mib:.0f}")
-    console.print(table)
+    typer.echo(f"lab {now.name}: {now.state}, {now.folder}")
+    rows = [
+        (each.name, each.rack, each.address, each.state, f"{each.gpus} × {each.generation}", f"{each.memory_mib:.0f}")
+        for each in now.hosts
+    ]
+    if rows:
+        print_table(("host", "rack", "address", "state", "GPUs", "memory MiB"), [(cells, "") for cells in rows])
 
 
 def main() -> None:

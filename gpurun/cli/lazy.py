@@ -118,10 +118,37 @@ class _LazyGroup(_Examples, TyperGroup):
 
 
 class _Command(_Examples, TyperCommand):
-    pass
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            given = ctx.params.get(parameter.name or "")
+            for text in given if isinstance(given, (list, tuple)) else (given,):
+                if isinstance(text, str) and not _is_text(text):
+                    raise click.BadParameter(f"{text!r} is not text in UTF-8.", ctx, parameter)
+        return rest
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a word has no bytes that could not be decoded: Python gives them as halves of surrogates."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 class _TakesCommand(_Command):
+    """A command that runs a program. Its options stand in groups, where they have any."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx)
+            is_argument = parameter.param_type_name == "argument"
+            last = next(reversed(groups), "Arguments")
+            other = "Arguments" if is_argument else last if last != "Arguments" else "Options"
+            if line is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(line)
+        for title, lines in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
 

@@ -14,6 +14,7 @@ from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.told import differing
 from gpurun.cli.values import TIME
+from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +50,11 @@ def probe(
     if zipapp is not None:
         from gpurun.doctor.pyz import probe_pyz
 
-        zipapp.write_bytes(probe_pyz())
-        say(f"wrote {zipapp}")
+        try:
+            zipapp.write_bytes(probe_pyz())
+        except OSError as error:
+            raise BadInput(f"the probe cannot be written: {error.strerror}", where=str(zipapp)) from error
+        say(printable(f"wrote {zipapp}"))
         return
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
@@ -110,11 +114,9 @@ def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple
     for name, hardware in survey.hardware.items():
         interface = inventory.fabric_of(inventory.by_name[name]).interface
         rows.setdefault(_row(hardware, interface), []).append(name)
-    table = tables.table_of("HOSTS", "GPUS", "DRIVER", "FABRIC", "HCAS", "DOCKER")
-    for row, names in rows.items():
-        table.add_row(Text(fold(names)), *(Text(printable(cell)) for cell in row))
+    cells = [([fold(names), *map(printable, row)], "") for row, names in rows.items()]
+    tables.print_table(("hosts", "GPUs", "driver", "fabric", "HCAs", "Docker"), cells)
     console = tables.console()
-    console.print(table)
     for name, error in survey.failures.items():
         console.print(Text(f"{name}: {printable(error.message)}", style="red"))
     folded: dict[tuple[str, str, str], list[str]] = {}

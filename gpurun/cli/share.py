@@ -10,6 +10,9 @@ import typer
 from gpurun.cli.printing import say
 from gpurun.errors import BadInput
 
+MOST_DIGITS, NOBODY = 10, 2**32 - 1
+"""A group's number has at most so many digits, and is below this one: chown takes it for "do not change"."""
+
 
 def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The state directory, such as /var/lib/gpurun.")],
@@ -31,9 +34,10 @@ def share(
 def _gid(group: str) -> int:
     import grp
 
-    if group.isascii() and group.isdigit():
+    if group.isascii() and group.isdigit() and len(group) <= MOST_DIGITS and int(group) < NOBODY:
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise BadInput(f"there is no group {group!r}", hint=f"groupadd {group}") from None
+    except (KeyError, ValueError):
+        hint = f"groupadd {group}" if group.isidentifier() else "`getent group` lists groups"
+        raise BadInput(f"there is no group {group[:40]!r}", hint=hint) from None

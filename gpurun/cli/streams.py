@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import sys
@@ -24,11 +25,15 @@ UNREAD = 1
 def open_closed_streams() -> None:
     """Open /dev/null for each standard stream that is closed, as by `<&-` or a service manager.
 
-    Call this before opening any other file: that file would get the stream's number, and child processes would use it.
+    Stdout of a locale without Unicode prints other characters as escapes, as stderr always does: a job's name is no
+    reason to fail. Call this before opening any other file: that file would get the stream's number, and child
+    processes would use it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def disk_problem(error: Exception) -> StateDiskError | None:

@@ -76,8 +76,12 @@ Rows = Sequence[tuple[Sequence[str], str]]
 
 
 def print_table(heads: Sequence[str], rows: Rows, *, figures: int = 0) -> None:
-    """Print a table; its last `figures` columns are right-aligned. A pipe gets whole rows of any length."""
-    print_lines(table_lines(heads, rows, _columns(), figures=figures))
+    """Print a table; its last `figures` columns are right-aligned. A pipe gets whole rows of any length.
+
+    Prints nothing, not even heads, if there is no row.
+    """
+    if rows:
+        print_lines(table_lines(heads, rows, _columns(), figures=figures))
 
 
 def print_text(text: str) -> None:

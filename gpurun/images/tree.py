@@ -118,7 +118,7 @@ def unreadable(error: OSError, path: Path, what: str = "cannot be read") -> Gpur
     Args:
         path: what was read, if the error does not name a file below it.
     """
-    where = str(error.filename or path)
+    where = str(path) if error.filename is None else os.fsdecode(error.filename)
     if may_pass(error):
         return HostNotReady(f"{what} on the head now: {error.strerror}", where=where, hint="check its file system")
     return BadInput(f"{what}: {error.strerror}", where=where)

@@ -17,15 +17,17 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
     Raises BadInput: no inventory exists; the message lists the searched places.
     """
+    if explicit == "":
+        raise BadInput("the inventory's path is empty", hint="name a file; without --inventory, gpurun looks for one")
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
-        by = "--inventory" if explicit else "$GPURUN_INVENTORY"
+        hint = None if explicit else "$GPURUN_INVENTORY names this file"
         try:
             path = Path(named).expanduser().absolute()
         except RuntimeError as error:
-            raise BadInput(f"there is no inventory at {named}: no such user", hint=f"{by} says so") from error
+            raise BadInput(f"there is no inventory at {named}: no such user", hint=hint) from error
         if "\0" in named or not is_there(path):  # no command line has such a byte; a program may
-            raise BadInput(f"there is no inventory at {path}", hint=f"{by} says so")
+            raise BadInput(f"there is no inventory at {path}", hint=hint)
         return path
     places = candidates(environ)
     for place in places:
@@ -34,7 +36,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
     looked = "\n".join(f"  {place}" for place in places)
     raise BadInput(
         f"found no inventory; looked for\n{looked}",
-        hint="name one with --inventory FILE, or make one with 'gpurun inventory import'",
+        hint="make one with `gpurun init 'gpu-[01-16]'`, or name one with --inventory FILE",
     )
 
 

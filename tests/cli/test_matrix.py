@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from how_many import count
 from typer.main import get_command
 
 import gpurun as package
@@ -228,3 +231,94 @@ def test_ctrl_c_at_any_call_is_exit_code_130(gpurun, page, monkeypatch):
         monkeypatch.setattr(COMMAND_OF[page.name], "callback", begin)
         code, _, err = gpurun(*page.words[1:], *words_of(page))
         assert code in (CODES if ended else {130}), (number, err)
+
+
+WRONG = (
+    "x'\n\x1b[2J",
+    "",
+    "-1",
+    "9" * 40,
+    "日本",
+    "nan",
+    "1e999",
+    "\udcff",
+    "a" * 5000,
+    "../..",
+    "@x",
+    "[",
+    "=",
+    ",",
+    "1:30:x",
+)
+"""No number, time, size or file, or one out of every range."""
+ANY_TEXT = re.compile(r"name|reason|user|pool|project|host|job|resume|to|html|svg|zipapp|discard|textfile|plot|workdir")
+"""Options that take some of them: names, texts, and files to write."""
+ONLY_PARSED = (*NOT_RUN, "gpurun ssh")
+
+
+def wrong_values():
+    """For each option of each command some wrong values: one for each change, all with the long profile."""
+    every = [
+        (page, option)
+        for page in COMMANDS
+        for option in COMMAND_OF[page.name].params
+        if isinstance(option, click.Option) and not option.is_flag and not option.hidden
+    ]
+    for at, (page, option) in enumerate(every):
+        for value in dict.fromkeys(
+            WRONG[(at + more) % len(WRONG)] for more in range(count("wrong values of an option"))
+        ):
+            yield page, option, value
+
+
+def test_a_wrong_value_of_an_option_is_one_message(gpurun, monkeypatch, tmp_path):
+    """Exit code 2, or the command runs where any text is a value. Commands that may not run are only parsed."""
+    for page in COMMANDS:
+        if page.name.startswith(ONLY_PARSED):
+            monkeypatch.setattr(COMMAND_OF[page.name], "callback", lambda **_: None)
+    for number, (page, option, value) in enumerate(wrong_values()):
+        if number % 20 == 0:  # files that commands write have such names, too
+            (tmp_path / str(number)).mkdir()
+            monkeypatch.chdir(tmp_path / str(number))
+        words = [word for word in words_of(page) if word != "x" or "[" not in str(page.arguments)]
+        code, out, err = gpurun(*page.words[1:], *words, f"{option.opts[0]}={value}")
+        case = (page.name, option.opts[0], value[:40], err[:300])
+        assert code in CODES and bool(code) <= bool(err.strip()), case
+        assert "\x1b" not in out + err, case
+        assert code == 2 or page.name.startswith(ONLY_PARSED) or ANY_TEXT.search(option.name), case
+
+
+def test_values_that_were_tracebacks_are_refused(gpurun, tmp_path):
+    for argv in (
+        ("inventory", "probe", "--zipapp", "."), ("inventory", "probe", "--zipapp", "a" * 5000),
+        ("share", "shared", "--group", "9" * 40), ("share", "shared", "--group", str(2**32 - 1)),
+        ("report", "--project", "\udcff"), ("history", "--name", "\udcff"), ("logs", "\udcff"),
+        ("web", "--idle", "x"), ("tensorboard", "s", "--idle", "x"), ("status", "-i", ""), ("data", "stage", "none"),
+    ):  # fmt: skip
+        code, out, err = gpurun(*argv)
+        assert (code, out) == (2, ""), argv
+        assert "b'" not in err and "\udcff" not in err, argv
+
+
+def test_a_change_of_an_inventory_cannot_control_a_terminal(gpurun, tmp_path):
+    path = tmp_path / "inventory.yaml"
+    assert gpurun("inventory", "set", "h1", "gpus=2", "--yes")[0] == 0
+    path.write_text(f"{path.read_text()}# \x1b[2J\x9b2J\n")
+    for words in (["undo", "--dry-run"], ["undo", "--yes"], ["diff"], ["set", "h1", "gpus=3", "--dry-run"]):
+        _, out, err = gpurun("inventory", *words)
+        assert "\x1b" not in out + err and "\x9b" not in out + err, words
+
+
+def test_no_name_is_a_traceback_where_the_locale_has_no_unicode(gpurun, monkeypatch, tmp_path):
+    """Each command and its help, on a stdout that has Latin-1 alone. A job has a Chinese name."""
+    store = JobStore(tmp_path / "gpurun_home")
+    spec = JobSpec(name="llm-训练…", image="i:1", gpus=1, command=("训练", "…"))
+    store.retire(store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0).id)
+    for page in pages():
+        runs = page in COMMANDS and not page.name.startswith(ONLY_PARSED)
+        for words in (["--help"], *([words_of(page)] if runs else [])):
+            written = io.BytesIO()
+            monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+            code, _, err = gpurun(*page.words[1:], *words)
+            assert code in CODES and "Unicode" not in err, page.name
+            assert written.getvalue() or words != ["--help"], page.name
