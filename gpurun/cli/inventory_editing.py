@@ -171,7 +171,7 @@ def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: Dry
     target, preview = file.preview_undo(by)
     say(f"takes back change {_headline(target)}")
     if dry_run:
-        typer.echo(preview.diff, nl=False)
+        typer.echo(_coloured(preview.diff, coloured=False))
         return
     _agreed(preview, yes, lambda shown: file.undo(by, shown=shown, agreed=yes))
 
@@ -194,7 +194,7 @@ def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = Fa
     if preview.after == preview.before:
         say("nothing to change")
     elif dry_run:
-        typer.echo(preview.diff, nl=False)
+        typer.echo(_coloured(preview.diff, coloured=False))
     else:
         by = author()
         _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown, agreed=yes))
@@ -296,8 +296,7 @@ def _headline(change_: RecordedChange) -> str:
 
 
 def _coloured(text: str, coloured: bool) -> str:
-    if not coloured:
-        return text.rstrip("\n")
-    colours: dict[str, Any] = {"+": "green", "-": "red", "@": "cyan"}
-    lines = text.rstrip("\n").split("\n")
+    """Return a diff for people. What an inventory holds cannot control a terminal."""
+    colours: dict[str, Any] = {"+": "green", "-": "red", "@": "cyan"} if coloured else {}
+    lines = [printable(line) for line in text.rstrip("\n").split("\n")]
     return "\n".join(typer.style(line, fg=colours[line[0]]) if line[:1] in colours else line for line in lines)
