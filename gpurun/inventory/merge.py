@@ -10,18 +10,19 @@ line, from `original`:
 
 A row is one line of the library's output. The merge copies unchanged rows from the user's text, and merges a changed
 row token by token. It inserts a new row after its predecessor, and removes the line of a removed row. Comment lines
-stay.
+stay. The rows of a host that moves to another rack keep their text there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
 from gpurun.inventory.roundtrip import NOTHING, not_editable
 from gpurun.inventory.rows import (
     CLOSING,
     COMMA,
+    Row,
     Token,
     grouped,
     grouped_like,
@@ -32,21 +33,27 @@ from gpurun.inventory.rows import (
     with_last_commas,
 )
 
+_ENTRY = 3
+"""The place of a host's key in a row's path: racks, RACK, hosts, KEY."""
 
-def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) -> str:
+
+def merge(original: str, base: str, changed: str, renamed: Mapping[str, str], moved: Collection[str] = ()) -> str:
     """Return `original` with the difference between `base` and `changed`.
 
     Args:
         renamed: keys of `changed` that had another name in `base`, with that name.
+        moved: keys of hosts that are in another rack of `changed` than of `base`.
     Raises BadInput if `original` and `base` have different tokens. This is a fault of the library, not of the file.
     """
     if base == changed:
         return original
-    return _Merge(original, base, changed, renamed).result()
+    return _Merge(original, base, changed, renamed, moved).result()
 
 
 class _Merge:
-    def __init__(self, original: str, base: str, changed: str, renamed: Mapping[str, str]) -> None:
+    def __init__(
+        self, original: str, base: str, changed: str, renamed: Mapping[str, str], moved: Collection[str]
+    ) -> None:
         self._original, self._changed, self._renamed = original, changed, renamed
         tokens = scanned(original)
         base_tokens = with_last_commas(scanned(base), tokens)
@@ -56,6 +63,15 @@ class _Merge:
         self._rows = list(grouped_like(original, tokens, self._base_rows))
         new_rows = list(grouped(changed, scanned(changed)))
         self._new_rows = list(keeping_last_commas(new_rows, renamed, self._base_rows))
+        self._paths = row_paths(self._new_rows, {})
+        self._moved = {
+            path[_ENTRY:]: i
+            for i, path in enumerate(row_paths(self._base_rows, {}))
+            if path[0] == "racks" and path[_ENTRY : _ENTRY + 1] and path[_ENTRY] in moved
+        }
+        self._inner = {i for path, i in self._moved.items() if len(path) > 1}
+        there = {path[_ENTRY:] for path in self._paths}
+        self._homeless = {path: i for path, i in self._moved.items() if path[:1] not in there}
         self._newline = "\r\n" if "\r\n" in original else "\n"
         self._out: list[str] = []
         self._shift: dict[int, int] = {}  # new row → columns that the user indents it further
@@ -89,7 +105,7 @@ class _Merge:
 
     def _drop(self, i: int) -> None:
         """Leave out a row. Removes the comments inside its block; keeps comments at its own level."""
-        for line in self._gap(i).splitlines(keepends=True):
+        for line in () if i in self._inner else self._gap(i).splitlines(keepends=True):
             outside = len(line) - len(line.lstrip()) <= self._rows[i].column
             if outside or not line.strip():
                 self._out.append(line)
@@ -99,9 +115,42 @@ class _Merge:
         shift = self._shift[j] = self._neighbours_shift(j)
         if self._out and not self._out[-1].endswith("\n"):
             self._out.append(self._newline)
-        for line in self._changed[row.start : row.end].splitlines():
-            text = line.replace(NOTHING, "").rstrip()
-            self._out.append(" " * max(shift, 0) + text[max(-shift, 0) :] + self._newline)
+        self._give_comments(j, row.column + shift)
+        was = self._moved.get(self._paths[j][_ENTRY:])
+        comment = ""
+        if was is not None:
+            self._out.append(self._shifted(self._inner_comments(was), row.column + shift - self._rows[was].column))
+            if self._base_rows[was].keys == row.keys:
+                text = self._original[self._rows[was].start : self._rows[was].end]
+                self._out.append(self._shifted(text, row.column + shift - self._rows[was].column))
+                return
+            comment = self._original[self._rows[was].tokens[-1].end : self._rows[was].end].rstrip()
+        lines = [line.replace(NOTHING, "").rstrip() for line in self._changed[row.start : row.end].splitlines()]
+        for number, text in enumerate(lines, 1):
+            end = comment if number == len(lines) else ""
+            self._out.append(" " * max(shift, 0) + text[max(-shift, 0) :] + end + self._newline)
+
+    def _inner_comments(self, i: int) -> str:
+        """Return the comment lines above a row of a moved host, if they are in the host's own block."""
+        gap = self._gap(i).splitlines(keepends=True) if i in self._inner else []
+        return "".join(line for line in gap if line.lstrip().startswith("#"))
+
+    def _shifted(self, text: str, shift: int) -> str:
+        """Return lines of the user's text with another indentation."""
+        lines = text.splitlines(keepends=True)
+        shifted = "".join(" " * max(shift, 0) + line[min(max(-shift, 0), _indent(line)) :] for line in lines)
+        return shifted if shifted.endswith("\n") or not shifted else shifted + self._newline
+
+    def _give_comments(self, j: int, column: int) -> None:
+        """Write the comments of hosts that moved into a row with others, above that row, with the hosts' names."""
+        if not self._homeless:
+            return
+        keys = {token.value for token in self._new_rows[j].tokens}
+        for path in [path for path in self._homeless if path[0] in keys]:
+            i = self._homeless.pop(path)
+            above = [line.strip().lstrip("#").strip() for line in self._inner_comments(i).splitlines()]
+            for comment in (*above, *_comments(self._original, self._rows[i])):
+                self._out.append(f"{' ' * column}# {path[0]}: {comment}{self._newline}")
 
     def _neighbours_shift(self, j: int) -> int:
         """Return the extra indentation of a row: that of the previous row on the same level, or of its parent."""
@@ -113,6 +162,7 @@ class _Merge:
     def _change(self, i: int, j: int) -> None:
         """Merge one row token by token, and keep the user's text between the tokens."""
         self._out.append(self._gap(i))
+        self._give_comments(j, self._rows[i].column)
         mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         self._shift[j] = self._rows[i].column - self._new_rows[j].column
         kept: dict[int, int] = {}
@@ -180,6 +230,19 @@ class _Merge:
         whole_lines = "".join(body[: body.rfind("\n") + 1] for body in bodies)
         indent = bodies[-1].rpartition("\n")[2]
         return f"{head}\n{whole_lines}{indent}"
+
+
+def _comments(text: str, row: Row) -> Iterator[str]:
+    """Return the comments on the lines of a row, without ``#``."""
+    ends = [*(token.start for token in row.tokens[1:]), row.end]
+    for token, end in zip(row.tokens, ends, strict=True):
+        for line in text[token.end : end].splitlines():
+            if line.lstrip().startswith("#"):
+                yield line.strip().lstrip("#").strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:

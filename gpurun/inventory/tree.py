@@ -41,6 +41,7 @@ class InventoryTree:
         self._base = roundtrip.write(self._root, self._indent)
         self._shared = roundtrip.shared(self._root)
         self._renamed: dict[str, str] = {}
+        self._moved: set[str] = set()
 
     def merged(self) -> str:
         """Return the user's text with the changes."""
@@ -49,7 +50,7 @@ class InventoryTree:
                 section = holder.get("hosts")
                 if isinstance(section, CommentedMap) and not section and not roundtrip.is_flow(section):
                     holder["hosts"] = None  # "hosts:" keeps its form, with nothing below it
-        return merge(self._original, self._base, roundtrip.write(self._root, self._indent), self._renamed)
+        return merge(self._original, self._base, roundtrip.write(self._root, self._indent), self._renamed, self._moved)
 
     def set(self, hosts: Sequence[str], settings: Sequence[HostSetting]) -> None:
         """Set or remove values of hosts. Splits an entry if the change concerns only some of its hosts."""
@@ -94,6 +95,7 @@ class InventoryTree:
             entry = self._split(whole)
             value = self._movable(entry.parent[entry.key])
             self._delete(entry)
+            self._moved.add(str(entry.key))
             section[_key(entry.key, section)] = value
 
     def _movable(self, value: object) -> object:
