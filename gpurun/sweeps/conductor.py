@@ -23,7 +23,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.state import durable
 from gpurun.state.path import may_pass
 from gpurun.state.presence import Presence
-from gpurun.sweeps.judge import outcome_of
+from gpurun.sweeps.judge import is_silent, outcome_of, why_all_would_fail
 from gpurun.sweeps.plan import job_of
 from gpurun.sweeps.reports import MetricTail
 from gpurun.sweeps.search import searcher_for
@@ -85,9 +85,9 @@ class Conductor:
     def step(self) -> bool:
         """Do the next steps; return whether the sweep is done."""
         live = set(self._store.live_ids())
-        is_stopped = self._folder.stop.exists()
         self._read_reports()
         self._note_ends(live)
+        is_stopped = self._folder.stop.exists()
         if is_stopped:
             self._end_all()
         else:
@@ -172,8 +172,17 @@ class Conductor:
         self._read(trial)
         tail = self._tails.get(trial.job)
         others = tail.others if tail is not None else ()
-        outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric, others)
+        trial = self._trials.by_number[trial.number]
+        outcome, reason = outcome_of(trial, record, self._plan.metric, others)
+        if (metric := self._plan.metric) and is_silent(trial, record, metric) and self._may_all_be_silent(trial):
+            self._folder.stop_itself(why_all_would_fail(trial, reason, metric))  # before the journal has the end
         return JournalEntry("ended", now_s, trial.number, value=trial.value, outcome=outcome, reason=reason)
+
+    def _may_all_be_silent(self, trial: Trial) -> bool:
+        """Return whether no trial has reported the metric, and others run or are to come."""
+        known = self._trials.by_number
+        has_others = len(known) < self._plan.trials or any(other is not trial for other in self._trials.unended())
+        return has_others and not any(each.reports for each in known.values())
 
     def _exists(self, job: str) -> bool:
         return self._store.get(job).path.exists()

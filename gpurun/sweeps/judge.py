@@ -10,6 +10,22 @@ from gpurun.sweeps.plan import Metric
 from gpurun.sweeps.trials import Outcome, Trial
 
 
+def is_silent(trial: Trial, record: JobRecord, metric: Metric | None) -> bool:
+    """Return whether a trial's job succeeded without a report of the metric."""
+    is_whole = record.state is State.SUCCEEDED and not trial.stopping
+    return metric is not None and is_whole and trial.step is None
+
+
+def why_all_would_fail(trial: Trial, reason: str, metric: Metric) -> str:
+    """Say why a sweep stops at its first trial without the metric, and what the program must do."""
+    name = metric.name
+    given = f"{name}=…" if name.isidentifier() else f"**{{{name!r}: …}}"
+    return (
+        f"trial {trial.number}: {reason}, and no other trial has: all would end so, and the sweep stopped itself. "
+        f"Call gpurun.report(step, {given}) in the program, or name a metric that it reports"
+    )
+
+
 def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None, others: Collection[str] = ()
 ) -> tuple[Outcome, str]:  # fmt: skip
     """The outcome of a trial whose job has ended, and why.
@@ -23,7 +39,7 @@ def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None, others: C
         return "cancelled" if record.state is State.CANCELLED else "failed", record.reason
     if metric is None:
         return "complete", ""
-    if trial.step is None:
+    if is_silent(trial, record, metric):
         told = f"; it reported {', '.join(sorted(others))}" if others else ""
         return "failed", f"it ended with 0 and never reported {metric.name}{told}"
     if trial.value is None:

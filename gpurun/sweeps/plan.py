@@ -121,7 +121,7 @@ def parse_metric(text: str) -> Metric:
     """
     found = _METRIC.match(text)
     if not found:
-        raise BadInput(f"{text!r} is no metric", hint="NAME:max or NAME:min, such as accuracy:max")
+        raise BadInput(f"{text!r} is not a metric", hint="NAME:max or NAME:min, such as accuracy:max")
     return Metric(found[1], found[2] != "min")
 
 
@@ -142,5 +142,5 @@ def parse_stop(text: str) -> Asha | None:
             break
         given[name] = int(number)
     if not found or given.get("min", 1) < 1 or given.get("factor", 3) < 2:
-        raise BadInput(f"{text!r} is no rule to stop by", hint="asha:min=1,factor=3: min from 1, factor from 2")
+        raise BadInput(f"{text!r} is not a rule to stop by", hint="asha:min=1,factor=3: min from 1, factor from 2")
     return Asha(given.get("min", 1), given.get("factor", 3))

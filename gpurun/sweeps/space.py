@@ -67,7 +67,7 @@ def dimension(name: str, texts: tuple[str, ...]) -> Dimension:
         BadInput: it is neither.
     """
     if not _NAME.match(name):
-        raise BadInput(f"{name!r} is no parameter's name", hint="letters, digits, '_', '.' and '-'")
+        raise BadInput(f"{name!r} is not a parameter's name", hint="letters, digits, '_', '.' and '-'")
     if len(texts) == 1 and (found := _RANGE.match(texts[0])):
         return _range(name, bool(found[1]), found[2], found[3])
     values = tuple(value_of(text) for text in texts)
@@ -81,7 +81,7 @@ def dimension(name: str, texts: tuple[str, ...]) -> Dimension:
 def _range(name: str, is_log: bool, low: str, high: str) -> Dimension:
     ends = value_of(low), value_of(high)
     if any(isinstance(end, bool | str) for end in ends):
-        raise BadInput(f"the range {low}..{high} of {name} has an end that is no number", hint=f"{name}=log:1e-5..1e-1")
+        raise BadInput(f"the range {low}..{high} of {name} has an end that is not a number", hint=f"{name}=log:1e-5..1e-1")
     first, last = float(ends[0]), float(ends[1])
     if first >= last or (is_log and first <= 0):
         needs = "0 < LOW < HIGH" if is_log else "LOW < HIGH"
@@ -108,7 +108,7 @@ def assignments(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     for word in words:
         name, equals, rest = word.partition("=")
         if not equals:
-            raise BadInput(f"{word!r} is no parameter", hint="NAME=VALUES, such as lr=0.1,0.01 or lr=log:1e-5..1e-1")
+            raise BadInput(f"{word!r} is not a parameter", hint="NAME=VALUES, such as lr=0.1,0.01 or lr=log:1e-5..1e-1")
         if name in found:
             raise BadInput(f"the parameter {name} is given twice")
         found[name] = tuple(rest.split(","))

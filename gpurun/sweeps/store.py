@@ -1,8 +1,9 @@
 """A sweep's files: ``sweeps/ID`` in the state directory.
 
 ``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``journal`` has a line for each step of each
-trial; only the holder of the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep;
-``done`` marks an ended sweep. All files belong to the user who created the sweep.
+trial; only the holder of the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep,
+and says why if the sweep stopped itself; ``done`` marks an ended sweep. All files belong to the user who created the
+sweep.
 """
 
 from __future__ import annotations
@@ -82,16 +83,17 @@ class SweepFolder:
         return Trials(self.entries())
 
     def trouble(self) -> str:
-        """Return what prevents the sweep's progress; "" if nothing does."""
-        try:
-            return self._trouble.read_text()
-        except (FileNotFoundError, StateError, ValueError):
-            return ""
+        """Return what prevents the sweep's progress, or why the sweep stopped itself; "" if nothing does."""
+        return _text_of(self.stop) or _text_of(self._trouble)
+
+    def stop_itself(self, why: str) -> None:
+        """Stop the sweep as ``gpurun sweep stop`` does, and keep why. Raises StateError."""
+        durable.write_bytes(self.stop, why.encode())
 
     def say(self, trouble: str) -> None:
         """Keep what `trouble` tells. What cannot be written is not told."""
         with suppress(OSError, StateError):
-            if trouble != self.trouble():
+            if trouble != _text_of(self._trouble):
                 durable.write_bytes(self._trouble, trouble.encode())
 
     def take_lock(self) -> int | None:
@@ -119,6 +121,13 @@ class SweepFolder:
             return lock.is_held(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _text_of(path: StatePath) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, StateError, ValueError):
+        return ""
 
 
 class Journal:

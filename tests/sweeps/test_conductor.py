@@ -301,6 +301,54 @@ def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
     assert "exit code 1" in reasons[3] and "somebody" in reasons[4]
 
 
+def to_its_end(world, folder):
+    for _ in range(9):
+        for job in live(world).values():
+            if world.jobs.get(job).cancel_request() is not None:
+                end(world, job, State.CANCELLED, "cancelled by its sweep")
+        if carry(world, folder).step():
+            return
+    raise AssertionError("the sweep does not end")
+
+
+@pytest.mark.parametrize(("metric", "line"), [("accuracy", "accuracy=…"), ("val/loss-1", "**{'val/loss-1': …}")])
+def test_a_sweep_stops_at_its_first_trial_without_the_metric(world, metric, line):
+    """Fifty trials ran one after the other, and all failed for the same reason. A new conductor takes each step."""
+    folder = begin(world, grid={"lr": tuple(map(str, range(50)))}, metric=metric, max_parallel=2)
+    carry(world, folder).step()
+    end(world, live(world)[0])
+    to_its_end(world, folder)
+    assert [outcome for outcome, _ in outcomes(folder).values()] == ["failed", "cancelled"]
+    why = folder.trouble()
+    assert why.startswith(f"trial 0: it ended with 0 and never reported {metric}") and f"report(step, {line})" in why
+    reopen(folder, also_failed=False)
+    assert folder.trouble() == "" and not carry(world, folder).step(), "a person who resumes it knows better"
+    report(world, live(world)[1], (1, 0.5), metric=metric)
+    end(world, live(world)[2])
+    one = carry(world, folder)
+    one.step()
+    assert not folder.stop.exists() and sorted(live(world)) == [1, 3], "trials that do report: the next one fails alone"
+
+
+def test_a_conductor_killed_while_it_stops_its_sweep_stops_it_all_the_same(world, monkeypatch):
+    folder = begin(world, grid=GRID, metric="accuracy", max_parallel=2)
+    carry(world, folder).step()
+    end(world, live(world)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(conducting.JournalEntry, "__post_init__", lambda _: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            carry(world, folder).step()
+    to_its_end(world, folder)
+    assert "never reported accuracy" in folder.trouble() and len(outcomes(folder)) == 2
+
+
+def test_a_last_or_only_trial_without_the_metric_stops_nothing(world):
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
+    carry(world, folder).step()
+    end(world, live(world)[0])
+    assert carry(world, folder).step() and not folder.stop.exists()
+
+
 def test_the_lowest_rank_that_reports_counts_and_an_attempt_that_begins_anew_replaces_the_one_before(world):
     folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
     one = carry(world, folder)

@@ -69,7 +69,7 @@ class SweepShape(_SweepAlways, total=False):
         search: `grid`, `random` or `tpe`.
         points: how many points the sweep tries.
         counts: trials by outcome; `open`: not ended.
-        trouble: why the sweep cannot continue; empty: it can.
+        trouble: why the sweep cannot continue, or why it stopped itself; empty: neither.
         trials: all trials, the best first; only for a named sweep.
     """
 
