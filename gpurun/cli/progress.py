@@ -19,6 +19,7 @@ from rich.progress import (
 
 from gpurun.cli.printing import duration, printable, say
 from gpurun.cli.tables import console
+from gpurun.quantities.counts import count
 
 LINE_EVERY_S = 5.0
 MOST_BARS = 16
@@ -56,7 +57,7 @@ class ShipProgress:
             all_done, all_total = self._sums()
             left = f", {duration(float(event['eta_s']))} left" if event.get("eta_s") else ""
             what, amount = printable(self.what), f"{all_done >> 20} of {all_total >> 20} MiB"
-            say(f"        {what}: {amount} on {len(self._done)} hosts{left}")
+            say(f"        {what}: {amount} on {count(len(self._done), 'host')}{left}")
 
     def close(self) -> None:
         """Remove the bars."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.cli.printing import duration, size_text
 from gpurun.jobs.sending import Sent
+from gpurun.quantities.counts import count
 
 
 def going_out(event: Mapping[str, Any]) -> str | None:
@@ -28,4 +29,4 @@ def _told(what: str, sent: list[Sent]) -> str:
     done, total = sum(each.bytes for each in sent), sum(each.total for each in sent)
     left_s = max(each.eta_s or 0.0 for each in sent)
     left = f", {duration(left_s)} left" if left_s else ""
-    return f"{what}: {size_text(done)} of {size_text(total)} on {len(sent)} hosts{left}"
+    return f"{what}: {size_text(done)} of {size_text(total)} on {count(len(sent), 'host')}{left}"

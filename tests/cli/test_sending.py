@@ -15,8 +15,8 @@ def test_what_hosts_have_is_added_up():
         Sent("workdir", "h1", bytes=1 << 30, total=3 << 29),
     ]
     assert sending(sent) == [
-        "image: 0 B of 0 B on 1 hosts", "data a\nb: 2.0 MiB of 8.0 MiB on 2 hosts, 1m01s left",
-        "workdir: 1.0 GiB of 1.5 GiB on 1 hosts",
+        "image: 0 B of 0 B on 1 host", "data a\nb: 2.0 MiB of 8.0 MiB on 2 hosts, 1m01s left",
+        "workdir: 1.0 GiB of 1.5 GiB on 1 host",
     ]  # fmt: skip
     assert sending([]) == []
 
