@@ -24,6 +24,9 @@ HOSTS = {
     "torchrun": "--nnodes 2 --node_rank 1 --nproc_per_node 1 --master_addr 10.0.0.2 --master_port 23022",
     "tune": "--nnodes 2 --node_rank 1 --nproc_per_node 1 --rdzv_endpoint 10.0.0.2:23022",
     "fabric": "--devices 1 --num-nodes 2 --node-rank 1 --main-address 10.0.0.2 --main-port 23022",
+    "composer": "--nproc 1 --world_size 3 --node_rank 1 --base_rank 2 --master_addr 10.0.0.2 --master_port 23022",
+    "colossalai": "--nproc_per_node 1 --master_addr 10.0.0.2 --master_port 23022 --extra_launch_args "
+    "nnodes=2,node_rank=1",
 }
 """On h3. Accelerate divides processes by machines: one process on h3, two on h2."""
 
@@ -37,7 +40,18 @@ def read(line, *, gpus=3, launcher=None, **spec):
 @pytest.fixture
 def run(tmp_path):
     """Return what a launcher of a line is called with, on the second of two hosts."""
-    for name in ("accelerate", "torchrun", "tune", "fabric", "axolotl", "llamafactory-cli", "python3"):
+    for name in (
+        "accelerate",
+        "torchrun",
+        "tune",
+        "fabric",
+        "axolotl",
+        "llamafactory-cli",
+        "python3",
+        "composer",
+        "colossalai",
+        "swift",
+    ):
         (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "${0##*/}" "$@"\n')
         (tmp_path / name).chmod(0o755)
 
@@ -84,6 +98,25 @@ def run(tmp_path):
         ),
         ("axolotl train c.yml --launcher torchrun", "axolotl train c.yml --launcher torchrun -- {torchrun}"),
         ("llamafactory-cli train x.yaml a=1", "llamafactory-cli train x.yaml a=1"),
+        (
+            "fabric run model t.py --lr 1 --devices 2 --precision=16 --main-port=5 -- --devices 9",
+            "fabric run model {fabric} --precision=16 t.py --lr 1 -- --devices 9",
+        ),
+        (
+            "axolotl train c.yml --num-processes 3 --main_process_port=5 --learning-rate 1",
+            "axolotl train c.yml --learning-rate 1 -- --multi_gpu {accelerate}",
+        ),
+        (
+            "composer -n 2 --stdout '{rank}.txt' --base_rank 4 t.py a=1",
+            "composer {composer} --stdout {{rank}}.txt t.py a=1",
+        ),
+        ("python3 -m composer.cli.launcher -m pkg 'a b'", "python3 -m composer.cli.launcher {composer} -m pkg 'a b'"),
+        ("colossalai run --nproc_per_node 4 --host a,b t.py -p 3d", "colossalai run {colossalai} t.py -p 3d"),
+        (
+            "colossalai run --extra_launch_args max_restarts=2,master_port=5 -m pkg x",
+            "colossalai run {colossalai},max_restarts=2 -m pkg x",
+        ),
+        ("swift sft --model m", "swift sft --model m"),
     ],
 )
 def test_a_launcher_is_told_where_it_is_and_the_rest_of_its_line_stays(run, line, called):
@@ -104,6 +137,23 @@ def test_accelerate_refuses_multi_gpu_with_one_process_as_in_a_rehearsal(run):
     alone = replace(EACH, grants=EACH.grants[1:])
     assert "--multi_gpu" not in run("accelerate launch t.py", gang=alone, node=0)
     assert "--multi_gpu" not in run("accelerate launch --multi_gpu t.py", gang=alone, node=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_alone"),
+    [
+        ("distributed_type: 'NO'\n", True), ("distributed_type: NO\nnum_processes: 1\n", True),
+        ('{"distributed_type": "NO",\n"x": 1}', True), ("distributed_type: MULTI_GPU\nuse_cpu: 'NO'\n", False),
+        ("# distributed_type\n", False), ("distributed_type: FSDP\n", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_configuration_file_for_one_process_does_not_train_on_each_host_alone(run, tmp_path, text, is_alone):
+    (tmp_path / "a 'b'.yaml").write_text(text)
+    line = f"accelerate launch --config_file {shlex.quote(str(tmp_path))}/'a '\\''b'\\''.yaml' t.py"
+    assert ("--multi_gpu" in run(line)) == is_alone
+    alone = replace(EACH, grants=EACH.grants[1:])
+    assert "--multi_gpu" not in run(line, gang=alone, node=0)
+    assert "--multi_gpu" not in run(f"{line.removesuffix('t.py')} --use_fsdp t.py")
 
 
 @pytest.mark.parametrize("word", ["'", '"', "$HOME", "$(id)", "`id`", "a\nb", " ", "", "*", "\\", "é", "--", "&&"])
@@ -130,12 +180,24 @@ def test_what_is_replaced_is_said_and_what_is_set_too():
         ("accelerate launch --cpu t.py", "cannot do what --cpu says"),
         ("accelerate launch --no-such t.py", "does not know what to do with --no-such"),
         ("axolotl train c.yml --launcher python", "knows nothing of other hosts"),
+        ("axolotl train c.yml --num-processes 16", "wants 16 processes, and the job has 3 GPUs"),
+        ("composer --world_size 16 t.py", "wants 16 processes, and the job has 3 GPUs"),
+        ("composer --frob t.py", "does not know what to do with --frob"),
+        ("fabric run t.py --devices=8 --num-nodes 2", "wants 16 processes"),
+        ("colossalai run --extra_launch_args frob=1 t.py", "what to do with frob=1 in --extra_launch_args"),
     ],
 )
 def test_what_gpurun_cannot_do_is_refused(line, words):
     with pytest.raises(BadInput, match=words) as refused:
         read(line)
     assert refused.value.hint
+
+
+def test_a_line_that_starts_several_processes_needs_several_gpus():
+    for line in ("composer -n 8 t.py", "tune run --nproc_per_node 2 x", "colossalai run --nproc_per_node 4 t.py"):
+        with pytest.raises(BadInput, match="wants several processes, and the job has 1 GPU"):
+            read(line, gpus=1)
+    assert read("composer -n 1 --whatever t.py", gpus=1)[0].command == ("composer", "-n", "1", "--whatever", "t.py")
 
 
 def test_another_launcher_beside_the_typed_one_is_refused_and_copies_are_run_if_somebody_wants_them():

@@ -49,7 +49,7 @@ def typed(command):
     at = next((at for at, word in enumerate(command) if word.startswith("exec ") and "$N" in word), None)
     if at is None:
         return command
-    words = shlex.split(command[at].removeprefix("exec ").replace('"$@"', "").partition(" $([")[0])
+    words = shlex.split(command[at].removeprefix("exec ").replace('"$@"', "").partition(" $(")[0])
     first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
     return (*command[: at - 2], *words[:first], *command[at + 2 :])
 

@@ -196,11 +196,12 @@ LINES = [
      "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'"),
     (8, "mpirun -np 1 ./all_reduce_perf -b 8 -e 256M -f 2 -g 8", "refused: mpirun: the line wants 1 process,"),
     (8, "composer -n 8 --stderr output_{rank}.out --stdout output_{rank}.out main.py yamls/main/modernbert-base.yaml",
-     "torchrun: python3 -u main.py yamls/main/modernbert-base.yaml"),
+     "tasks, once on each host: composer --stderr 'output_{rank}.out' --stdout 'output_{rank}.out' main.py "
+     "yamls/main/modernbert-base.yaml"),
     (4, "colossalai run --nproc_per_node 4 --master_port 29501 benchmark.py -p 3d --pp 4 -b 16 -g -x",
-     "torchrun: python3 -u benchmark.py -p 3d --pp 4 -b 16 -g -x"),
+     "tasks, once on each host: colossalai run benchmark.py -p 3d --pp 4 -b 16 -g -x"),
     (8, "colossalai run --nproc_per_node 4 --hostfile hostfile --master_port 31312 train_dpo.py --pretrain p",
-     "torchrun: python3 -u train_dpo.py --pretrain p"),
+     "tasks, once on each host: colossalai run train_dpo.py --pretrain p"),
     (2, "tune run --nproc_per_node 2 lora_finetune_distributed --config llama3/8B_lora",
      "tasks, once on each host: tune run lora_finetune_distributed --config llama3/8B_lora"),  # torchtune
     # what was got wrong: found in public repositories
@@ -227,7 +228,8 @@ LINES = [
         "--log-hide-timestamp python3 horovod_mnist_elastic.py",
      "horovod: python3 horovod_mnist_elastic.py"),
     (2, "deepspeed --num_accelerators 2 train.py", "deepspeed: LOCAL_RANK train.py"),
-    (2, "colossalai run -host a,b --nproc_per_node 1 train.py", "torchrun: python3 -u train.py"),
+    (2, "colossalai run -host a,b --nproc_per_node 1 train.py",
+     "tasks, once on each host: colossalai run train.py"),
     (2, "python -m torch.distributed.launch --nproc_per_node=2 --logdir logs train.py",
      "torchrun: LOCAL-RANK train.py"),  # PyTorch 1.7
     (4, "srun -lu -K1 --resv-ports --mpi=pmi2 -n 4 torchrun --nproc_per_node=4 train.py",
@@ -287,7 +289,7 @@ LINES = [
     (8, "NPROC_PER_NODE=8 xtuner train internlm_7b_qlora --deepspeed deepspeed_zero2",
      "refused: xtuner train starts processes of its own on each host"),
     (8, "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 swift sft --model Qwen/Qwen2-7B --deepspeed zero2",
-     "refused: swift sft starts processes of its own on each host"),
+     "tasks, once on each host: swift sft --model Qwen/Qwen2-7B --deepspeed zero2"),
     (8, "litgpt pretrain pythia-14m --devices 8", "refused: litgpt pretrain starts processes of its own on each host"),
     (8, "mim train mmdet configs/x.py --gpus 8", "refused: mim train starts processes of its own on each host"),
     (8, "python3 -m torch_xla.distributed.xla_dist --tpu=t -- python3 /x.py",

@@ -13,7 +13,7 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import SRUN, TASKS
 from gpurun.launch.launchers.identity import is_told
-from gpurun.launch.launchers.lines.flags import CHOSEN, Counts, Meaning, Typed, as_gnu, read_flags
+from gpurun.launch.launchers.lines.flags import CHOSEN, NO_COUNTS, Counts, Meaning, Typed, as_gnu, read_flags
 from gpurun.launch.launchers.lines.line import CommandLine, read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 from gpurun.launch.launchers.lines.shell import SHELLS
@@ -121,7 +121,7 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
             hint=f"write what {other.name} and its files ask for as gpurun's own flags, and the command itself: "
             f"{_proposed(line, other.instead(line.words, spec.gpus))}",
         )
-    if spec.gpus == 1 and (several := _several(line.words)):
+    if spec.gpus == 1 and (several := _several(line)):
         raise BadInput(
             f"{other.name}: {several} wants several processes, and the job has 1 GPU",
             hint="write how many GPUs the job needs: -n N",
@@ -180,14 +180,24 @@ def _front(line: CommandLine) -> str:
     return "".join(f"{shlex.quote(word)} " for word in (*env, *line.around))
 
 
-def _several(words: tuple[str, ...]) -> str:
-    """Return the flag that wants more than one process; "" if there is none."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+def _several(line: CommandLine) -> str:
+    """Return what of a line wants more than one process; "" if nothing does."""
+    for word, following in zip(line.words, (*line.words[1:], ""), strict=True):
         flag, equals, value = word.partition("=")
         number = value if equals else following
         if as_gnu(flag) in COUNTED and number.isascii() and number.isdigit() and number.lstrip("0") not in ("", "1"):
             return f"{flag} {number}"
-    return ""
+    counts = _own_counts(line)
+    return "the line" if max(counts.ranks or 1, counts.per_host or 1) > 1 else ""
+
+
+def _own_counts(line: CommandLine) -> Counts:
+    if line.typed is None or line.typed.each_host is None:
+        return NO_COUNTS
+    try:
+        return line.typed.each_host(line.whole, line.words).counts
+    except BadInput:  # on one GPU, the launcher itself reads its flags
+        return NO_COUNTS
 
 
 def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:

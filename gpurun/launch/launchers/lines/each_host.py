@@ -5,7 +5,8 @@ launcher's precision, FSDP, DeepSpeed and configuration files do what they alway
 variables that `gpurun.launch.launchers.direct.host_environment` gives to the only process of each host.
 
 Sources: `accelerate.commands.launch` of Accelerate 1.12, `torchtune._cli.run` of torchtune 0.6,
-`lightning_fabric.cli` of Lightning 2.6, `llamafactory.cli` of LLaMA-Factory 0.9.3, `axolotl.cli` of Axolotl 0.19.
+`lightning_fabric.cli` of Lightning 2.6, `llamafactory.cli` of LLaMA-Factory 0.9.3, `axolotl.cli` of Axolotl 0.19,
+`composer.cli.launcher` of Composer 0.32, `colossalai.cli.launcher` of ColossalAI 0.4, `swift.cli.main` of SWIFT 3.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from gpurun.launch.launchers.lines.flags import (
     FoundFlag,
     Meaning,
     Typed,
+    as_gnu,
     flags,
     number_of,
     read_flags,
     replaced_of,
     started_by_shell,
+    value_of,
 )
-from gpurun.launch.launchers.lines.torch import OF_TORCHRUN, TORCHRUN, torchrun_on_each_host
+from gpurun.launch.launchers.lines.torch import OF_TORCHRUN, TORCHRUN, hosts_of, torchrun_on_each_host
 
 RANKS = "$((NNODES * NPROC_PER_NODE))"
 OF_TUNE = {
@@ -38,6 +41,11 @@ OF_FABRIC = {
     "--devices": '"$NPROC_PER_NODE"', "--num-nodes": '"$NNODES"', "--node-rank": '"$NODE_RANK"',
     "--main-address": '"$MASTER_ADDR"', "--main-port": '"$MASTER_PORT"',
 }  # fmt: skip
+OF_COMPOSER = {
+    "--nproc": '"$NPROC_PER_NODE"', "--world_size": '"$GPURUN_GPUS"', "--node_rank": '"$NODE_RANK"',
+    "--base_rank": '"$GPURUN_GPUS_BEFORE"', "--master_addr": '"$MASTER_ADDR"', "--master_port": '"$MASTER_PORT"',
+}  # fmt: skip
+OF_COLOSSALAI = {name: OF_TORCHRUN[name] for name in ("--nproc_per_node", "--master_addr", "--master_port")}
 OF_ACCELERATE = {
     "--num_machines": '"$NNODES"', "--machine_rank": '"$NODE_RANK"', "--num_processes": RANKS,
     "--main_process_ip": '"$MASTER_ADDR"', "--main_process_port": '"$MASTER_PORT"', "--gpu_ids": "all",
@@ -50,11 +58,19 @@ process in all. Behind it, it does not read the kind of training from a configur
 KINDS = ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--config-file")
 STANDARD = {"--deepspeed_multinode_launcher": "standard"}
 """DeepSpeed's other ways start a second launcher, by SSH."""
+IF_ALONE = (
+    "$(grep -Eqs 'distributed_type.?: *.?NO.?,? *$' -- {file} && [ \"$NNODES$NPROC_PER_NODE\" != 11 ] && "
+    'echo --multi_gpu && echo "gpurun: this configuration file has distributed_type NO, so gpurun adds --multi_gpu: '
+    'without it, each host trains a model of its own" >&2)'
+)
+"""Only the container has each configuration file. One that says NO starts one process on each host."""
 
 
 def _of_accelerate(found: Sequence[FoundFlag]) -> dict[str, str]:
-    names = {each.name for each in found}
+    names, file = {each.name for each in found}, value_of(found, "--config-file")
     kind = {MULTI_GPU: ""} if "--multi-gpu" in names or not names & {*KINDS} else {}
+    if file is not None and not names & {"--multi-gpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm"}:
+        kind = {IF_ALONE.format(file=shlex.quote(file)): ""}
     return {**kind, **OF_ACCELERATE, **(STANDARD if names & {"--use-deepspeed", "--config-file"} else {})}
 
 
@@ -62,7 +78,7 @@ def accelerate(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     """Return what ``accelerate launch`` runs on each host."""
     found, script = read_flags(ACCELERATE, words)
     taken, kept = replaced_of(found)
-    counts = Counts(number_of(ACCELERATE.name, found, "--num-processes"))
+    counts = _counts_of_accelerate(found)
     return Meaning(started_by_shell(program, _of_accelerate(found), (*kept, *script)), taken=taken, counts=counts)
 
 
@@ -74,8 +90,61 @@ def tune(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
 def fabric(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     """Return what Lightning's ``fabric run`` runs on each host."""
     found, script = read_flags(FABRIC, words)
+    behind, rest = _behind_script(FABRIC, script)
+    taken, kept = replaced_of([*found, *behind])
+    counts = Counts(
+        per_host=number_of(FABRIC.name, [*found, *behind], "--devices", words=("auto", "-1")),
+        hosts=hosts_of(FABRIC.name, [*found, *behind], "--num-nodes"),
+    )
+    return Meaning(started_by_shell(program, OF_FABRIC, (*kept, *rest)), taken=taken, counts=counts)
+
+
+def _behind_script(typed: Typed, words: tuple[str, ...]) -> tuple[list[FoundFlag], tuple[str, ...]]:
+    """Return the flags of a launcher that stand behind its script, and the other words. Click finds them there, too."""
+    found, others, rest = list[FoundFlag](), list[str](), list(words)
+    while rest and rest[0] != "--":
+        name = typed.spelled(rest[0].partition("=")[0])
+        if name.startswith("--") and name in typed.flags:
+            flags_there, behind = read_flags(typed, tuple(rest[: 1 if "=" in rest[0] else 2]))
+            found += flags_there
+            rest = [*behind, *rest[1 if "=" in rest[0] else 2 :]]
+        else:
+            others.append(rest.pop(0))
+    return found, (*others, *rest)
+
+
+def composer(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
+    """Return what Composer's launcher runs on each host."""
+    found, script = read_flags(COMPOSER, words)
     taken, kept = replaced_of(found)
-    return Meaning(started_by_shell(program, OF_FABRIC, (*kept, *script)), taken=taken)
+    world = number_of(COMPOSER.name, found, "--world-size")
+    counts = Counts(world, None, number_of(COMPOSER.name, found, "-n", "--nproc"))
+    return Meaning(started_by_shell(program, OF_COMPOSER, (*kept, *script)), taken=taken, counts=counts)
+
+
+def colossalai(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
+    """Return what ``colossalai run`` runs on each host. It has no flags for several hosts, but hands some to torchrun,
+    where they win over its own.
+    """
+    found, script = read_flags(COLOSSALAI, words)
+    taken, kept = replaced_of(found)
+    counts = Counts(
+        per_host=number_of(COLOSSALAI.name, found, "--nproc-per-node"),
+        hosts=hosts_of(COLOSSALAI.name, found, "--num-nodes"),
+    )
+    more = (value_of(found, "--extra-launch-args") or "").split(",")
+    theirs = [each for each in more if each and as_gnu(f"--{each.partition('=')[0]}") in TORCHRUN.flags]
+    if wrong := [each for each in more if each and each not in theirs]:
+        raise BadInput(
+            f"colossalai run: gpurun does not know what to do with {wrong[0]} in --extra_launch_args",
+            hint="leave it out: torchrun gets these flags",
+        )
+    replaced = [each for each in theirs if TORCHRUN.flags[as_gnu(f"--{each.partition('=')[0]}")].why == CHOSEN]
+    if replaced:
+        taken = {CHOSEN: (*taken.get(CHOSEN, ()), f"--extra_launch_args={','.join(replaced)}")}
+    extra = "".join(f",{each}" for each in theirs if each not in replaced)
+    given = {**OF_COLOSSALAI, "--extra_launch_args": f'"nnodes=$NNODES,node_rank=$NODE_RANK"{shlex.quote(extra)}'}
+    return Meaning(started_by_shell(program, given, (*kept, *script)), taken=taken, counts=counts)
 
 
 def llamafactory(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
@@ -85,22 +154,35 @@ def llamafactory(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     return Meaning((*program, *words), env={"FORCE_TORCHRUN": "1"})
 
 
+def swift(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
+    """Return what SWIFT runs on each host. It starts torchrun with what NNODES, NODE_RANK and the others say."""
+    return Meaning((*program, *words))
+
+
 def axolotl(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     """Return what ``axolotl train`` runs on each host. Flags behind ``--`` are its launcher's."""
     own, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, ())
     launcher = next((own[at + 1] for at, word in enumerate(own[:-1]) if word == "--launcher"), "")
     launcher = launcher or next((word[11:] for word in own if word.startswith("--launcher=")), "accelerate")
+    early, own = _behind_script(_AXOLOTLS_OWN, own)
     if launcher not in ("accelerate", "torchrun"):
         raise BadInput(
             f"axolotl train: with the launcher {launcher}, it knows nothing of other hosts and GPUs",
             hint="leave --launcher out",
         )
     found, more = read_flags(ACCELERATE if launcher == "accelerate" else TORCHRUN, behind)
-    taken, kept = replaced_of(found)
+    taken, kept = replaced_of([*early, *found])
     given = _of_accelerate(found) if launcher == "accelerate" else OF_TORCHRUN
+    counts = _counts_of_accelerate([*early, *found])
+    if launcher == "torchrun":
+        counts = torchrun_on_each_host(("torchrun",), behind).counts
     flags = " ".join(f"{name} {value}".strip() for name, value in given.items())
     text = f'exec {shlex.join((*program, *own))} -- "$@" {flags}'
-    return Meaning(("sh", "-c", text, program[0], *kept, *more), taken=taken)
+    return Meaning(("sh", "-c", text, program[0], *kept, *more), taken=taken, counts=counts)
+
+
+def _counts_of_accelerate(found: Sequence[FoundFlag]) -> Counts:
+    return Counts(number_of(ACCELERATE.name, found, "--num-processes"))
 
 
 ACCELERATE = Typed(
@@ -151,13 +233,52 @@ LLAMAFACTORY = Typed(
     "llamafactory-cli train", "", ("llamafactory-cli train", "lmf train"), ("llamafactory.cli train",),
     each_host=llamafactory,
 )  # fmt: skip
+_AXOLOTLS_OWN = Typed("axolotl train", "", (), flags={
+    name: flag for name, flag in ACCELERATE.flags.items() if flag.why == CHOSEN and not name.startswith("--deepspeed")
+})  # fmt: skip
+"""Its flags for hosts and processes, which it hands to Accelerate."""
+SWIFT = Typed(
+    "swift", "", ("swift sft", "swift pt", "swift rlhf"), ("swift.cli.main sft", "swift.cli.main pt",
+    "swift.cli.main rlhf"), each_host=swift,
+)  # fmt: skip
 AXOLOTL = Typed("axolotl train", "", ("axolotl train",), ("axolotl.cli.main train",), each_host=axolotl)
 TUNE = Typed("tune run", "", ("tune run",), ("torchtune._cli.tune run",), each_host=tune)
 FABRIC = Typed(
-    "fabric run", "", ("fabric run", "lightning run model"), ("lightning run model", "lightning.fabric.cli run"),
+    "fabric run", "", ("fabric run model", "fabric run", "lightning run model"),
+    ("lightning run model", "lightning.fabric.cli run"),
     {
         **flags("taken", "--devices= --num-nodes= --node-rank= --main-address= --main-port=", CHOSEN),
         **flags("kept", "--accelerator= --strategy= --precision="),
     },
     each_host=fabric,
+)  # fmt: skip
+COMPOSER = Typed(
+    "composer", "", ("composer",), ("composer.cli.launcher",),
+    {
+        **flags("taken", "-n= --nproc= --world-size= --base-rank= --node-rank= --master-addr= --master-port=", CHOSEN),
+        **flags("kept", "--stdout= --stderr= -v --verbose -m --module-mode -c --command-mode"),
+    },
+    each_host=composer, is_it=lambda words: bool(words) and (words[0].endswith(".py") or _has_file(words)),
+)  # fmt: skip
+
+
+def _has_file(words: tuple[str, ...]) -> bool:
+    """Return whether flags and a Python file follow; PHP's ``composer`` has other words."""
+    modes = ("-m", "--module_mode", "-c", "--command_mode")
+    return words[0].startswith("-") and any(word.endswith(".py") or word in modes for word in words)
+
+
+COLOSSALAI = Typed(
+    "colossalai run", "", ("colossalai run",), (),
+    {
+        **flags(
+            "taken",
+            "-H= --hostfile= -host= --host= --include= --exclude= --num-nodes= --nproc-per-node= --master-addr= "
+            "--master-port= --ssh-port=",
+            CHOSEN,
+        ),
+        **flags("kept", "-m"),
+        **flags("read", "--extra-launch-args="),
+    },
+    each_host=colossalai,
 )  # fmt: skip

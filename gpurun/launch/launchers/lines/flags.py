@@ -225,7 +225,7 @@ def started_by_shell(program: Sequence[str], given: Mapping[str, str], words: Se
 def replaced_of(found: Sequence[FoundFlag]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the flags that gpurun replaces, by reason, and the words of all others."""
     taken = [word for each in found if each.flag.why == CHOSEN for word in each.words]
-    kept = [word for each in found if each.flag.why != CHOSEN for word in each.words]
+    kept = [word for each in found if each.flag.why != CHOSEN and each.flag.does != "read" for word in each.words]
     return {CHOSEN: tuple(taken)} if taken else {}, kept
 
 

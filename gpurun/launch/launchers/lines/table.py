@@ -6,10 +6,19 @@ import re
 import shlex
 from collections.abc import Callable
 
-from gpurun.launch.launchers.lines.each_host import ACCELERATE, AXOLOTL, FABRIC, LLAMAFACTORY, TUNE
+from gpurun.launch.launchers.lines.each_host import (
+    ACCELERATE,
+    AXOLOTL,
+    COLOSSALAI,
+    COMPOSER,
+    FABRIC,
+    LLAMAFACTORY,
+    SWIFT,
+    TUNE,
+)
 from gpurun.launch.launchers.lines.flags import CHOSEN, Typed, flags
 from gpurun.launch.launchers.lines.mpi import HOROVODRUN, MPIRUN
-from gpurun.launch.launchers.lines.torch import COLOSSALAI, COMPOSER, DEEPSPEED, LAUNCH, TORCHRUN
+from gpurun.launch.launchers.lines.torch import DEEPSPEED, LAUNCH, TORCHRUN
 
 
 def _value(words: tuple[str, ...], at: int) -> str:
@@ -75,7 +84,7 @@ def _gpus(words: tuple[str, ...]) -> int | None:
 
 MPI_STARTERS = ("flux run", "lrun", "jsrun", "aprun", "ibrun", "mpirun_rsh", "oshrun", "shmemrun")
 OWN_STARTERS = (
-    "xtuner train", "swift sft", "swift pt", "swift rlhf", "mim train", "msrun",
+    "xtuner train", "mim train", "msrun",
     *(f"litgpt {verb}" for verb in ("pretrain", "finetune", "finetune_full", "finetune_lora")),
 )  # fmt: skip
 """Programs that start a process for each GPU of their host."""
@@ -85,12 +94,13 @@ LAUNCHERS = (
     TORCHRUN,
     LAUNCH,
     DEEPSPEED,
-    COMPOSER,
-    COLOSSALAI,
     MPIRUN,
     HOROVODRUN,
     ACCELERATE,
+    COMPOSER,
+    COLOSSALAI,
     LLAMAFACTORY,
+    SWIFT,
     AXOLOTL,
     TUNE,
     FABRIC,

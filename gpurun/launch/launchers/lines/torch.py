@@ -1,7 +1,6 @@
 """The command lines of launchers that tell ranks what ``torchrun`` tells them. Pure.
 
-Sources: `torch.distributed.run` of PyTorch 2.13, `deepspeed.launcher.runner` of DeepSpeed 0.19,
-`composer.cli.launcher` of Composer 0.32, `colossalai.cli.launcher` of ColossalAI 0.4.
+Sources: `torch.distributed.run` of PyTorch 2.13, `deepspeed.launcher.runner` of DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from gpurun.launch.launchers.lines.flags import (
     Meaning,
     Typed,
     flags,
-    kept_of,
     number_of,
     read_flags,
     replaced_of,
@@ -176,52 +174,4 @@ DEEPSPEED = Typed(
         **flags("refused", "--autotuning=", "run the autotuner on one machine; it starts jobs of its own"),
     },
     read=_deepspeed,
-)  # fmt: skip
-
-
-def _composer(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
-    world = number_of("composer", found, "--world-size")
-    per_host = number_of("composer", found, "-n", "--nproc")
-    taken = {**taken_of(found)}
-    return Meaning(python(found, words, interpreter), kept_of(found), taken, counts=Counts(world, None, per_host))
-
-
-COMPOSER = Typed(
-    "composer", "torchrun", ("composer",), ("composer.cli.launcher",),
-    {
-        **flags("taken", "-n= --nproc= --world-size= --base-rank= --node-rank= --master-addr= --master-port=", CHOSEN),
-        **flags("taken", "--stdout= --stderr= -v --verbose", LOGS),
-        **flags("read", "-m --module-mode -c --command-mode"),
-    },
-    read=_composer, is_it=lambda words: bool(words) and (words[0].endswith(".py") or _has_file(words)),
-)  # fmt: skip
-
-
-def _has_file(words: tuple[str, ...]) -> bool:
-    """Return whether flags and a Python file follow; PHP's ``composer`` has other words."""
-    modes = ("-m", "--module_mode", "-c", "--command_mode")
-    return words[0].startswith("-") and any(word.endswith(".py") or word in modes for word in words)
-
-
-def _colossalai(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[str, ...]) -> Meaning:
-    counts = Counts(
-        per_host=number_of("colossalai run", found, "--nproc-per-node"),
-        hosts=hosts_of("colossalai run", found, "--num-nodes"),
-    )
-    return Meaning(python(found, words, interpreter), taken=taken_of(found), counts=counts)
-
-
-COLOSSALAI = Typed(
-    "colossalai run", "torchrun", ("colossalai run",), (),
-    {
-        **flags(
-            "taken",
-            "-H= --hostfile= -host= --host= --include= --exclude= --num-nodes= --nproc-per-node= --master-addr= "
-            "--master-port= --ssh-port=",
-            CHOSEN,
-        ),
-        **flags("read", "-m"),
-        **flags("refused", "--extra-launch-args=", "write the line with torchrun, which takes these flags itself"),
-    },
-    read=_colossalai,
 )  # fmt: skip
