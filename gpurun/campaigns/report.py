@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from html import escape
@@ -18,6 +17,7 @@ from gpurun.campaigns.plan import CampaignPlan
 from gpurun.campaigns.runs import DONE, RunRecord
 from gpurun.documents.plain import printable
 from gpurun.documents.table_cells import cell
+from gpurun.quantities.local_time import date_minute
 
 STYLE = (
     "body{font-family:sans-serif;max-width:64em;margin:2em auto;color:#222}table{border-collapse:collapse;margin:1em 0}"
@@ -103,7 +103,7 @@ class CampaignReport:
     def html(self) -> str:
         """Return the HTML page."""
         told = self.document()
-        began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.plan.created_s))
+        began = date_minute(self.plan.created_s)
         runs = [
             [run["launcher"], run["gpus"], run["run"], run["outcome"], _number(run["rate"]), _number(run["low"]),
              _number(run["high"]), ", ".join(f"{h} {gpus}" for h, gpus in run["placement"].items()),

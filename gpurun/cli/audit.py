@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable
+from gpurun.quantities.local_time import UNKNOWN, date_time
 
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command", "job")
@@ -42,13 +42,13 @@ def _is_about(entry: Mapping[str, Any], job: str) -> bool:
 
 def _line(entry: Mapping[str, Any]) -> str:
     try:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry["time_s"])))
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        when = f"{'?':19}"
+        when = date_time(float(entry["time_s"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        when = UNKNOWN
     behind = f"{entry['sudo_user']} as " if entry.get("sudo_user") else ""
     rest = " ".join(f"{key}={_text(value)}" for key, value in entry.items() if key not in COMMON and value != "")
     who = f"{behind}{entry.get('user', '?')}"
-    return f"{when}  {who:12} {entry.get('what', '?')!s:10} {entry.get('job') or '':10}  {rest}".rstrip()
+    return f"{when:23}  {who:12} {entry.get('what', '?')!s:10} {entry.get('job') or '':10}  {rest}".rstrip()
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.printing import print_json, printable, say_problem
+from gpurun.cli.printing import duration, print_json, printable, say_problem
 from gpurun.cli.shares import expected, lines
 from gpurun.cli.why import print_explanation
 from gpurun.errors import BadInput, GpurunError
@@ -139,7 +139,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
 def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> None:
     typer.echo(f"{spec.name}: {spec.gpus} GPUs ({placement.generation}) in {', '.join(placement.racks)}")
     if spec.rehearse_s is not None and spec.gpus > 1:
-        typer.echo(f"  before that one rank rehearses on one GPU, for {spec.rehearse_s:g} s or up to a step")
+        typer.echo(f"  before that one rank rehearses on one GPU, for {duration(spec.rehearse_s)} or up to a step")
     for grant in placement.grants:
         gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")

@@ -18,6 +18,7 @@ from gpurun.cli.inventory_options import DryRunOption, Leases, located, state_ho
 from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption, YesOption
 from gpurun.cli.printing import print_json, printable, say, wants_colour
 from gpurun.errors import BadInput, GpurunError, StateError
+from gpurun.quantities.local_time import date_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -290,7 +291,7 @@ def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes
 
 
 def _headline(change_: RecordedChange) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change_.when_s))
+    when = date_time(change_.when_s)
     undoes = f" (takes back {change_.undoes})" if change_.undoes is not None else ""
     return printable(f"{change_.number}  {when}  {change_.who}  {change_.command}{undoes}")
 

@@ -17,6 +17,7 @@ from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
 from gpurun.node.job.layer_rules import BESIDE
+from gpurun.quantities.local_time import date_time
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -281,10 +282,7 @@ def _spec_of(folder: JobFolder) -> JobSpec | None:
 
 
 def _when(time_s: float | None) -> str:
-    try:
-        return "" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-    except (ValueError, OverflowError, OSError):  # a damaged record
-        return "?"
+    return "" if time_s is None else date_time(time_s)
 
 
 def _sending(folder: JobFolder, record: JobRecord) -> str:

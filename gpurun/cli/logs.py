@@ -17,6 +17,7 @@ from gpurun.cli.printing import printable, printed, say
 from gpurun.cli.values import WHEN
 from gpurun.errors import BadInput
 from gpurun.head.caretaker import Caretaker
+from gpurun.quantities.local_time import of_log
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
@@ -40,7 +41,9 @@ def logs(
         str | None, typer.Option("--grep", metavar="PATTERN", help="Print only lines that match (Python's re).")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time before each line.")] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Print the local time before each line.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print what a job's ranks have printed.
@@ -117,7 +120,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 def _text(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> str:
     line = logged.line
     who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
-    return f"{logged.time + ' ' if timestamps else ''}{who}{printed(line.text)}\n"
+    return f"{of_log(logged.time) + ' ' if timestamps else ''}{who}{printed(line.text)}\n"
 
 
 def _json(logged: LoggedLine) -> str:

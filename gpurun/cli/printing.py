@@ -11,6 +11,8 @@ import typer
 
 from gpurun.documents.plain import printable as printable  # noqa: PLC0414  for all commands
 from gpurun.documents.plain import printed as printed  # noqa: PLC0414
+from gpurun.quantities.sizes import size_text as size_text  # noqa: PLC0414
+from gpurun.quantities.times import duration as duration  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from gpurun.errors import GpurunError
@@ -89,26 +91,6 @@ def job_json(record: JobRecord) -> dict[str, Any]:
             "evidence": failure.evidence,
         },
     }
-
-
-def size_text(size: int) -> str:
-    """Format a size in bytes: ``0 B``, ``4.0 KiB``, ``1.5 GiB``."""
-    number, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while number >= 1024 and len(units) > 1:
-        number, units = number / 1024, units[1:]
-    return f"{size} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds: ``42s``, ``3m07s``, ``5h02m`` or ``3d04h``."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def ran_text(record: JobRecord, now_s: float) -> str:

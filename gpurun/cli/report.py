@@ -23,6 +23,8 @@ from gpurun.cli.history import (
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, GpurunError, StateError
+from gpurun.quantities.local_time import date_minute
+from gpurun.quantities.times import duration
 from gpurun.state.home import home
 
 if TYPE_CHECKING:
@@ -91,12 +93,12 @@ def document(made: Accounts) -> dict[str, Any]:
 
 def _print(made: Accounts) -> None:
     from gpurun.cli.tables import print_text
-    from gpurun.history.page import day, summary
+    from gpurun.history.page import summary
 
     if not made.total.attempts:
         say(f"no attempt matches, in {home(os.environ)}")
         return
-    print_text(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}")
+    print_text(f"{date_minute(made.since_s)} to {date_minute(made.until_s)}: {summary(made)}")
     print_text(_timeline(made))
     for name in ("users", "pools", "projects", "generations"):
         shares = getattr(made, name)
@@ -129,13 +131,14 @@ def _timeline(made: Accounts) -> str:
 
 def _print_shares(name: str, shares: Mapping[str, Share]) -> None:
     from gpurun.cli.tables import print_table
-    from gpurun.history.page import hours, percent, span
+    from gpurun.history.page import hours, percent
 
     heads = (name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
     rows = [
         (
             label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
-            span(share.mean_wait_s), span(share.longest_wait_s), percent(share.busy_percent), hours(share.idle_gpu_s),
+            duration(share.mean_wait_s), duration(share.longest_wait_s), percent(share.busy_percent),
+            hours(share.idle_gpu_s),
         )
         for label, share in list(shares.items())[:SHOWN]
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -10,6 +9,8 @@ from gpurun.documents.plain import printable
 from gpurun.drawing.svg import Drawing
 from gpurun.history.accounts import Accounts, Share
 from gpurun.history.row import HistoryRow
+from gpurun.quantities.local_time import date_minute
+from gpurun.quantities.times import duration
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 40, 24
 COLOUR = "#2f6fb0"
@@ -28,7 +29,7 @@ _SHARES = (("user", "users"), ("pool", "pools"), ("project", "projects"), ("gene
 
 def page(made: Accounts) -> str:
     """Return the whole document."""
-    title = f"GPU use, {day(made.since_s)} to {day(made.until_s)}"
+    title = f"GPU use, {date_minute(made.since_s)} to {date_minute(made.until_s)}"
     return "\n".join(
         [
             "<!doctype html>",
@@ -46,7 +47,7 @@ def page(made: Accounts) -> str:
 def body(made: Accounts) -> str:
     """Return the report's content, for a page with its own head."""
     parts = [
-        f"<h1>GPU use, {_text(day(made.since_s))} to {_text(day(made.until_s))}</h1>",
+        f"<h1>GPU use, {_text(date_minute(made.since_s))} to {_text(date_minute(made.until_s))}</h1>",
         f"<p>{_text(summary(made))}</p>",
         timeline(made),
     ]
@@ -72,7 +73,7 @@ def summary(made: Accounts) -> str:
     said = [f"{total.attempts} attempts used {hours(total.gpu_s)} GPU hours{share}"]
     if total.busy_percent is not None:
         said.append(f"leased GPUs were {total.busy_percent:.0f} % busy, and {hours(total.idle_gpu_s)} GPU hours idle")
-    said.append(f"attempts waited {span(total.mean_wait_s)} on average, {span(total.longest_wait_s)} at most")
+    said.append(f"attempts waited {duration(total.mean_wait_s)} on average, {duration(total.longest_wait_s)} at most")
     return "; ".join(said) + "."
 
 
@@ -90,7 +91,7 @@ def timeline(made: Accounts) -> str:
     drawing.line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], "#888")
     for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         drawing.text(LEFT - 6, bottom - HEIGHT * part + 4, f"{most * part:.4g}", anchor="end")
-        when = day(made.since_s + (made.until_s - made.since_s) * part)
+        when = date_minute(made.since_s + (made.until_s - made.since_s) * part)
         drawing.text(LEFT + (right - LEFT) * part, bottom + 16, when, anchor=anchor)
     return str(drawing)
 
@@ -102,7 +103,7 @@ def _shares(name: str, shares: Mapping[str, Share]) -> str:
         (
             (
                 label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
-                span(share.mean_wait_s), span(share.longest_wait_s), percent(share.busy_percent),
+                duration(share.mean_wait_s), duration(share.longest_wait_s), percent(share.busy_percent),
                 hours(share.idle_gpu_s),
             )
             for label, share in shares.items()
@@ -156,19 +157,3 @@ def hours(seconds: float) -> str:
 def percent(value: float | None) -> str:
     """Return ``31 %``; nothing if unknown."""
     return "" if value is None else f"{value:.0f} %"
-
-
-def span(seconds: float) -> str:
-    """Return ``42 s``, ``12 min``, ``5.2 h`` or ``3.1 d``."""
-    for unit, size in (("d", 86400), ("h", 3600)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def day(when_s: float) -> str:
-    """Return ``2026-11-25 08:00`` in local time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(when_s))
-    except (OverflowError, OSError, ValueError):
-        return "?"

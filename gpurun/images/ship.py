@@ -22,6 +22,7 @@ from gpurun.images.seats import Options
 from gpurun.images.shared import alone
 from gpurun.images.store import Stored
 from gpurun.images.topology import options_for
+from gpurun.quantities.times import duration
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def ship(
         if cancelled():
             raise ShipCancelled("shipping the image was cancelled")
         if time.monotonic() - began > deadline_s:
-            raise HostFailure(f"shipping the image took longer than its deadline of {deadline_s:g} s", kind="timeout")
+            text = f"shipping the image took longer than its deadline of {duration(deadline_s)}"
+            raise HostFailure(text, kind="timeout")
 
     shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s, ident)
     with closing(shipment):

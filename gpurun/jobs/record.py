@@ -11,6 +11,7 @@ import msgspec
 
 from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
 from gpurun.jobs.states import State
+from gpurun.quantities.times import duration
 from gpurun.state.boot import HeadBoot
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
@@ -177,16 +178,16 @@ class Restart:
         return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
 
     def words(self, now_s: float) -> str:
-        """Describe the restart for people: ``restarts in 12 s (attempt 3 of 5)``, ``is placed again in 12 s``.
+        """Describe the restart for people: ``restarts in 12s (attempt 3 of 5)``, ``is placed again in 12s``.
         Afterwards it may still wait for GPUs.
         """
+        left = duration(max(1, round(self.at_s - now_s)))
         if not self.attempt:
-            left = f"in {max(1, round(self.at_s - now_s))} s"
-            return "waits to be placed again" if self.is_due(now_s) else f"is placed again {left}"
+            return "waits to be placed again" if self.is_due(now_s) else f"is placed again in {left}"
         which = f"(attempt {self.attempt})" if self.of is None else f"(attempt {self.attempt} of {self.of})"
         if self.is_due(now_s):
             return f"waits to be restarted {which}"
-        return f"restarts in {max(1, round(self.at_s - now_s))} s {which}"
+        return f"restarts in {left} {which}"
 
 
 @dataclass(frozen=True)

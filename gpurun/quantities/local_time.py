@@ -28,6 +28,15 @@ def day_minute(when_s: float) -> str:
     return _written(when_s, "%m-%d %H:%M", with_zone=False)
 
 
+def of_log(stamp: str) -> str:
+    """Write a time of a log (RFC 3339, UTC): ``2026-11-27 10:00:00.123 +01:00``. A damaged one stays as it is."""
+    try:
+        when = datetime.fromisoformat(stamp[:26] + "+00:00").astimezone()
+    except (OverflowError, OSError, ValueError):
+        return stamp
+    return f"{when.strftime('%Y-%m-%d %H:%M:%S')}.{when.microsecond // 1000:03} {_offset(when)}"
+
+
 def zone_name() -> str:
     """Return the name of the local zone: ``UTC``, or ``CET/CEST`` where clocks change."""
     return "/".join(dict.fromkeys(time.tzname if time.daylight else time.tzname[:1]))

@@ -101,12 +101,13 @@ def _clock_s(text: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Write a time: ``42s``, ``3m07s``, ``5h02m`` or ``3d04h``; ``?`` for a number that is none."""
+    """Write a time: ``0.5s``, ``42s``, ``3m07s``, ``5h02m`` or ``3d04h``; ``?`` for a number that is none."""
     if not math.isfinite(seconds):
         return "?"
     whole = max(0, int(seconds))
     if whole < 60:
-        return f"{whole}s"
+        tenths = int(10 * seconds) if whole == 0 else 0
+        return f"0.{tenths}s" if tenths > 0 else f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 86400:

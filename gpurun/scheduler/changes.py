@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory, Pool
 from gpurun.jobs.spec import Constraints
+from gpurun.quantities.times import duration
 from gpurun.scheduler.model import Decisions, Gang, Reason, Snapshot
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.pools import tree_of
@@ -86,7 +87,7 @@ def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterato
         yield change, _with(snapshot, gang.but(constraints=constraints))
     limit = _time_that_is_left(snapshot, gang, decisions)
     if limit is not None:
-        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {limit:.0f} s: it would end in time")
+        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {duration(limit)}: it would end in time")
         yield change, _with(snapshot, gang.but(time_limit_s=limit))
     if not gang.preemptible and snapshot.inventory.pools:
         change = Change("preemptible", "true", "preemptible: it may then borrow what others do not use")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from gpurun.quantities.times import duration
 from gpurun.scheduler.explain import Explanation, Occupant
 from gpurun.scheduler.model import HostGroup
 
@@ -105,14 +106,10 @@ def _expected(explanation: Explanation, now_s: float) -> str:
 
 
 def expected_in(at_s: float, now_s: float) -> str:
-    """When a job is expected to start, for people: ``in 12 s``; ``soon`` if it should have started already."""
+    """When a job is expected to start, for people: ``in 12s``; ``soon`` if it should have started already."""
     return "soon" if at_s <= now_s else in_time(at_s, now_s)
 
 
 def in_time(at_s: float, now_s: float) -> str:
-    """A time to come, for people: ``in 12 s`` or ``in 1 h 05 min``."""
-    left = max(1, round(at_s - now_s))
-    if left < 60:
-        return f"in {left} s"
-    hours, minutes = divmod(-(-left // 60), 60)
-    return f"in {f'{hours} h ' if hours else ''}{minutes:02d} min"
+    """A time to come, for people: ``in 12s`` or ``in 1h05m``."""
+    return f"in {duration(max(1, round(at_s - now_s)))}"

@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable, is_short
+from gpurun.quantities.local_time import date_time
 from gpurun.state.people import user_name
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -301,7 +301,7 @@ def blame(found: os.stat_result) -> str:
     """Return the owner and change time of a file that is in the way, unless it is this user's own."""
     if found.st_uid == os.getuid():
         return ""
-    return f" ({user_name(found.st_uid)}'s, changed {time.strftime('%F %T', time.localtime(found.st_ctime))})"
+    return f" ({user_name(found.st_uid)}'s, changed {date_time(found.st_ctime)})"
 
 
 def _remove(found: os.stat_result) -> str:

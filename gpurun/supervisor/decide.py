@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
+from gpurun.quantities.times import duration
 from gpurun.scheduler.drain import may_lose
 from gpurun.supervisor.causes import end_of
 from gpurun.supervisor.ends import End
@@ -312,7 +313,7 @@ def _by_limit(seen: GangSeen) -> Step:
         return Finish(End(State.SUCCEEDED, seen.rehearsed, 0, ladder=True))
     if seen.limit_s is None:
         return None
-    return Finish(End(State.TIMED_OUT, f"ran longer than its time limit of {seen.limit_s:g} s", 1, ladder=True))
+    return Finish(End(State.TIMED_OUT, f"ran longer than its time limit of {duration(seen.limit_s)}", 1, ladder=True))
 
 
 def end_from_outside(seen: GangSeen) -> End | None:

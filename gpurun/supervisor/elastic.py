@@ -24,6 +24,7 @@ from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
 from gpurun.leases.lease import Lease
 from gpurun.leases.refusals import remember
+from gpurun.quantities.times import duration
 from gpurun.state import durable
 from gpurun.supervisor import elsewhere
 from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
@@ -190,10 +191,8 @@ class Members:
         with self._lock:
             job.amend(uncut=tuple(host for host in job.record.uncut if host not in done.ok))
         if refused := sorted(host for host, said in done.ok.items() if said["refused"]):
-            timeout_s = job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S
-            job.note(
-                f"ranks on {', '.join(refused)} may wait {timeout_s} s for the lost ones: their kernel guards them"
-            )
+            wait = duration(job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S)
+            job.note(f"ranks on {', '.join(refused)} may wait {wait} for the lost ones: their kernel guards them")
 
     def _fence_apart(self) -> None:
         """Fence hosts that have left, then free their GPUs.

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from gpurun.quantities.times import duration
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
@@ -51,7 +52,7 @@ class HangWatch:
         if min(ages) < limit if ages else not self._is_idle(limit):
             return None
         behind = _furthest_behind(said.ok, self._job.seating)
-        return f"no rank has printed, reported progress or used its GPU for {limit:g} s{behind}"
+        return f"no rank has printed, reported progress or used its GPU for {duration(limit)}{behind}"
 
     def _not_heard(self) -> None:
         self._heard_s = self._busy_s = time.monotonic()

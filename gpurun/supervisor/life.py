@@ -16,6 +16,7 @@ from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
 from gpurun.leases.refusals import remember
+from gpurun.quantities.times import duration
 from gpurun.state import durable
 from gpurun.supervisor import elsewhere, restarts, unstarted
 from gpurun.supervisor.ends import End, GangEnd, failed
@@ -101,7 +102,7 @@ def _try_again(job: SupervisedJob, error: GpurunError, pause_s: float) -> float:
     """Wait before the next try to carry out the decided end; return how long to wait after that."""
     if isinstance(error, StateUnavailable) or job.gives_back:
         raise error
-    job.note(f"ending it failed and is tried again in {pause_s:g} s: {error}")
+    job.note(f"ending it failed and is tried again in {duration(pause_s)}: {error}")
     time.sleep(pause_s)
     return min(2 * pause_s, RETRY_MOST_S)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.usage import measure
+from gpurun.quantities.times import duration
 from gpurun.supervisor import outputs_whole
 from gpurun.supervisor.outputs_generations import REST_S, OutputsSeen, is_complete, same_state
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
@@ -55,7 +56,7 @@ class Keeper:
         elif at_s - self._rested_s >= NEVER_S:
             self.say(
                 "never",
-                f"the outputs never rest for {REST_S:g} s, so the head has no whole copy of their newest state:"
+                f"the outputs never rest for {duration(REST_S)}, so the head has no whole copy of their newest state:"
                 " call gpurun_runtime.checkpointed(step) after each save, or save less often",
             )
         return not self.is_kept and looks.is_whole(self._copied_s) and is_complete(self._left, looks.logs)

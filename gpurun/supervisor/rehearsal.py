@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.states import State
+from gpurun.quantities.times import duration
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.job import SupervisedJob
@@ -32,7 +33,7 @@ class RehearsalWatch:
         if not job.record.rehearsal:
             return ""
         if is_over_limit(job.ran_s, job.spec.rehearse_s):
-            return f"one rank ran for {job.spec.rehearse_s:g} s"
+            return f"one rank ran for {duration(job.spec.rehearse_s or 0)}"
         if time.monotonic() - self._asked_s < ASK_EVERY_S:
             return ""
         self._asked_s = time.monotonic()

@@ -15,6 +15,7 @@ from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
 from gpurun.leases.allocator import allocator_lock
+from gpurun.quantities.times import duration
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
 from gpurun.state.path import may_pass
@@ -93,7 +94,7 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
     told_s = {host: at_s for host, at_s in job.links.each(tell, hosts).ok.items() if at_s is not None}
     if told_s:
-        job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")
+        job.note(f"SIGTERM sent; {duration(job.spec.grace_s)} of grace")
     while told_s := {host: at_s for host, at_s in told_s.items() if time.monotonic() < at_s + job.spec.grace_s}:
         left = job.links.each(
             lambda agent: agent.call("ranks.count", job=job.lease.job, timeout_s=patience_s).value, told_s
@@ -134,7 +135,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
         except OUTLIVED as error:
             if not may_pass(error):
                 raise
-            job.note(f"its end cannot be written and is tried again in {pause_s:g} s: {words_of(error)}")
+            job.note(f"its end cannot be written and is tried again in {duration(pause_s)}: {words_of(error)}")
         else:
             job.told()
             return job.record.state

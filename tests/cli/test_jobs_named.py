@@ -250,7 +250,7 @@ def test_every_command_says_when_a_job_restarts(store, gpurun):
     restart = Restart(at_s=time.time() + 100, attempt=2, of=5)
     folder.write(folder.record().but(restart=restart, reason="h1 is gone"))
     for command in ("why", "status"):
-        assert re.search(r"restarts in \d+ s \(attempt 2 of 5\)", gpurun(command, folder.id)[1])
+        assert re.search(r"restarts in 1m\d\ds \(attempt 2 of 5\)", gpurun(command, folder.id)[1])
     (row,) = json.loads(gpurun("queue", "--json")[1])["queue"]
     assert (row["job"], row["position"]) == (folder.id, None)
 

@@ -164,12 +164,12 @@ def test_a_job_that_is_back_in_the_queue_is_shown_for_as_long_as_it_waits_now():
 
 def test_a_restart_that_is_due_waits_for_gpus_and_is_not_said_to_happen_now():
     due = record("j-0000000a", "alice", 1).but(restart=Restart(at_s=100.0, attempt=2, of=4), reason="h1 is gone")
-    assert due.story(99.0) == "restarts in 1 s (attempt 2 of 4): h1 is gone"
+    assert due.story(99.0) == "restarts in 1s (attempt 2 of 4): h1 is gone"
     assert due.story(220.0) == "waits to be restarted (attempt 2 of 4): h1 is gone"
 
 
 def test_an_expected_start_that_is_over_is_no_start_in_0_s():
     row = {"position": 1, "job": "j", "gpus": 1, "waiting_s": 1.0, "name": "n", "message": "m"}
     assert _line({**row, "expected_start_s": 50.0}, 60.0).endswith("m, expected soon")
-    assert _line({**row, "expected_start_s": 50.0}, 40.0).endswith("m, expected in 10 s")
+    assert _line({**row, "expected_start_s": 50.0}, 40.0).endswith("m, expected in 10s")
     assert _line({**row, "expected_start_s": None}, 40.0).endswith(": m")

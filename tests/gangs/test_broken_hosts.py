@@ -305,4 +305,4 @@ def test_a_failure_of_the_head_itself_makes_the_job_wait(cluster, monkeypatch):
     cluster.settle()
     record = cluster.store.get(job).record()
     assert (record.state, record.restarts, record.start_failures) == (State.QUEUED, 0, ())
-    assert record.story(record.restart.at_s - 3.0) == "is placed again in 3 s: the head's Docker broke off"
+    assert record.story(record.restart.at_s - 3.0) == "is placed again in 3s: the head's Docker broke off"

@@ -267,6 +267,7 @@ def test_a_written_time_is_read_as_what_it_says(seconds):
 
 def test_what_gpurun_writes():
     assert [duration(s) for s in (0, 42.9, 187, 18_120, 273_600, -5)] == ["0s", "42s", "3m07s", "5h02m", "3d04h", "0s"]
+    assert [duration(s) for s in (0.04, 0.5, 0.99, 1.5)] == ["0s", "0.5s", "0.9s", "1s"]
     assert [duration(s) for s in (float("inf"), float("nan"))] == ["?", "?"]
     assert [count(n, "job") for n in (0, 1, 2)] == ["0 jobs", "1 job", "2 jobs"]
     assert [count(n, "copy", "copies") for n in (1, 2)] == ["1 copy", "2 copies"]

@@ -126,8 +126,8 @@ def test_a_host_says_how_many_leave_and_how_many_are_waited_for():
 
 def test_each_fate_has_words():
     waits = one(tenant(Gang("c", 1)), until_s=161.0)
-    assert in_words(waits, 102.0).startswith("is waited for, and ended in 59 s if it still runs")
-    assert "and ended in 1 h 00 min if" in in_words(replace(waits, until_s=3700.0), 100.0)
+    assert in_words(waits, 102.0).startswith("is waited for, and ended in 59s if it still runs")
+    assert "and ended in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
     assert "deadline is over" in in_words(one(tenant(Gang("c", 1)), until_s=1.0), 100.0)
     assert in_words(one(tenant(Gang("c", 1), may_restart=True)), 0.0) == (
         "stops, is queued again and continues on other hosts"

@@ -91,7 +91,7 @@ def test_a_pause_before_the_next_placement_counts_as_no_restart(running, monkeyp
     record = running.folder.record()
     assert (record.restart, record.restarts, record.avoid) == (pause, 0, ("h1",))
     assert [each.holder for each in record.refusals] == [eve]
-    assert record.story(101.0) == "restarts in 9 s (attempt 3 of 5): clock"
+    assert record.story(101.0) == "restarts in 9s (attempt 3 of 5): clock"
 
 
 def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monkeypatch, own_copy, pauses, home):

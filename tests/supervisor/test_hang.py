@@ -36,7 +36,7 @@ def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, own_copy):
     watch = hang.HangWatch(job({"a": said({"step": 9}, odd), "b": said({"step": 8})}))
     now[0] += 60
     assert watch.hung(60.0) == (
-        "no rank has printed, reported progress or used its GPU for 10 s; rank 0 on b is furthest behind, at step 8"
+        "no rank has printed, reported progress or used its GPU for 10s; rank 0 on b is furthest behind, at step 8"
     )
 
 

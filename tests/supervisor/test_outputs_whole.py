@@ -316,7 +316,7 @@ def test_a_program_that_never_rests_is_told_once_and_its_last_whole_copy_stays(t
     virtual = VirtualTime(rests_at_first(), 900)
     run_program(job, program, virtual, own_copy, top=job.host())
     assert [note for note in job.notes if "never rest" in note] == [
-        "the outputs never rest for 5 s, so the head has no whole copy of their newest state: call"
+        "the outputs never rest for 5s, so the head has no whole copy of their newest state: call"
         " gpurun_runtime.checkpointed(step) after each save, or save less often"
     ]
     assert job.outputs.restore() and program.read([job.head]) < 100

@@ -47,8 +47,8 @@ def test_only_a_hosts_fault_is_tried_again_and_only_so_often():
 def test_a_restart_in_words():
     restart = restarts.restart_of(RECORD.but(restarts=1), max_restarts=4, now_s=1000.0)
     assert (restart.attempt, restart.of) == (3, 5)
-    assert restart.words(restart.at_s - 12.2) == "restarts in 12 s (attempt 3 of 5)"
-    assert restart.words(restart.at_s - 0.1) == "restarts in 1 s (attempt 3 of 5)"
+    assert restart.words(restart.at_s - 12.2) == "restarts in 12s (attempt 3 of 5)"
+    assert restart.words(restart.at_s - 0.1) == "restarts in 1s (attempt 3 of 5)"
     assert restart.words(restart.at_s) == "waits to be restarted (attempt 3 of 5)"
     assert restart.is_due(-1e9), "the clock was set back"
 
@@ -90,7 +90,7 @@ def test_no_pass_grants_before_the_time_has_come(tmp_path):
     folder = store.create(JobSpec("n", "i", 4, ("true",)), inventory=inventory, now_s=0.0)
     folder.write(folder.record().but(restart=Restart(100.0, 2, 4), reason="a is gone"))
     record = folder.record()
-    assert record.story(95.0) == "restarts in 5 s (attempt 2 of 4): a is gone"
+    assert record.story(95.0) == "restarts in 5s (attempt 2 of 4): a is gone"
     assert run_pass(home, now_s=95.0).granted == ()
     assert run_pass(home, now_s=95.0, commit=False).decisions[str(inventory)].order == ()
     ((lease, lock),) = run_pass(home, now_s=100.0).granted
