@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpurun.inventory.change import InventoryFile, Preview
     from gpurun.inventory.edit import Edit
-    from gpurun.inventory.history import Author, RecordedChange
+    from gpurun.inventory.history import Author, Imported, RecordedChange
     from gpurun.inventory.model import Inventory
 
 SettingsArgument = Annotated[
@@ -126,7 +126,7 @@ def edit(
         if after == before:
             say("nothing to change")
         else:
-            file = _file(path)
+            file = inventory_file(path)
             _report(file.commit(_unless_changed(before, after, draft), author()))
     except GpurunError as error:
         if read(draft) == before:
@@ -150,13 +150,14 @@ def diff(
 
     gpurun inventory diff --all
     """
-    changes = _file(located(inventory)).history.changes()
+    changes = inventory_file(located(inventory)).history.changes()
     if not every:
         changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]
         if number is not None and not changes:
             raise BadInput(f"there is no change {number}", hint="gpurun inventory diff --all lists the changes")
     if as_json:
-        print_json({"inventory": str(located(inventory)), "changes": [vars(change) for change in changes]})
+        shown = [{key: value for key, value in vars(one).items() if key not in ("source", "said")} for one in changes]
+        print_json({"inventory": str(located(inventory)), "changes": shown})
         return
     for change_ in changes:
         typer.echo(_headline(change_))
@@ -168,7 +169,7 @@ def diff(
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
     """Undo the latest change. Run it again to undo the change before."""
-    file, by = _file(located(inventory)), author()
+    file, by = inventory_file(located(inventory)), author()
     target, preview = file.preview_undo(by)
     say(f"takes back change {_headline(target)}")
     if dry_run:
@@ -188,17 +189,29 @@ def change(
     change_file(path, lambda data: apply(data, path, edit_of(parse(data, path))), yes=yes, dry_run=dry_run)
 
 
-def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = False, dry_run: bool = False) -> None:
-    """Like `change`, but with any function that rewrites the text. May call it again if others change the file."""
-    file = _file(path)
+def change_file(
+    path: Path,
+    rewrite: Callable[[bytes], bytes],
+    *,
+    yes: bool = False,
+    dry_run: bool = False,
+    imported: Callable[[], Imported] | None = None,
+) -> None:
+    """Like `change`, but with any function that rewrites the text. May call it again if others change the file.
+
+    Args:
+        imported: returns what the latest call of `rewrite` imported, to record it.
+    """
+    file, by = inventory_file(path), author()
     preview = file.preview(rewrite)
     if preview.after == preview.before:
+        if imported is not None and not dry_run:
+            file.commit(rewrite, by, shown=preview, imported=imported)
         say("nothing to change")
     elif dry_run:
         typer.echo(_coloured(preview.diff, coloured=False))
     else:
-        by = author()
-        _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown, agreed=yes))
+        _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown, agreed=yes, imported=imported))
 
 
 def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], RecordedChange | None]) -> None:
@@ -235,7 +248,8 @@ def _report(change_: RecordedChange | None) -> None:
         say(f"change {change_.number} made; gpurun inventory undo takes it back")
 
 
-def _file(path: Path) -> InventoryFile:
+def inventory_file(path: Path) -> InventoryFile:
+    """Return an inventory's file, with its history and its leases."""
     from gpurun.inventory.change import InventoryFile
 
     home = state_home()

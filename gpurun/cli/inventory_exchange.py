@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpurun.cli.inventory_options import cluster, state_home
-from gpurun.cli.options import InventoryOption, SomeHostsArgument
+from gpurun.cli.options import InventoryOption, SomeHostsArgument, YesOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from gpurun.inventory.history import Imported
+    from gpurun.inventory.imports.again import Merged
     from gpurun.inventory.imports.draft import Draft
 
 EXPORTS = ("ansible", "hostfile", "deepspeed", "json")
@@ -26,10 +28,20 @@ def import_(
     source: Annotated[Path, typer.Argument(help="What to import: a file, or a folder such as /etc/slurm.")],
     kind: Annotated[
         str | None,
-        typer.Option("--from", metavar="FORMAT", help="Format: ansible, ssh-config, slurm, hostfile or csv."),
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format: ansible, ssh-config, slurm, hostfile, csv, skypilot, dstack or etc-hosts.",
+        ),
     ] = None,
     inventory: InventoryOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the inventory, write nothing.")] = False,
+    yes: YesOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the inventory, or what would change in it; write nothing.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the hosts to an inventory that was not imported from this source.")
+    ] = False,
     gpus: Annotated[int | None, typer.Option(help="GPUs per host, for hosts whose source does not say.")] = None,
     generation: Annotated[str | None, typer.Option(help="GPU generation of those hosts.")] = None,
     user: Annotated[str | None, typer.Option(help="User that SSH logs in as.")] = None,
@@ -41,7 +53,10 @@ def import_(
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,
 ) -> None:
-    """Make an inventory from an Ansible inventory, ssh config, Slurm configuration, hostfile or CSV file.
+    """Make an inventory from other tools' lists of hosts, or merge what such a list changed since the last import.
+
+    Reads Ansible inventories, ssh config, Slurm configurations, hostfiles, CSV, SkyPilot's SSH node pools, dstack's SSH
+    fleets and /etc/hosts. If the inventory exists, the command shows the difference and asks.
 
     gpurun inventory import /etc/slurm/slurm.conf --dry-run
     """
@@ -53,17 +68,21 @@ def import_(
 
     if kind is not None and kind not in FORMATS:
         raise BadInput(f"--from {kind!r} is unknown (allowed: {', '.join(FORMATS)})")
+    stated = _checked({"gpus": gpus, "generation": generation, "user": user})
+    wires = _wires(fabric, interface, hca or [])
     target = Path(inventory or "inventory.yaml").absolute()
-    if not dry_run and is_there(target):
-        raise BadInput("there is an inventory already", where=str(target), hint="-i FILE writes another one")
+    exists = is_there(target)
+    if exists and not dry_run and not merge and not _was_imported(target, source):
+        raise BadInput(
+            "there is an inventory already, and it was not imported from this source", where=str(target),
+            hint="--merge adds this source's hosts to it; -i FILE writes another inventory",
+        )  # fmt: skip
     draft = read(source, kind, Meant(racks, groups))
-    given = {"gpus": gpus, "generation": generation, "user": user}
-    stated = {key: str(value) for key, value in given.items() if value is not None}
+    if exists and (merge or _was_imported(target, Path(draft.source))):
+        _merge(draft, target, stated, yes=yes, dry_run=dry_run)
+        return
     if interface is None:
         draft.guess("interface eth0: gpurun inventory probe shows what the hosts have")
-    wires = {"kind": fabric, "interface": interface or "eth0"}
-    if hca:
-        wires["hcas"] = f"[{', '.join(hca)}]"
     if dry_run:
         text = compose(draft, stated, wires)
         parse(text.encode(), target)
@@ -71,6 +90,73 @@ def import_(
         typer.echo(text, nl=False)
         return
     create_inventory(draft, target, stated, wires)
+
+
+def _checked(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the options for hosts as text. Raises BadInput that names the option of a wrong value."""
+    from gpurun.inventory.settings import parse
+
+    stated = {key: str(value) for key, value in given.items() if value is not None}
+    for key, text in stated.items():
+        try:
+            parse([f"{key}={text}"])
+        except BadInput as error:
+            raise BadInput(f"--{error.message}") from error
+    return stated
+
+
+def _wires(fabric: str, interface: str | None, hcas: Sequence[str]) -> dict[str, str]:
+    """Return the keys of the only fabric. Raises BadInput that names the option of a wrong value."""
+    from gpurun.documents.convert import convert
+    from gpurun.inventory.fields import FABRIC
+
+    convert(fabric, FABRIC["kind"], "--fabric")
+    convert(interface or "eth0", FABRIC["interface"], "--interface")
+    if hcas and fabric == "tcp":
+        raise BadInput("--hca names RDMA devices, and --fabric tcp uses none", hint="--fabric roce, or infiniband")
+    wires = {"kind": fabric, "interface": interface or "eth0"}
+    if hcas:
+        wires["hcas"] = f"[{', '.join(hcas)}]"
+    return wires
+
+
+def _was_imported(target: Path, source: Path) -> bool:
+    """Return whether an inventory was imported from a source: as its history says, or its first lines."""
+    from gpurun.cli.inventory_editing import inventory_file
+    from gpurun.inventory.imports.guesses import imported_from
+    from gpurun.inventory.imports.source import file_of
+    from gpurun.inventory.load import read
+
+    file = file_of(source)
+    if inventory_file(target).history.last_said(str(file.absolute())) is not None:
+        return True
+    named = imported_from(read(target).decode("utf-8", "replace"))
+    return named is not None and Path(named).absolute() == file.absolute()
+
+
+def _merge(draft: Draft, target: Path, stated: Mapping[str, str], *, yes: bool, dry_run: bool) -> None:
+    """Merge a source into an inventory: say what the source changed, show the difference, ask, and write it."""
+    from gpurun.cli.inventory_editing import change_file, inventory_file
+    from gpurun.inventory.history import Imported
+    from gpurun.inventory.imports.again import merge
+    from gpurun.inventory.load import read
+
+    source = str(Path(draft.source).absolute())
+    last = inventory_file(target).history.last_said(source)
+    now = read(target)
+    results: dict[bytes, Merged] = {now: merge(now, target, draft, last, stated)}
+    latest = [now]
+
+    def rewrite(data: bytes) -> bytes:
+        latest[0] = data
+        if data not in results:
+            results[data] = merge(data, target, draft, last, stated)
+        return results[data].after
+
+    _notes(draft, most=None if dry_run else _NOTES_SHOWN)
+    for note in results[now].notes:
+        say(printable(note))
+    change_file(target, rewrite, yes=yes, dry_run=dry_run, imported=lambda: Imported(source, results[latest[0]].said))
 
 
 def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wires: Mapping[str, str]) -> None:
@@ -83,13 +169,15 @@ def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wire
     Raises:
         BadInput: the file exists, or the draft is not a valid inventory.
     """
+    from gpurun.inventory.history import Imported
+    from gpurun.inventory.imports.again import said_by
     from gpurun.inventory.imports.compose import compose
     from gpurun.inventory.load import parse
 
     text = compose(draft, stated, wires)
     found = parse(text.encode(), target)
     _notes(draft, most=_NOTES_SHOWN)
-    _create(target, text)
+    _create(target, text, Imported(str(Path(draft.source).absolute()), said_by(draft)))
     say(f"wrote {target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
 
 
@@ -116,12 +204,12 @@ def export(
     sys.stdout.write({"ansible": ansible, "hostfile": openmpi, "deepspeed": deepspeed}[kind](chosen))
 
 
-def _create(target: Path, text: str) -> None:
+def _create(target: Path, text: str, imported: Imported) -> None:
     from gpurun.cli.inventory_editing import author
     from gpurun.inventory.change import InventoryFile
 
     try:
-        InventoryFile(target, state_home()).create(text.encode(), author())
+        InventoryFile(target, state_home()).create(text.encode(), author(), imported)
     except FileExistsError as error:
         raise BadInput("there is an inventory already", where=str(target)) from error
 

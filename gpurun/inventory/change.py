@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpurun.documents.problems import DocumentError
 from gpurun.inventory import write
-from gpurun.inventory.history import Author, History, RecordedChange, diff
+from gpurun.inventory.history import Author, History, Imported, RecordedChange, diff
 from gpurun.inventory.leased import LeaseView, NoLeases, protected
 from gpurun.inventory.load import parse, read
 from gpurun.inventory.model import Inventory
@@ -65,20 +65,28 @@ class InventoryFile:
             return None
 
     def commit(
-        self, rewrite: Rewrite, author: Author, *, shown: Preview | None = None, agreed: bool = False
+        self,
+        rewrite: Rewrite,
+        author: Author,
+        *,
+        shown: Preview | None = None,
+        agreed: bool = False,
+        imported: Callable[[], Imported] | None = None,
     ) -> RecordedChange | None:
         """Make a change. Returns None if the content stays the same.
 
         Args:
             shown: the preview that the user saw; avoids a second computation.
             agreed: the user accepts the change, even if its effect differs from the preview.
+            imported: returns what the latest call of `rewrite` imported, to record it with the change.
         Raises what `preview` raises. Conflict: the effect now differs from the preview.
         """
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
             same = shown is not None and shown.before == before
             now = shown if same and shown is not None else self._preview(before, rewrite)
-            return self._commit(real, now, author, None if agreed else shown)
+            told = None if imported is None else imported()
+            return self._commit(real, now, author, None if agreed else shown, imported=told)
 
     def _caught_up(self, real: Path, author: Author) -> bytes:
         before = read(real)
@@ -86,24 +94,32 @@ class InventoryFile:
         return before
 
     def _commit(
-        self, real: Path, now: Preview, author: Author, shown: Preview | None, undoes: int | None = None
+        self,
+        real: Path,
+        now: Preview,
+        author: Author,
+        shown: Preview | None,
+        undoes: int | None = None,
+        imported: Imported | None = None,
     ) -> RecordedChange | None:
         if now.after == now.before:
+            if imported is not None and self.history.last_said(imported.source) != imported.said:
+                self.history.record(now.before, now.after, author, imported=imported)
             return None
         if shown is not None and _lines(shown.diff) != _lines(now.diff):
             raise Conflict(now)
         with protected(self._parsed(now.before), parse(now.after, self.path), self._leases):
-            change = self.history.record(now.before, now.after, author, undoes)
+            change = self.history.record(now.before, now.after, author, undoes, imported)
             write.replace(real, now.after)
         return change
 
-    def create(self, data: bytes, author: Author) -> RecordedChange:
+    def create(self, data: bytes, author: Author, imported: Imported | None = None) -> RecordedChange:
         """Create the file, which must not exist. Raises FileExistsError, DocumentError."""
         parse(data, self.path)
         with write.locked(self.path) as real:
             if real.exists():
                 raise FileExistsError(real)
-            change = self.history.record(None, data, author)
+            change = self.history.record(None, data, author, imported=imported)
             write.replace(real, data)
             return change
 

@@ -59,6 +59,27 @@ class RecordedChange:
 
 
 @dataclass(frozen=True)
+class RecordedImport(RecordedChange):
+    """One change, as its record has it.
+
+    Attributes:
+        source: the file that this change imported; None = it is no import.
+        said: SHA-256 of what that file said, for the next import.
+    """
+
+    source: str | None = None
+    said: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a change imported: the file, and what it said, as `gpurun.inventory.imports.again` reads it."""
+
+    source: str
+    said: bytes
+
+
+@dataclass(frozen=True)
 class Author:
     """The author of a change, with the command and the time."""
 
@@ -75,7 +96,7 @@ class History:
         self._inventory = Path(real)
         self.folder = StatePath(home) / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
 
-    def changes(self) -> tuple[RecordedChange, ...]:
+    def changes(self) -> tuple[RecordedImport, ...]:
         """Return all changes, oldest first. Raises StateError with the path of a damaged record."""
         writers = self._writers()
         found = []
@@ -86,7 +107,7 @@ class History:
                 with path.reader() as stream:
                     if writers is not None and os.fstat(stream.fileno()).st_uid not in writers:
                         continue
-                    change = msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedChange))
+                    change = msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedImport))
             except FileNotFoundError:
                 continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -130,10 +151,17 @@ class History:
             return
         self.record(self.text(last.after), now, Author("?", BY_HAND, author.when_s))
 
-    def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> RecordedChange:
+    def record(
+        self,
+        before: bytes | None,
+        after: bytes,
+        author: Author,
+        undoes: int | None = None,
+        imported: Imported | None = None,
+    ) -> RecordedChange:
         """Record a change before the caller makes it."""
         numbers = [change.number for change in self.changes()]
-        change = RecordedChange(
+        change = RecordedImport(
             number=self._free_number(numbers),
             when_s=author.when_s,
             who=author.who,
@@ -142,6 +170,8 @@ class History:
             after=self._keep(after),
             diff=diff(before or b"", after, self._inventory.name),
             undoes=undoes,
+            source=None if imported is None else imported.source,
+            said=None if imported is None else self._keep(imported.said),
         )
         self._write(self._record(change.number), msgspec.json.format(msgspec.json.encode(change), indent=1))
         self._forget(numbers)
@@ -159,9 +189,20 @@ class History:
         undone: set[int | None] = set()
         for change in reversed(self.changes()):
             undone.add(change.undoes)
-            if change.undoes is None and change.number not in undone and change.before is not None:
+            is_change = change.before not in (None, change.after)
+            if change.undoes is None and change.number not in undone and is_change:
                 return change
         raise BadInput("there is no change to undo", hint="gpurun inventory diff --all lists the changes")
+
+    def last_said(self, source: str) -> bytes | None:
+        """Return what a file said when it was last imported, unless that was undone; None if that is not known."""
+        changes = self.changes()
+        undone = {change.undoes for change in changes}
+        for change in reversed(changes):
+            if change.source == source and change.number not in undone and change.said is not None:
+                with suppress(StateError):
+                    return self.text(change.said)
+        return None
 
     def _records(self) -> Sequence[StatePath]:
         try:
@@ -195,7 +236,7 @@ class History:
         for number in old:
             self._record(number).unlink(missing_ok=True)
         if old:
-            needed = {digest for change in self.changes() for digest in (change.before, change.after)}
+            needed = {digest for change in self.changes() for digest in (change.before, change.after, change.said)}
             texts = self.folder / "texts"
             for name in texts.names():
                 if name not in needed:

@@ -139,12 +139,14 @@ class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
     def __init__(self, name: str, members: Mapping[str, Iterable[str]]) -> None:
         super().__init__(name)
         self._members = members
+        self._prefix = "" if name == "is" else f"{name}:"
 
     def resolv_map(self, group: str) -> str:
         if group not in self._members:
-            kinds = ", ".join(sorted(self._members)) or "none"
-            prefix = "" if self.name == "is" else f"{self.name}:"
-            raise BadInput(f"there is no group @{prefix}{group}", hint=f"there is: {kinds}")
+            known = ", ".join(f"@{self._prefix}{name}" for name in sorted(self._members)) or f"no @{self._prefix}…"
+            prefixes = ", ".join(f"@{name}:NAME" for name in PREFIXES)
+            more = "" if self._prefix else f", {prefixes} and @label:KEY=VALUE"
+            raise BadInput(f"there is no group @{self._prefix}{group}", hint=f"the groups are: {known}{more}")
         return ",".join(self._members[group])
 
     def resolv_list(self) -> list[str]:

@@ -62,9 +62,15 @@ def parse(words: Iterable[str]) -> tuple[HostSetting, ...]:
 
 def parse_labels(words: Iterable[str]) -> tuple[HostSetting, ...]:
     """Parse label words: ``team=vision`` sets a label, ``team-`` removes it. Raises BadInput."""
-    return parse(
-        f"labels.{word[:-1]}=" if word.endswith("-") and "=" not in word else f"labels.{word}" for word in words
-    )
+    return parse(_label_setting(word) for word in words)
+
+
+def _label_setting(word: str) -> str:
+    if "=" in word:
+        return f"labels.{word}"
+    if not word.endswith("-"):
+        raise BadInput(f"{shown(word)} sets no label", hint="NAME=VALUE sets a label, NAME- removes it")
+    return f"labels.{word[:-1]}="
 
 
 def from_mapping(values: Mapping[str, object]) -> tuple[HostSetting, ...]:
@@ -88,8 +94,9 @@ def _setting(key: str, text: str) -> HostSetting:
     if key == "rack":
         return HostSetting("rack", convert(text, fields.NAME, key), text)
     if key not in fields.HOST or key == "labels":
-        allowed = ", ".join([*(name for name in fields.HOST if name != "labels"), "labels.NAME", "rack"])
-        raise BadInput(f"unknown key {shown(key)} (allowed: {allowed})")
+        allowed = [*(name for name in fields.HOST if name != "labels"), "labels.NAME", "rack"]
+        meant = did_you_mean(key, allowed) or f" (allowed: {', '.join(allowed)})"
+        raise BadInput(f"unknown key {shown(key)}{meant}")
     kind = fields.HOST[key]
     if not text:
         return HostSetting(key, None, text)

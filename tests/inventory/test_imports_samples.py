@@ -76,14 +76,17 @@ def test_deepops_inventory_by_its_folder_and_for_the_gpu_hosts_alone(imported):
     assert (second.gpus, second.gpu_model, second.generation) == (8, None, "volta")
     assert {(host.user, host.python) for host in found.hosts} == {("ubuntu", "/usr/bin/python3")}
     left = not_mapped(said)
-    assert "login01,mgmt01: in no group *-node" in left
+    assert "login01: in no group *-node" in left
+    assert "mgmt01: other hosts are reached through it" in left
     assert "ansible_ssh_common_args: gpurun reads from ~/.ssh/config how SSH reaches hosts" in left
     assert "variable hosts_add_ansible_managed_hosts" in left
 
 
-def test_hosts_whose_gpus_are_guessed_are_named(imported):
-    _, said = imported(CASES / "deepops")
-    assert "guessed: gpus 8 for login01,mgmt01, as most others have" in said
+def test_a_login_node_gets_no_gpus_because_others_have_some(imported):
+    found, said = imported(CASES / "deepops")
+    assert fold(found.by_name) == "gpu[01-03]"
+    assert "login01: no GPUs, as far as this source says" in not_mapped(said)
+    assert "--groups GLOB takes the hosts of these groups" in not_mapped(said)
 
 
 def test_a_group_pattern_that_means_no_host(gpurun, tmp_path, monkeypatch):
@@ -108,7 +111,7 @@ def test_slurm_with_spines_node_sets_and_gpus_that_gres_conf_knows(imported):
     for told in (
         "slurm.conf:7: CPUs, RealMemory: settings of Slurm alone",
         "slurm.conf:9: Port: settings of Slurm alone",
-        "slurm.conf:9: Gres=nic:2",
+        "slurm.conf:9: dgx[01-04,06]: Gres=nic:2",
         "slurm.conf:10: Weight: settings of Slurm alone",
         "slurm.conf:16: DownNodes=dgx06: it is state, not inventory",
         "slurm.conf:17: cannot include 'gone/*.conf'",

@@ -20,11 +20,11 @@ from gpurun.documents.nodes import ProblemReport, compose, entries, is_null
 from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
-from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import MAX_HOSTS
 from gpurun.inventory.imports.ansible_groups import MOST_DEPTH, Group, Variables, lineages
-from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.imports.draft import Draft, says_gpu
 from gpurun.inventory.imports.generations import generation_of
+from gpurun.inventory.imports.jumps import IS_JUMP, jumps_of
 
 _RANGE = re.compile(r"\[(\w+):(\w+)(?::(\d+))?\]")
 _RACK = re.compile(r"(.*[-_.])?(rack|row|leaf|tor|switch)[-_.]?\w*\Z|r\d+\Z", re.IGNORECASE)
@@ -52,6 +52,14 @@ _GENERATION = "generation_"
 """The prefix of generation groups in the output of `gpurun inventory export ansible`."""
 _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
 """Groups such as kubespray's, whose hosts are jump hosts."""
+_NO_WORKERS = re.compile(
+    r"(?:(?:.*[-_.])?(?:login|head|frontend|mgmt|management|monitoring|admin|cpu|nogpu|no_gpu|nfs|storage|backup|etcd|"
+    r"registry|master|masters|control_plane|calico_rr|lb|haproxy|proxy|dns|ntp|ldap|cloud)(?:[-_.]?(?:nodes?|hosts?|"
+    r"servers?))?|nfs[-_]server|slurm(?:ctld|dbd|_?server|_?controller))\Z",
+    re.IGNORECASE,
+)
+"""Groups whose hosts run no jobs, unless they are in another group, too."""
+_TO_TAKE = "; --groups GLOB takes the hosts of these groups"
 
 VariableFiles = Callable[[str], Sequence[tuple[str, bytes]]]
 """Returns the files of ``group_vars/NAME`` or ``host_vars/NAME``, each with its name; later files win."""
@@ -73,6 +81,11 @@ class _Source:
     file: str
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
     hosts: dict[str, Variables] = field(default_factory=dict)
+    jumps: set[str] = field(default_factory=set)
+
+    def direct(self, host: str) -> list[str]:
+        """Return the groups that list a host itself."""
+        return [name for name, group in self.groups.items() if host in group.hosts]
 
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group())
@@ -223,7 +236,6 @@ def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) 
     lineage = lineages(source.groups, draft, source.file)
     files = {name: _variables_beside(f"group_vars/{name}", beside) for name in source.groups}
     kinds = {name: _kind(name, meant.racks) for name in source.groups}
-    _leave_out(source, lineage, draft, meant)
     for host, own in source.hosts.items():
         groups = lineage.get(host, [])
         variables: Variables = {}
@@ -236,22 +248,31 @@ def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) 
         for name in groups:
             _group_says(host, name, kinds[name], draft)
         for key, (text, where) in variables.items():
-            _variable(host, key, text, draft, where)
+            _variable(host, key, text, source, draft, where)
+    draft.with_gpus |= {host for host, groups in lineage.items() if any(says_gpu(name) for name in groups)}
+    _leave_out_jumps(source, lineage, draft)
+    _leave_out_others(source, lineage, draft, meant)
     _say_what(source, kinds, draft)
 
 
-def _leave_out(source: _Source, lineage: Mapping[str, Sequence[str]], draft: Draft, meant: Meant) -> None:
-    """Leave out hosts that the user did not select, and hosts that are only jump hosts."""
-    jumps = [host for host in source.hosts if (groups := lineage.get(host)) and set(groups).issubset(_JUMPS)]
-    others = []
+def _leave_out_jumps(source: _Source, lineage: Mapping[str, Sequence[str]], draft: Draft) -> None:
+    """Leave out hosts that are only jump hosts: of such a group, or named in another host's arguments for SSH."""
+    addressed = {values["address"].text: host for host, values in draft.values.items() if "address" in values}
+    named = {addressed.get(name, name) for name in source.jumps} - draft.telling()
+    groups = {host for host in draft.values if (own := lineage.get(host)) and set(own).issubset(_JUMPS)}
+    draft.leave_out([host for host in draft.values if host in named | groups], IS_JUMP, source.file)
+
+
+def _leave_out_others(source: _Source, lineage: Mapping[str, Sequence[str]], draft: Draft, meant: Meant) -> None:
+    """Leave out hosts that the user did not select; if the user selected none, hosts without GPUs."""
     if meant.groups is not None:
-        others = [h for h in source.hosts if not any(fnmatchcase(name, meant.groups) for name in lineage.get(h, ()))]
-    if jumps:
-        draft.leave(f"{fold(jumps)}: other hosts are reached through it, so it is no host of gangs", source.file)
-    if others:
-        draft.leave(f"{fold(others)}: in no group {meant.groups}", source.file)
-    for host in {*jumps, *others}:
-        del source.hosts[host], draft.values[host]
+        others = [h for h in draft.values if not any(fnmatchcase(name, meant.groups) for name in lineage.get(h, ()))]
+        draft.leave_out(others, f"in no group {meant.groups}", source.file)
+        return
+    draft.leave_out_without_gpus(source.file, _TO_TAKE)
+    idle = [h for h in draft.values if (own := source.direct(h)) and all(_NO_WORKERS.match(name) for name in own)]
+    if not any("gpus" in draft.values[host] for host in idle) and len(idle) < len(draft.values):
+        draft.leave_out(idle, f"the names of their groups say no GPUs, so no hosts of gangs{_TO_TAKE}", source.file)
 
 
 def _kind(name: str, racks: str | None) -> str:
@@ -272,8 +293,10 @@ def _group_says(host: str, name: str, kind: str, draft: Draft) -> None:
         draft.label(host, name, "yes", where)
 
 
-def _variable(host: str, key: str, text: str, draft: Draft, where: str) -> None:
+def _variable(host: str, key: str, text: str, source: _Source, draft: Draft, where: str) -> None:
     key = _SAME.get(key, key)
+    if key in _WAYS:
+        source.jumps |= jumps_of(text)
     if "{{" in text or text == "!vault":
         draft.leave(f"{key}: a template or a secret", where)
     elif key == "gpu_type":
@@ -307,7 +330,7 @@ def _variables_beside(name: str, beside: VariableFiles) -> Variables:
 
 
 def _say_what(source: _Source, kinds: Mapping[str, str], draft: Draft) -> None:
-    draft.took.append(f"{len(source.hosts)} hosts in {len(source.groups) - 1} groups")
+    draft.took.append(f"{len(draft.values)} hosts in {len(source.groups) - 1} groups")
     for kind in ("rack", "generation", "label"):
         names = [name for name, own in kinds.items() if own == kind]
         if names:

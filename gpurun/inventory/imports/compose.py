@@ -39,7 +39,7 @@ def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -
     tree = InventoryTree("\n".join([*lines, "racks:", ""]))
     for rack in dict.fromkeys(racks.values()):
         members = [host for host in draft.values if racks[host] == rack]
-        for hosts, settings in _groups(draft, members, defaults):
+        for hosts, settings in grouped(draft, members, defaults):
             tree.add(hosts, rack, settings)
     return tree.merged()
 
@@ -52,7 +52,7 @@ def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str
     draft.guess(f"every fabric is {kind}, as said of the one: {', '.join(named)}")
     if named.total() < len(draft.values):
         named[kind] += len(draft.values)
-    defaults["fabric"] = _written("fabric", named.most_common(1)[0][0])
+    defaults["fabric"] = written("fabric", named.most_common(1)[0][0])
     return list(named)
 
 
@@ -75,16 +75,17 @@ def _defaults(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
         elif key in ("gpus", "generation"):
             defaults[key] = {"gpus": "1", "generation": "unknown"}[key]
             draft.guess(f"{key} {defaults[key]} for every host: the source does not say")
-    return {key: _written(key, text) for key, text in defaults.items()}
+    return {key: written(key, text) for key, text in defaults.items()}
 
 
-def _written(key: str, text: str) -> str:
+def written(key: str, text: str) -> str:
+    """Return a value as YAML has it."""
     (setting,) = parse([f"{key}={text}"])
     plain = isinstance(setting.value, int) or text.replace("-", "").replace("_", "").isalpha()
     return text if plain else _quoted(text)
 
 
-def _groups(
+def grouped(
     draft: Draft, hosts: Sequence[str], defaults: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, ...], tuple[HostSetting, ...]]]:
     """Group equal hosts of a rack; fold their addresses if they follow the order of the names."""
@@ -105,7 +106,7 @@ def _groups(
 
 
 def _written_own(key: str, setting: HostSetting) -> str:
-    return "" if key.startswith("labels.") else _written(key, setting.text)
+    return "" if key.startswith("labels.") else written(key, setting.text)
 
 
 def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[HostSetting, ...] | None:

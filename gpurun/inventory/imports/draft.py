@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
-from gpurun.inventory.fields import LABEL_PATTERN
+from gpurun.inventory.fields import LABEL_PATTERN, PER_HOST, is_address
+from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
-from gpurun.inventory.imports.generations import generation_of
+from gpurun.inventory.imports.generations import generation_of, is_slice
 from gpurun.inventory.settings import HostSetting, parse
 
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
+_GPU_NAME = re.compile(r"(?<!no)(?<!non)(?<!no[-_])(?<!non[-_])gpu|dgx|hgx|cuda|nvidia", re.IGNORECASE)
+_TELLS_OF_GPUS = ("gpus", "gpu_model", "gpu_memory_mib", "nvlink", "near_hca", "labels.gpu_type")
+A_SLICE = "a slice of a GPU (MIG); gpurun gives jobs whole GPUs"
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 _NVML_NAME = re.compile(r"[A-Z].*[ -].*\d")
@@ -28,17 +32,27 @@ class Draft:
         racks: host → rack, for hosts whose rack is in the source.
         values: host → field (or ``labels.NAME``) → setting, in the source's order.
         ssh_config: the OpenSSH configuration for connections to the hosts.
-        took, guessed, left: notes about imported, guessed and skipped values, one sentence each; `left` with the place.
+        with_gpus: hosts that have GPUs as the source says, without a number or a type that is a value.
+        sliced: hosts whose GPUs are slices, as the source says.
+        out: notes about hosts that were left out, each also in `left`.
+        took, guessed: notes about imported and guessed values, one sentence each.
     """
 
     source: str
     racks: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[str, HostSetting]] = field(default_factory=dict)
     ssh_config: str | None = None
+    with_gpus: set[str] = field(default_factory=set)
+    sliced: set[str] = field(default_factory=set)
     took: list[str] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    _noted: set[str] = field(default_factory=set)
+    out: list[str] = field(default_factory=list)
+    _left: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)  # (place, what) → hosts
+
+    @property
+    def left(self) -> list[str]:
+        """Notes about skipped values, one sentence each, with the place and the hosts."""
+        return [f"{where}: {f'{fold(hosts)}: ' if hosts else ''}{what}" for (where, what), hosts in self._left.items()]
 
     def host(self, name: str, where: str) -> bool:
         """Add a host; False, and a note, if the name is not a valid host name. Idempotent."""
@@ -57,7 +71,10 @@ class Draft:
         try:
             (setting,) = parse([f"{key}={text}"])
         except BadInput as error:
-            self.leave(error.message, where)
+            self.leave(error.message, where, host)
+            return False
+        if key in PER_HOST and text and not is_address(text):
+            self.leave(f"{key}: {shown(text)} is not a host name or an IP address of one host", where, host)
             return False
         if setting.field == "rack":
             self.racks[host] = text
@@ -69,13 +86,19 @@ class Draft:
         """Set a label of a host. Replaces characters that label names cannot have."""
         fitting = _NOT_LABEL.sub("-", name).strip("-._")
         if not re.match(LABEL_PATTERN, fitting):
-            self.leave(f"{shown(name)} is not a label name", where)
+            self.leave(f"{shown(name)} is not a label name", where, host)
             return False
         return self.put(host, f"labels.{fitting}", text, where)
 
     def gpu_type(self, host: str, kind: str, where: str) -> None:
-        """Set a GPU's type. An NVML name is the model; a scheduler's name, such as v100, becomes a label."""
-        if _NVML_NAME.search(kind):
+        """Set a GPU's type. An NVML name is the model; a scheduler's name, such as v100, becomes a label.
+
+        A slice of a GPU is no GPU: gpurun gives jobs whole GPUs.
+        """
+        if is_slice(kind):
+            self.sliced.add(host)
+            self.leave(f"{shown(kind)} is {A_SLICE}", where, host)
+        elif _NVML_NAME.search(kind):
             self.gpu_model(host, kind, where)
         else:
             self.put(host, "labels.gpu_type", kind, where)
@@ -93,25 +116,54 @@ class Draft:
             self.guess(f"GPU type {kind} is its own generation")
         self.put(host, "generation", generation, where)
 
-    def leave(self, what: str, where: str) -> None:
-        """Add a note about a skipped value, once."""
-        note = f"{where}: {what}"
-        if note not in self._noted:
-            self._noted.add(note)
-            self.left.append(note)
+    def leave(self, what: str, where: str, host: str | None = None) -> None:
+        """Add a note about a skipped value, once; with all hosts for which it was skipped."""
+        hosts = self._left.setdefault((where, what), {})
+        if host is not None:
+            hosts[host] = None
+
+    def leave_out(self, hosts: Collection[str], why: str, where: str) -> None:
+        """Remove hosts, with a note that says why."""
+        if hosts:
+            note = f"{fold(hosts)}: {why}"
+            self.leave(note, where)
+            self.out.append(f"{where}: {note}")
+        for host in hosts:
+            del self.values[host]
+            self.racks.pop(host, None)
+
+    def leave_out_sliced(self, where: str) -> None:
+        """Remove the hosts whose GPUs are slices."""
+        self.leave_out([host for host in self.values if host in self.sliced], "its only GPUs are slices (MIG)", where)
+
+    def telling(self) -> set[str]:
+        """Return the hosts of which the source says that they have GPUs."""
+        return {
+            host
+            for host, values in self.values.items()
+            if host in self.with_gpus or any(key in values for key in _TELLS_OF_GPUS)
+        }
+
+    def leave_out_without_gpus(self, where: str, hint: str = "") -> None:
+        """Remove the hosts of which the source says no GPUs, if it says GPUs of others: login nodes, CPU nodes."""
+        telling = self.telling()
+        without = [host for host in self.values if host not in telling and not says_gpu(host)] if telling else []
+        self.leave_out(without, f"no GPUs, as far as this source says, so no hosts of gangs{hint}", where)
 
     def guess(self, what: str) -> None:
         """Add a note about a guessed value, once."""
         if what not in self.guessed:
             self.guessed.append(what)
 
-    def guess_racks(self) -> Mapping[str, str]:
-        """Return every host's rack: from the source, otherwise from the host's name, otherwise ``r1``."""
-        racks = dict(self.racks)
+    def guess_racks(self, hosts: Collection[str] | None = None) -> Mapping[str, str]:
+        """Return the racks of hosts, default all: from the source, otherwise from the host's name, otherwise ``r1``."""
+        racks: dict[str, str] = {}
         by_name: list[str] = []
         others: list[str] = []
-        for host in self.values:
-            if host not in racks:
+        for host in self.values if hosts is None else hosts:
+            if host in self.racks:
+                racks[host] = self.racks[host]
+            else:
                 found = _RACK_IN_NAME.search(host)
                 racks[host] = found.group(1).lower() if found else "r1"
                 (by_name if found else others).append(host)
@@ -120,3 +172,8 @@ class Draft:
         if others:
             self.guess(f"rack r1 for {len(others)} hosts")
         return racks
+
+
+def says_gpu(name: str) -> bool:
+    """Return whether the name of a host or a group says that there are GPUs: ``gpu-01``, ``dgx_nodes``, ``v100``."""
+    return _GPU_NAME.search(name) is not None or generation_of(name) is not None

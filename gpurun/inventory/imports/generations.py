@@ -22,6 +22,13 @@ _MODELS = {
     "blackwell": ("b100", "b200", "b300", "gb200", "gb300", "5090"),
 }
 _BY_MODEL = {model: family for family, models in _MODELS.items() for model in models}
+_SLICE = re.compile(r"(?:\A|[^a-z0-9])(?:mig|\d+g[._-]\d+gb)(?:\Z|[^a-z0-9])", re.IGNORECASE)
+"""A profile of a Multi-Instance GPU, such as 1g.5gb, a100_3g.20gb, mig-1g.10gb+me."""
+
+
+def is_slice(kind: str) -> bool:
+    """Return whether a GPU type is a slice of a GPU (MIG)."""
+    return _SLICE.search(kind) is not None
 
 
 def generation_of(text: str) -> str | None:

@@ -15,7 +15,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import parse
 
-_IMPORTED = re.compile(r"^# Imported from .* by gpurun inventory import\.$", re.MULTILINE)
+_IMPORTED = re.compile(r"^# Imported from (.*) by gpurun inventory import\.$", re.MULTILINE)
 _COMMENT = re.compile(r"^# Guessed: (gpus|generation) (\S+) for .*\n", re.MULTILINE)
 _INTERFACE = re.compile(r"^# Guessed: interface ([^\s:]+).*\n", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults: \{.*\}$", re.MULTILINE)
@@ -40,6 +40,12 @@ class Guess:
 def is_imported(text: str) -> bool:
     """Return whether `compose` wrote an inventory's text, before people edited it."""
     return _IMPORTED.search(text) is not None
+
+
+def imported_from(text: str) -> str | None:
+    """Return the file that an inventory was imported from, as it was written; None if its text does not say."""
+    found = _IMPORTED.search(text)
+    return found.group(1) if found else None
 
 
 def guesses(text: str) -> tuple[Guess, ...]:

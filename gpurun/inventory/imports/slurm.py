@@ -15,11 +15,12 @@ from pathlib import Path
 from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.hostset import expand, fold
-from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.imports.draft import A_SLICE, Draft
+from gpurun.inventory.imports.generations import is_slice
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)
-_DEVICES = re.compile(r"/dev/nvidia(?:\[([\d,-]+)\]|(\d+))")
+_DEVICES = re.compile(r"/dev/nvidia(?:\[([\d,-]+)\]|(\d+))(?=,|\Z)")
 _MAX_INCLUDES = 64
 _TAKEN = ("nodename", "nodeaddr", "nodehostname", "gres", "feature", "features", "state")
 _STATE = "it is state, not inventory; see gpurun inventory cordon"
@@ -58,7 +59,8 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
         elif line.first == "downnodes":
             draft.leave(f"DownNodes={line.pairs['downnodes']}: {_STATE}", line.where)
     _gres(beside("gres.conf"), _beside(file, "gres.conf"), draft, nodes)
-    _leave_out_without_gpus(draft, file)
+    draft.with_gpus |= {name for name, has_gpus in nodes.items() if has_gpus}
+    draft.leave_out_without_gpus(file, " (Gres)")
     racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
     if beside("topology.yaml") is not None:
         draft.leave("gpurun reads topology.conf only", _beside(file, "topology.yaml"))
@@ -119,10 +121,9 @@ def _nodes(line: _Line, values: Mapping[str, str], draft: Draft, nodes: dict[str
     for position, name in enumerate(names):
         if not draft.host(name, line.where):
             continue
-        nodes[name] = "gpu" in values.get("gres", "").lower()
         if len(each) == len(names) and each[position] not in ("", name):
             draft.put(name, "address", each[position], line.where)
-        _gpus(name, values.get("gres", ""), draft, line.where)
+        nodes[name] = _gpus(name, values.get("gres", ""), draft, line.where)
         for feature in filter(None, re.split(r"[,&|]", values.get("features", values.get("feature", "")))):
             draft.label(name, feature, "yes", line.where)
     state = values.get("state", "unknown").split("*")[0].lower()
@@ -136,24 +137,33 @@ def _leave_slurms_own(line: _Line, draft: Draft) -> None:
         draft.leave(f"{', '.join(own)}: settings of Slurm alone", line.where)
 
 
-def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
-    """Parse ``gpu:v100:4``, ``gpu:4(S:0-1)``, or several types, of which an inventory accepts only one per host."""
+def _gpus(name: str, gres: str, draft: Draft, where: str) -> bool:
+    """Parse ``gpu:v100:4``, ``gpu:4(S:0-1)``, or several types, of which an inventory accepts only one per host.
+
+    Returns whether the node has GPUs that are no slices.
+    """
     total, kinds = 0, []
     for part in filter(None, re.split(r",(?![^(]*\))", gres)):
         found = _GRES.match(part)
         if not found:
-            draft.leave(f"Gres={part}", where)
+            draft.leave(f"Gres={part}", where, name)
             continue
         kind, count, _ = found.groups()
+        if kind and is_slice(kind):
+            draft.leave(f"Gres={part}: {A_SLICE}", where, name)
+            draft.sliced.add(name)
+            continue
         total += int(count or 1)
         if kind:
             kinds.append(kind)
     if total:
         draft.put(name, "gpus", str(total), where)
+        draft.sliced.discard(name)
     if kinds:
         draft.gpu_type(name, kinds[0], where)
     for kind in kinds[1:]:
-        draft.leave(f"{name} has GPUs of several types; {kind} is taken for {kinds[0]}", where)
+        draft.leave(f"GPUs of several types; {kind} is taken for {kinds[0]}", where, name)
+    return total > 0
 
 
 def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) -> None:
@@ -172,6 +182,9 @@ def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) 
             continue
         names = _expanded(pairs["nodename"], draft, line.where) if "nodename" in pairs else unnamed
         for name in (name for name in names if name in nodes):
+            if is_slice(pairs.get("type", "")) or "multiplefiles" in pairs:
+                draft.leave(f"Type={pairs.get('type', '?')}: {A_SLICE}", line.where)
+                continue
             counts[name] = counts.get(name, 0) + _devices(pairs)
             if "type" in pairs and not {"gpu_model", "labels.gpu_type"} & draft.values[name].keys():
                 draft.gpu_type(name, pairs["type"], line.where)
@@ -180,22 +193,15 @@ def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) 
             draft.put(name, "gpus", str(count), file)
 
 
-def _leave_out_without_gpus(draft: Draft, file: str) -> None:
-    without = [name for name, values in draft.values.items() if "gpus" not in values]
-    if 0 < len(without) < len(draft.values):
-        draft.leave(f"{fold(without)}: no GPUs (Gres), so no hosts of gangs", file)
-        for name in without:
-            del draft.values[name]
-            draft.racks.pop(name, None)
-
-
 def _devices(pairs: Mapping[str, str]) -> int:
     """Return the number of devices on a line of gres.conf."""
     if pairs.get("count", "").isdigit():
         return int(pairs["count"][:6])
-    found = _DEVICES.match(pairs.get("file", ""))
-    if not found:
-        return 0
+    return sum(_numbers(found) for found in _DEVICES.finditer(pairs.get("file", "")))
+
+
+def _numbers(found: re.Match[str]) -> int:
+    """Return how many devices one word such as ``/dev/nvidia[0-3,6]`` names."""
     if found.group(2):
         return 1
     parts = [part.split("-") for part in found.group(1).split(",")]

@@ -7,19 +7,21 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
-from gpurun.inventory.imports import ansible, hostfile, slurm, ssh_config, table
+from gpurun.inventory.imports import ansible, etc_hosts, hostfile, pools, slurm, ssh_config, table
 from gpurun.inventory.imports.draft import Draft
 from gpurun.inventory.load import MAX_BYTES
 from gpurun.inventory.load import read as read_bytes
 
-FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv")
+FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv", "skypilot", "dstack", "etc-hosts")
 _FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "inventory", "inventory.yml", "inventory.yaml",
-          "inventory.ini")  # fmt: skip
+          "inventory.ini", "ssh_node_pools.yaml", ".dstack.yml", "config", "hostfile")  # fmt: skip
 """Names of inventory files in a folder."""
 _ENDINGS = ("", ".yml", ".yaml", ".json")
 _MOST_FILES, _MOST_FOLDERS = 1000, 10
 _HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+)*\s*(#.*)?\Z")
+_SHOWN_NOTES, _LONGEST_NOTE = 2, 160
 _SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
 _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)
 
@@ -32,38 +34,67 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
         meant: for Ansible: the groups that are racks, and the groups that contain the hosts.
     Raises BadInput: the file is unreadable, or has no known format.
     """
-    file = path
-    if path.is_dir():
-        file = next((path / name for name in _FILES if (path / name).is_file()), path)
+    file = file_of(path)
     data = read_bytes(file)
     if len(data) > MAX_BYTES:
         raise BadInput(f"larger than {MAX_BYTES >> 20} MiB", where=str(file))
     if b"\0" in data:
-        raise BadInput("a file with NUL bytes is none that hosts are listed in", where=str(file))
+        raise BadInput(
+            f"this is no text: it has a NUL byte on line {data[: data.index(0)].count(10) + 1}", where=str(file)
+        )
     text = data.decode("utf-8-sig", "replace")
     kind = kind or detect(file, text)
     draft = Draft(str(file))
-    if kind == "ansible":
-        if file.suffix in (".yml", ".yaml"):
-            ansible.read_yaml(data, draft, str(file), _variable_files(file), meant)
-        else:
-            ansible.read_ini(text, draft, str(file), _variable_files(file), meant)
+    _read_as(kind, data, text, draft, file, meant)
+    draft.leave_out_sliced(str(file))
+    if not draft.values:
+        raise BadInput(f"no host was found, read as {kind}", where=str(file), hint=_short(draft.out or draft.left))
+    return draft
+
+
+def file_of(path: Path) -> Path:
+    """Return a file, or the file in a folder that lists hosts. Raises BadInput: the folder has none."""
+    return _file_in(path) if path.is_dir() else path
+
+
+def _file_in(folder: Path) -> Path:
+    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise BadInput(
+            "this folder has no file with a name that lists hosts", where=str(folder),
+            hint=f"name the file; in a folder, gpurun looks for {', '.join(_FILES)}",
+        )  # fmt: skip
+    return found
+
+
+def _read_as(kind: str, data: bytes, text: str, draft: Draft, file: Path, meant: ansible.Meant) -> None:
+    name = str(file)
+    if kind == "ansible" and file.suffix in (".yml", ".yaml"):
+        ansible.read_yaml(data, draft, name, _variable_files(file), meant)
+    elif kind == "ansible":
+        ansible.read_ini(text, draft, name, _variable_files(file), meant)
     elif kind == "ssh-config":
         ssh_config.read(text, draft, str(file.absolute()), _included)
     elif kind == "slurm":
-        slurm.read(text, draft, str(file), _text_beside(file))
-    elif kind == "hostfile":
-        hostfile.read(text, draft, str(file))
+        slurm.read(text, draft, name, _text_beside(file))
+    elif kind in ("skypilot", "dstack"):
+        (pools.read_skypilot if kind == "skypilot" else pools.read_dstack)(data, draft, name)
     else:
-        table.read(text, draft, str(file))
-    if not draft.values:
-        raise BadInput(f"no host was found, read as {kind}", where=str(file), hint="; ".join(draft.left[:5]) or None)
-    return draft
+        {"hostfile": hostfile, "etc-hosts": etc_hosts, "csv": table}[kind].read(text, draft, name)
+
+
+def _short(notes: Sequence[str]) -> str | None:
+    """Return the first notes as one line that a person can read."""
+    shown_notes = [note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}…" for note in notes[:_SHOWN_NOTES]]
+    more = len(notes) - len(shown_notes)
+    return "; ".join([*shown_notes, *([f"and {more} more"] if more else [])]) or None
 
 
 def detect(path: Path, text: str) -> str:
     """Return the format of a file, from its name and content. Raises BadInput if the format is unknown."""
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] not in "#;"]
+    if path.suffix in (".yml", ".yaml") and (pool := pools.kind_of(text.encode(), str(path))):
+        return pool
     signs = {
         "csv": path.suffix in (".csv", ".tsv"),
         "ansible": path.suffix in (".yml", ".yaml", ".ini"),
@@ -71,14 +102,22 @@ def detect(path: Path, text: str) -> str:
         "ssh-config": _SSH_LINE.search(text),
     }
     weaker_signs = {
+        "etc-hosts": bool(lines)
+        and all(etc_hosts.is_one(line.split()[0]) and len(line.split()) > 1 for line in lines)
+        and not any("=" in line for line in lines),
         "ansible": any(line.lstrip().startswith("[") or "ansible_" in line for line in lines),
         "hostfile": lines and all(_HOSTFILE_LINE.match(line) for line in lines),
-        "csv": lines and "," in lines[0],
+        "csv": bool(lines) and any(mark in lines[0] for mark in ",;\t"),
     }
     for kind, found in (*signs.items(), *weaker_signs.items()):
         if found:
             return kind
-    raise BadInput("cannot tell what this is", where=str(path), hint=f"--from {'|'.join(FORMATS)} says it")
+    odd = next((line for line in lines if not _HOSTFILE_LINE.match(line)), None)
+    raise BadInput(
+        "cannot tell which format this is" + (f"; it has a line {shown(odd.strip())}" if odd else ": it has no lines"),
+        where=str(path),
+        hint=f"--from FORMAT says it: {', '.join(FORMATS)}",
+    )
 
 
 def _variable_files(inventory: Path) -> ansible.VariableFiles:

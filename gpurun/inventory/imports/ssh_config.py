@@ -1,4 +1,4 @@
-"""Import an OpenSSH client configuration, with Include and ProxyJump: each host that it names becomes a host.
+"""Import an OpenSSH client configuration, with Include and jump hosts: each host that it names becomes a host.
 
 The import does not copy connection settings: the inventory names the configuration, and gpurun reads it each time.
 Source: ssh_config(5).
@@ -15,6 +15,7 @@ from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.imports.jumps import IS_JUMP, hops, jumps_of_command
 
 _KEYWORD = re.compile(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*?)\s*\Z")
 _MAX_DEPTH = 16  # as in OpenSSH
@@ -27,6 +28,7 @@ Included = Callable[[str], Iterator[tuple[str, str]]]
 class _Named:
     where: str
     users: set[str] = field(default_factory=set)
+    addresses: set[str] = field(default_factory=set)
 
 
 def read(text: str, draft: Draft, file: str, included: Included) -> None:
@@ -34,8 +36,8 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
     reader = _BlockReader(draft, included)
     reader.file(text, file, 0)
     for name, named in reader.hosts.items():
-        if name in reader.jumps:
-            draft.leave(f"{name}: other hosts are reached through it, so it is no host of gangs", named.where)
+        if ({name} | named.addresses) & reader.jumps:
+            draft.leave(f"{name}: {IS_JUMP}", named.where)
         elif "git" in named.users:
             draft.leave(f"{name}: User git", named.where)
         else:
@@ -78,11 +80,17 @@ class _BlockReader:
             for inner_file, inner in self._included(value):
                 self.file(inner, inner_file, depth + 1)
             self._block = block
-        elif keyword == "proxyjump":
-            self.jumps.update(_hop(hop) for hop in value.split(","))
-        elif keyword == "user":
+        else:
+            self._setting(keyword, value)
+
+    def _setting(self, keyword: str, value: str) -> None:
+        if keyword == "proxyjump":
+            self.jumps.update(hops(value))
+        elif keyword == "proxycommand":
+            self.jumps |= jumps_of_command(value)
+        elif keyword in ("user", "hostname"):
             for named in self._block:
-                named.users.add(value)
+                (named.users if keyword == "user" else named.addresses).add(value)
 
 
 def _names(value: str, draft: Draft, where: str) -> Iterator[str]:
@@ -96,7 +104,3 @@ def _names(value: str, draft: Draft, where: str) -> Iterator[str]:
                 draft.leave(f"Host {word}: a pattern, not a host", where)
         else:
             yield word
-
-
-def _hop(text: str) -> str:
-    return re.sub(r":\d+\Z", "", text.strip().removeprefix("ssh://").rpartition("@")[2]).strip("[]")

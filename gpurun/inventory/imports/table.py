@@ -38,6 +38,7 @@ def read(text: str, draft: Draft, file: str) -> None:
                 _row(dict(zip(columns, row, strict=False)), columns[at], draft, f"{file}:{rows.line_num}")
     except csv.Error as error:
         raise BadInput(f"not CSV: {error}", where=f"{file}:{rows.line_num}") from error
+    draft.leave_out_without_gpus(file)
     draft.took.append(f"{len(draft.values)} hosts; columns {', '.join(column for column in columns if column)}")
 
 
