@@ -63,11 +63,13 @@ class ProgramReading:
         self._launches: tuple[ScriptLaunch, ...] = ()
         self._starts = self._unread = ""
         self._looked: list[str] = []
-        self._trains = False
+        self._trains = self._by_srun = False
 
     def of_command(self, command: tuple[str, ...]) -> ProgramClues:
         """Return what a command says."""
-        self.take(programs_of(read_line(command).whole), COMMAND)
+        line = read_line(command)
+        self._by_srun = line.by_srun
+        self.take(programs_of(line.whole), COMMAND)
         if ("--launcher", "pytorch") in pairwise(command):
             self.note([ASKED], COMMAND)
         return self.result()
@@ -153,7 +155,7 @@ class ProgramReading:
         else:
             shown, text = self._shown(path), data.decode(errors="replace")
             self._looked.append(shown)
-            if launches := launches_in(text, program.arguments):
+            if launches := launches_in(text, program.arguments, by_srun=self._by_srun):
                 self._launches, self._starts = (*self._launches, *launches), self._starts or shown
             self.take(programs_in(text, program.folder), shown)
 

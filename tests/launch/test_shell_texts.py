@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placed_gangs import SPEC
+from placed_gangs import GANG, SPEC
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Constraints
+from gpurun.launch.launchers import settled
+from gpurun.launch.launchers.direct import SRUN, environment
 from gpurun.launch.launchers.lines.script import MOST_LAUNCHES, launches_in
 from gpurun.launch.launchers.lines.shell import simple_commands
 from gpurun.launch.launchers.texts import once_on_hosts
@@ -82,6 +84,7 @@ nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
 head_node_ip=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address)
 srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 ddp.py
 """
+ACCELERATE = "accelerate launch --num_machines $NNODES --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR"
 TEXTS = [
     # GPUs, text, arguments, GPUs on each host; or the words of the refusal
     (16, MMCV, "configs/mask_rcnn.py 8", 8),
@@ -121,6 +124,23 @@ TEXTS = [
      4),
     (8, "export LAUNCHER='accelerate launch --config_file fsdp.yaml'\n$LAUNCHER train.py", "", 8),
     (4, "deepspeed --num_gpus=4 train.py", "", 4),
+    (16, f"{ACCELERATE} --multi_gpu --num_processes $((NNODES * 8)) x.py", "", 8),
+    (12, f"{ACCELERATE} --multi_gpu --num_processes $(( $NNODES*$EACH )) x.py\nEACH=4", "", 4),
+    (8, f"{ACCELERATE} --use_fsdp --num_processes $((NNODES * NPROC_PER_NODE)) x.py", "", None),
+    (12, f"{ACCELERATE} --num_processes $((NNODES * 8)) x.py", "", "starts 8 processes on each host"),
+    (8, f"{ACCELERATE} --num_processes $((NNODES * NPROC_PER_NODE)) x.py", "", 8),
+    (8, f"{ACCELERATE} --multi_gpu --num_processes 8 x.py", "", 8),
+    (8, f"{ACCELERATE} --use_deepspeed --num_processes $((NNODES * 4)) x.py", "", "starts 4 processes on one host"),
+    (8, f"{ACCELERATE} --use_deepspeed --deepspeed_multinode_launcher=standard --num_processes $((4*NNODES)) x", "", 4),
+    (16, f"WORLD=$((2 * 8))\n{ACCELERATE.replace('$NNODES', '2')} --num_processes $WORLD x.py", "", 8),
+    (16, "accelerate launch --num_machines 2 --machine_rank $1 --num_processes 16 x.py", "0", "names the hosts of"),
+    (8, "fabric run --num-nodes=$NNODES --node-rank=$NODE_RANK --main-address=$MASTER_ADDR x.py", "", None),
+    (16, "export FORCE_TORCHRUN=1\nNPROC_PER_NODE=8 llamafactory-cli train x.yaml", "", 8),
+    (8, "export FORCE_TORCHRUN=true\nllamafactory-cli train x.yaml 2>&1 | tee x", "", None),
+    (8, "llamafactory-cli train x.yaml | tee x", "", 8),
+    (8, "NNODES=2 NODE_RANK=0 MASTER_ADDR=h FORCE_TORCHRUN=1 llamafactory-cli train x.yaml", "", "names the hosts of"),
+    (16, "export NPROC_PER_NODE=8\nswift sft --model m", "", 8),
+    (8, "composer -n 4 t.py", "", "starts 4 processes on one host"),
     (4, "cd /workspace/a || exit\nnohup bash -c 'torchrun --nproc_per_node=2 x.py' > log &\nwait", "", 2),
     (8, "torchrun --nproc_per_node=8 train.py && torchrun --nproc_per_node=1 eval.py", "", 8),
     (8, "torchrun --frobnicate train.py", "", 8),
@@ -143,6 +163,29 @@ def test_a_text_that_starts_launchers_runs_once_on_each_host_where_that_is_right
     made, said = once_on_hosts(spec, launches, "train.sh")
     assert (made.launcher, made.one_per_host, made.constraints.gpus_per_host) == ("tasks", True, becomes)
     assert made.command == spec.command and "once on each host" in said
+
+
+def test_behind_srun_a_text_finds_the_hosts_by_slurms_variables():
+    text = (
+        "torchrun --nproc_per_node=4 --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR x.py"
+    )
+    spec = replace(SPEC, gpus=8, command=("srun", "bash", "-c", f"cd x; {text}"))
+    for made, _said in (
+        settled(spec, is_named=False),
+        once_on_hosts(spec, launches_in(text, by_srun=True), "x", by_srun=True),
+    ):
+        assert (made.launcher, made.one_per_host, made.constraints.gpus_per_host) == ("srun", True, 4)
+    gang = replace(GANG, one_per_host=True)
+    told = environment(SRUN, gang, gang.places[1])
+    assert [told[name] for name in ("SLURM_NNODES", "SLURM_NODEID", "MASTER_ADDR", "NNODES")] == [
+        "2",
+        "1",
+        "10.0.0.2",
+        "2",
+    ]
+    assert not {"RANK", "WORLD_SIZE"} & {*told}
+    with pytest.raises(BadInput, match="4 processes on one host"):
+        once_on_hosts(spec, launches_in(text), "x")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ LINES = [
     (1, "ray job submit -- torchrun x.py", "refused: ray job submit asks another queue for machines"),
     (16, "srun -N2 bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
          "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'",
-     "tasks, once on each host: bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
+     "srun, once on each host: bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
      "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'"),
     (8, "mpirun -np 1 ./all_reduce_perf -b 8 -e 256M -f 2 -g 8", "refused: mpirun: the line wants 1 process,"),
     (8, "composer -n 8 --stderr output_{rank}.out --stdout output_{rank}.out main.py yamls/main/modernbert-base.yaml",

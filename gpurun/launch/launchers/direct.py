@@ -145,14 +145,15 @@ def slurm_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     """Return the variables that Slurm's ``srun`` sets for a task (srun(1), "Output environment variables").
 
     Those of PyTorch are there, too: a batch script would set them itself. SLURM_NTASKS_PER_NODE is there if the hosts
-    have equally many ranks. A job's number is its id's.
+    have equally many ranks. A job's number is its id's. The only process of a host may start a launcher, so it is told
+    what `tasks` tells it, and no rank of PyTorch's.
     """
     ranks, names = gang.ranks_of_hosts, ",".join(grant.host for grant in gang.grants)
     size, nodes = str(gang.size), str(len(gang.grants))
     number = str(int(gang.ident.partition(".")[0].partition("-")[2] or "1", 16))
     each = {"SLURM_NTASKS_PER_NODE": str(ranks[0])} if len({*ranks}) == 1 else {}
     return {
-        **torch_environment(gang, place), **each,
+        **(tasks_environment(gang, place) if gang.one_per_host else torch_environment(gang, place)), **each,
         "SLURM_PROCID": str(place.rank), "SLURM_LOCALID": str(place.local_rank), "SLURM_NODEID": str(place.node),
         "SLURM_NTASKS": size, "SLURM_NPROCS": size, "SLURM_STEP_NUM_TASKS": size,
         "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_STEP_NUM_NODES": nodes,

@@ -129,7 +129,7 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
     told = ""
     if spec.gpus > 1 and not (is_named and spec.launcher == ALONE):
         if not is_named and (launches := _launches(line)):
-            spec, told = once_on_hosts(spec, launches, "the command")
+            spec, told = once_on_hosts(spec, launches, "the command", by_srun=line.by_srun)
             is_named = True
         elif line.typed is None or other.instead is None:
             raise BadInput(
@@ -156,7 +156,7 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
 def _launches(line: CommandLine) -> tuple[ScriptLaunch, ...]:
     """Return the launchers that the shell's text starts that a command is; empty if it is none."""
     text = shell_text(line.whole) if line.typed is None and name_of(line.whole) in SHELLS else None
-    return () if text is None else launches_in(text, line.whole[line.whole.index(text) + 2 :])
+    return () if text is None else launches_in(text, line.whole[line.whole.index(text) + 2 :], by_srun=line.by_srun)
 
 
 def _proposed(line: CommandLine, instead: str) -> str:

@@ -7,20 +7,25 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.direct import SRUN as BY_SLURM
 from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.lines.mpi import MPIRUN
 from gpurun.launch.launchers.lines.script import ScriptLaunch
 from gpurun.launch.launchers.lines.table import SRUN
+from gpurun.quantities.counts import count
 
 VARIABLES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 
 
-def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[JobSpec, str]:
+def once_on_hosts(
+    spec: JobSpec, launches: Sequence[ScriptLaunch], where: str, *, by_srun: bool = False
+) -> tuple[JobSpec, str]:
     """Return the job that runs its command once on each host, and what a person is told.
 
     Args:
         launches: the launchers that the command starts; one at least.
         where: the text that starts them, for people: ``train.sh``, or ``the command``.
+        by_srun: ``srun`` stands in front, so the text finds Slurm's variables, too.
 
     Raises:
         BadInput: the text starts its processes on other hosts than gpurun can give it.
@@ -48,7 +53,8 @@ def once_on_hosts(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -
         )
     constraints = replace(spec.constraints, gpus_per_host=each_host if each_host is not None else given)
     said = f"{where} starts {names}, so it runs once on each host{why}"
-    return replace(spec, launcher=TASKS.name, one_per_host=True, constraints=constraints), said
+    launcher = BY_SLURM.name if by_srun else TASKS.name
+    return replace(spec, launcher=launcher, one_per_host=True, constraints=constraints), said
 
 
 def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[int | None, str]:
@@ -77,4 +83,4 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         return spec.gpus, f"; it knows of one host only, so the gang stays on one (in it, {VARIABLES} mean the gang's)"
     if hosts is not None:
         return spec.gpus // hosts, f": {hosts} hosts"
-    return per_host, "" if per_host is None else f", with {per_host} GPU{'s' * (per_host > 1)} on each"
+    return per_host, "" if per_host is None else f", with {count(per_host, 'GPU')} on each"

@@ -88,7 +88,7 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
     elif told is not None:
         choice = _by(spec, GLOO.name, f"the job has `{told}`")
     elif found.launches:
-        once, said = once_on_hosts(spec, found.launches, found.starts)
+        once, said = once_on_hosts(spec, found.launches, found.starts, by_srun=read_line(spec.command).by_srun)
         is_one = once.constraints != spec.constraints and once.constraints.gpus_per_host == spec.gpus
         stays = f"{found.starts} starts {found.launches[0].typed.name} for one host" if is_one else ""
         choice = LauncherChoice(once, (said,), stays=stays)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from gpurun.errors import BadInput
+from gpurun.launch.launchers.lines.each_host import ACCELERATE, FABRIC, LLAMAFACTORY, SWIFT
 from gpurun.launch.launchers.lines.flags import NO_COUNTS, FoundFlag, Typed, read_flags, value_of
 from gpurun.launch.launchers.lines.line import Start, begun
 from gpurun.launch.launchers.lines.shell import simple_commands
@@ -23,12 +24,22 @@ GIVEN = frozenset({
     "PET_MASTER_PORT", "GPURUN_NODE", "GPURUN_NODES", "GPURUN_PORT",
 })  # fmt: skip
 """What the only process of a host reads of its gang in the environment. A text's own default for it does not count."""
+BEHIND_SRUN = frozenset({
+    "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LAUNCH_NODE_IPADDR",
+})  # fmt: skip
+"""What it also reads, if ``srun`` stands in front."""
+PLACED_BY: Mapping[str, tuple[str, str, str, str]] = {
+    ACCELERATE.name: ("--num-machines", "--machine-rank", "--main-process-ip", "--num-processes"),
+    FABRIC.name: ("--num-nodes", "--node-rank", "--main-address", ""),
+}
+"""Launchers whose flags say the hosts, which one this is, and where the first one is; and all processes."""
 SETS = ("export", "local", "declare", "typeset", "readonly")
 DEPTH, MOST_SHOWN, MOST_VERSIONS = 20, 300, 5
 MOST_COMMANDS, MOST_WORDS, MOST_LAUNCHES, MOST_CHARACTERS = 5000, 500, 100, 10_000
 TOLD, UNKNOWN = "\1", "\0"
 """What stands for a variable that gpurun sets, and for one whose value words cannot tell."""
 _SET_UNLESS = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
+_PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w{1,100})\}?\s*\*\s*\$?\{?(\w{1,100})\}?\s*\)\)")
 _SETS = re.compile(r"[A-Za-z_]\w*\+?=")
 _EXPANSION = re.compile(
     r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
@@ -56,19 +67,20 @@ class ScriptLaunch(NamedTuple):
     line: str = ""
 
 
-def launches_in(text: str, arguments: tuple[str, ...] = ()) -> tuple[ScriptLaunch, ...]:
+def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = False) -> tuple[ScriptLaunch, ...]:
     """Return the launchers that a text starts. Its variables have their values, as far as words can tell.
 
     Args:
         arguments: the script's own, ``$1`` and so on.
+        by_srun: ``srun`` stands in front, so the text may read Slurm's variables.
     """
     commands = [words[:MOST_WORDS] for words in islice(simple_commands(text), MOST_COMMANDS)]
-    values = _Values(commands, arguments)
+    values = _Values(commands, arguments, GIVEN | BEHIND_SRUN if by_srun else GIVEN)
     found = [version for words in commands for version in values.versions(words)]
     evaluated = " ; ".join(" ".join(words[1:]) for words in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
     found += [values.of(words) for words in simple_commands(evaluated)]
     starts = (begun(words) for words in found if words[:1] != ("eval",))
-    launches = (_launch(start)._replace(line=_shown(start)) for start in starts if start is not None)
+    launches = (_launch(start, values)._replace(line=_shown(start)) for start in starts if start is not None)
     return tuple(islice(launches, MOST_LAUNCHES))
 
 
@@ -81,7 +93,8 @@ def _shown(start: Start) -> str:
 class _Values:
     """The variables of a text. One that it sets to several values is unknown."""
 
-    def __init__(self, commands: Iterable[tuple[str, ...]], arguments: tuple[str, ...]) -> None:
+    def __init__(self, commands: Iterable[tuple[str, ...]], arguments: tuple[str, ...], told: frozenset[str]) -> None:
+        self._told = told
         self._typed = {str(at): argument for at, argument in enumerate(arguments, start=1)}
         self._typed |= dict.fromkeys("@*", " ".join(arguments))
         self._known, self._depth = dict[str, str](), 0
@@ -108,11 +121,12 @@ class _Values:
         """Return words as a shell makes them: with the values of variables, and split where one stands alone."""
         found = list[str]()
         for word in words:
-            text = self._text(word)
+            text = self.text(word)
             found += text.split() if text != word and _EXPANSION.fullmatch(word) else [text]
         return tuple(found[:MOST_WORDS])
 
-    def _text(self, word: str) -> str:
+    def text(self, word: str) -> str:
+        """Return a word with the values of its variables."""
         pieces, end, size = list[str](), 0, 0
         for match in _EXPANSION.finditer(word):
             pieces += [word[end : match.start()], self._value(match)]
@@ -125,17 +139,29 @@ class _Values:
     def _value(self, match: re.Match[str]) -> str:
         name = match["bare"] or match["name"]
         if name is None:
-            return UNKNOWN
+            return self._product(match[0])
         if name not in self._known and name in self._typed and self._depth < DEPTH:
             self._known[name] = ""  # of itself, as in `A=${A:-x}`, it has the value of the environment
             self._depth += 1
-            self._known[name] = self._text(self._typed[name])
+            self._known[name] = self.text(self._typed[name])
             self._depth -= 1
         if self._known.get(name):
             return self._known[name]
-        if name in GIVEN:
+        if name in self._told:
             return TOLD
-        return UNKNOWN if match["default"] is None else self._text(match["default"].strip("\"'"))
+        return UNKNOWN if match["default"] is None else self.text(match["default"].strip("\"'"))
+
+    def _product(self, text: str) -> str:
+        """Return the value of ``$((A * B))``: a number, `TOLD`, or `TOLD` and a number, such as eight for each host."""
+        match = _PRODUCT.fullmatch(text)
+        if match is None:
+            return UNKNOWN
+        factors = sorted(self.text(f"${{{name}}}" if not name.isdecimal() else name) for name in match.groups())
+        if all(_number(each) is not None for each in factors):
+            return str(int(factors[0]) * int(factors[1]))
+        if factors[0] != TOLD or (factors[1] != TOLD and _number(factors[1]) is None):
+            return UNKNOWN
+        return TOLD if factors[1] == TOLD else f"{TOLD}{factors[1]}"
 
 
 def _assigned(words: tuple[str, ...]) -> Iterator[str]:
@@ -150,14 +176,56 @@ def _assigned(words: tuple[str, ...]) -> Iterator[str]:
             return
 
 
-def _launch(start: Start) -> ScriptLaunch:
+def _launch(start: Start, values: _Values) -> ScriptLaunch:
     typed, is_torch = start.typed, start.typed in (TORCHRUN, LAUNCH)
+    if typed in (LLAMAFACTORY, SWIFT):
+        return _by_variables(typed, values)
     try:
+        if typed.read is None and typed.each_host is not None and typed.name not in PLACED_BY:
+            counts = typed.each_host((typed.name,), start.words).counts
+            return ScriptLaunch(typed, counts.ranks or counts.per_host, hosts=1)
         found, rest = read_flags(typed, start.words)
         counts = NO_COUNTS if is_torch or typed.read is None else typed.read(found, rest, start.interpreter).counts
     except BadInput:
         return ScriptLaunch(typed, hosts=1)
+    if typed.name in PLACED_BY:
+        return _by_flags(typed, found, rest)
     return _by_torch(typed, found, rest) if is_torch else ScriptLaunch(typed, counts.ranks or counts.per_host, hosts=1)
+
+
+def _by_flags(typed: Typed, found: list[FoundFlag], rest: tuple[str, ...]) -> ScriptLaunch:
+    """Read a launcher with flags for the hosts. A number of all processes is right for one number of hosts."""
+    hosts, rank, address, ranks = (value_of(found, name) or "" for name in PLACED_BY[typed.name])
+    each, total = _number(ranks.removeprefix(TOLD)) if ranks.startswith(TOLD) else None, _number(ranks)
+    number, is_told = _number(hosts), TOLD in rank and TOLD in address and rest[:1] not in ((), (UNKNOWN,))
+    if number is not None and number > 1 and total is not None and total % number == 0:
+        each = total // number
+    is_told = is_told and (typed is not ACCELERATE or _joins(found, each))
+    if number is not None and number > 1:
+        return ScriptLaunch(typed, each, number, names_hosts=not is_told)
+    follows = hosts == TOLD and is_told and total is None
+    return ScriptLaunch(typed, each or total, None if follows else 1)
+
+
+def _joins(found: list[FoundFlag], each: int | None) -> bool:
+    """Return whether the processes of Accelerate join those of other hosts: on hosts with one GPU, only if a flag or a
+    configuration file says so. DeepSpeed's own way to other hosts is SSH.
+    """
+    names = {each.name for each in found}
+    if "--use-deepspeed" in names:
+        return value_of(found, "--deepspeed-multinode-launcher") == "standard"
+    return (each or 1) > 1 or bool(names & {"--multi-gpu", "--use-fsdp", "--use-megatron-lm", "--config-file"})
+
+
+def _by_variables(typed: Typed, values: _Values) -> ScriptLaunch:
+    """Read a launcher whose hosts are variables. LLaMA-Factory reads them on a host with one GPU only if forced."""
+    names = ("NNODES", "NODE_RANK", "MASTER_ADDR", "NPROC_PER_NODE", "FORCE_TORCHRUN")
+    hosts, rank, address, each, forced = (values.text(f"${name}") for name in names)
+    number, is_told = _number(hosts), TOLD in rank and TOLD in address
+    if number is not None and number > 1:
+        return ScriptLaunch(typed, _number(each), number, names_hosts=not is_told)
+    follows = hosts == TOLD and is_told and (typed is SWIFT or forced.lower() in ("1", "true"))
+    return ScriptLaunch(typed, _number(each), None if follows else 1)
 
 
 def _by_torch(typed: Typed, found: list[FoundFlag], rest: tuple[str, ...]) -> ScriptLaunch:
