@@ -110,7 +110,7 @@ def printed_problems(argv: Sequence[str], out: str) -> list[str]:
     shapes = SHAPES.get(" ".join(names[:2])) or SHAPES.get(names[0] if names else "")
     if "--json" not in options or not shapes or not out.strip():
         return []
-    documents = map(json.loads, out.splitlines()) if names[0] == "logs" else [json.loads(out)]
+    documents = map(json.loads, out.splitlines()) if names[0] in ("logs", "events") else [json.loads(out)]
     found = [min((list(problems(document, shape)) for shape in shapes), key=len) for document in documents]
     return [problem for each in found for problem in each]
 

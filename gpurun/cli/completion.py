@@ -36,6 +36,14 @@ def jobs(incomplete: str) -> Iterable[str]:
 
 
 @_quietly
+def states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete states of jobs."""
+    from gpurun.jobs.states import State
+
+    return State.__members__
+
+
+@_quietly
 def hosts(incomplete: str) -> Iterable[str]:
     """Complete the last host or group of a host set, such as ``gpu-r1-01,@ra``."""
     from gpurun.inventory.load import load

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.event_words import because, event_text
 from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.cli.sending import going_out
@@ -161,14 +162,10 @@ class _JobView:
         kind = event.get("kind")
         if (what := going_out(event)) is not None:
             self._show_progress(what, event)
-        elif kind == "placement":
-            self._say(placement_text(event))
         elif kind == "state":
             self._say_state(event)
-        elif kind == "host":
-            self._say(f"{event['host']}: {event['state']}{_because(event)}")
-        elif kind == "note":
-            self._say(str(event.get("text")))
+        elif kind in ("placement", "host", "note"):
+            self._say(event_text(event))
 
     def _show_sent(self, record: JobRecord) -> None:
         """Show how far image and data are, of the hosts that are further than before."""
@@ -204,7 +201,7 @@ class _JobView:
         if event["state"] != "PREPARING":
             self.close()
         if State(event["state"]) not in ENDED:  # _show_end reports the end
-            self._say(f"{event['state']}{_because(event)}")
+            self._say(event["state"] + because(event))
             self.reason_shown = str(event.get("reason") or "")
 
     def _say(self, text: str) -> None:
@@ -225,23 +222,3 @@ class _JobView:
             say(f"        | {printed(text)}")
         if self.folder.outputs.is_dir():
             self._say(f"outputs: {self.folder.outputs}")
-
-
-def placement_text(event: Mapping[str, Any]) -> str:
-    """Describe in one line where a gang runs, and why there."""
-    from gpurun.inventory.hostset import fold
-
-    hosts = event["hosts"]
-    gpus = sum(len(host["gpus"]) for host in hosts)
-    each = sorted({len(host["gpus"]) for host in hosts})
-    counts = "/".join(str(count) for count in each)
-    racks = event["racks"]
-    spread = f"one rack, {racks[0]}" if len(racks) == 1 else f"{len(racks)} racks, {fold(racks)}"
-    return (
-        f"{gpus} {event['generation']} GPUs on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
-        "fewest racks, then fewest hosts, then the tightest fit"
-    )
-
-
-def _because(event: Mapping[str, Any]) -> str:
-    return f": {event['reason']}" if event.get("reason") else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import InventoryOption, JsonOption
-from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say_problem, waited_s
+from gpurun.cli import completion
+from gpurun.cli.options import JOB, InventoryOption, JsonOption
+from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
 from gpurun.node.job.layer_rules import BESIDE
 from gpurun.quantities.local_time import date_time
@@ -61,11 +62,31 @@ def find_job(text: str) -> JobFolder:
 
 
 def status(
-    job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Show all details of this job.", show_default=False)
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB…]",
+            help=f"Show all details of these jobs. {JOB}",
+            show_default=False,
+            autocompletion=completion.jobs,
+        ),
     ] = None,
     inventory: InventoryOption = None,
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Also show all jobs that have ended.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Show only your jobs, and no hosts.")] = False,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="USER", help="Show only this user's jobs, and no hosts.")
+    ] = None,
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Show only jobs in this state, such as RUNNING, and no hosts. May be repeated.",
+            show_default=False,
+            autocompletion=completion.states,
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show use, memory, temperature and power of each leased GPU, live.")
     ] = False,
@@ -74,16 +95,15 @@ def status(
     """Show hosts, free GPUs, running jobs, and queued jobs with their reasons.
 
     gpurun status --watch
-    """
-    store = open_store()
-    if job is not None:
-        from gpurun.views.reading import with_trouble
 
-        record = with_trouble(store, store.find(job).record())
-        if as_json:
-            print_json({"hosts": [], "jobs": [_more(record, store.get(record.id))]})
-        else:
-            _print_job(store, record)
+    gpurun status --mine --state RUNNING
+    """
+    wanted = _wanted(mine=mine, user=user, states=states or ())
+    if (jobs or watch) and (wanted or (jobs and watch)):
+        raise BadInput("takes jobs, or --watch, or --mine, --user and --state", where="status")
+    store = open_store()
+    if jobs:
+        _show_jobs(store, jobs, as_json=as_json)
         return
     found = _hosts_of(inventory, store, are_needed=watch)
     if watch:
@@ -93,19 +113,52 @@ def status(
         return
     from gpurun.views.reading import read
 
-    reading = read(found, store, all_jobs=all_jobs)
-    hosts = [host_json(row) for row in reading.rows]
+    reading = read(found, store, all_jobs=all_jobs, wanted=wanted)
+    hosts = [] if wanted else [host_json(row) for row in reading.rows]
     if as_json:
         print_json({"hosts": hosts, "jobs": [job_json(record) for record in reading.records]})
     else:
-        from gpurun.cli.tables import print_status
+        from gpurun.cli.tables import print_jobs, print_status
 
         most = None if all_jobs else QUEUED_SHOWN
-        print_status(reading.picture, hosts, most_queued=most, unheard=reading.unheard)
+        if wanted and not reading.records:
+            say("no such job" + ("" if all_jobs else " has not ended, or ended lately; --all looks at all jobs"))
+        elif wanted:
+            print_jobs(reading.picture)
+        else:
+            print_status(reading.picture, hosts, most_queued=most, unheard=reading.unheard)
     for problem in reading.problems:
         say_problem(problem)
     if reading.problems:
         raise typer.Exit(StateError.exit_code)
+
+
+def _wanted(*, mine: bool, user: str | None, states: Sequence[str]) -> Callable[[JobRecord], bool] | None:
+    """Return which jobs to show; None = all. Raises BadInput for a text that is not a state."""
+    from gpurun.jobs.states import State
+
+    if wrong := [text for text in states if text.upper() not in State.__members__]:
+        raise BadInput(f"--state: {wrong[0]!r} is not a state", hint=f"the states are {', '.join(State.__members__)}")
+    asked, uid = {State[text.upper()] for text in states}, os.getuid()
+    if not (mine or asked) and user is None:
+        return None
+    return lambda record: (
+        (not mine or record.owner_uid == uid) and user in (None, record.owner) and (not asked or record.state in asked)
+    )
+
+
+def _show_jobs(store: JobStore, jobs: Sequence[str], *, as_json: bool) -> None:
+    from gpurun.views.reading import with_trouble
+
+    found = {folder.id: folder for folder in map(store.find, jobs)}
+    records = [with_trouble(store, folder.record()) for folder in found.values()]
+    if as_json:
+        print_json({"hosts": [], "jobs": [_more(record, found[record.id]) for record in records]})
+        return
+    for number, record in enumerate(records):
+        if number:
+            typer.echo()
+        _print_job(store, record)
 
 
 def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cluster:

@@ -71,6 +71,12 @@ def print_status(
     print_lines(lines)
 
 
+def print_jobs(picture: Picture) -> None:
+    """Print the jobs of a picture as `print_status` does, without its hosts."""
+    columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
+    print_lines([*job_lines(picture, picture.jobs, columns, duration)])
+
+
 Rows = Sequence[tuple[Sequence[str], str]]
 """For each row: printable cells, and the row's mark."""
 

@@ -1,4 +1,4 @@
-"""Request a job's cancel, and end queued jobs, which need no supervisor."""
+"""Request a job's cancel or requeue, and end queued jobs, which need no supervisor."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str
     folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=clock.now_s(), reason=reason))
     audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
     end_queued(home, folder, now_s=clock.now_s(), environ=environ)
+
+
+def requeue(folder: JobFolder, *, by: str) -> None:
+    """Request that a job's supervisor ends the attempt and queues the job again. The caller checks permission.
+
+    Raises:
+        StateError: the request cannot be written.
+    """
+    reason = f"{by} put it back into the queue"
+    folder.ask_to_cancel(CancelRequest("preempt", by=by, asked_s=clock.now_s(), reason=reason))
+    audit.note(folder.path.home, "requeue", job=folder.id, owner=folder.record().owner)
 
 
 def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:

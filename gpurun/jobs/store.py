@@ -157,8 +157,8 @@ class JobStore:
         with suppress(StateError):  # another user's mark: it costs a look, no more
             (self.live / job_id).unlink(missing_ok=True)
 
-    def recently_ended(self, most: int) -> tuple[str, ...]:
-        """Return the ids of at most `most` jobs that changed last and are not live."""
+    def recently_ended(self, most: int | None = None) -> tuple[str, ...]:
+        """Return the ids of at most `most` jobs that are not live, those that changed last first."""
         ended = set(self.ids()) - set(self.live_ids())
         changed = sorted(_changed(self.folder, ended), reverse=True)
         return tuple(name for _, name in changed[:most])

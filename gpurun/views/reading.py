@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,18 +47,24 @@ class Reading(NamedTuple):
 
 
 def read(
-    cluster: Cluster, store: JobStore, *, all_jobs: bool = False, reasons: Mapping[str, str] | None = None
+    cluster: Cluster,
+    store: JobStore,
+    *,
+    all_jobs: bool = False,
+    reasons: Mapping[str, str] | None = None,
+    wanted: Callable[[JobRecord], bool] | None = None,
 ) -> Reading:
     """Read hosts, their GPUs, and jobs. Reports damage, and shows everything that depends on damaged data as unknown.
 
     Args:
         all_jobs: read all ended jobs, not only the last ones.
         reasons: job → why it waits; None = compute the reasons with a scheduling pass on this state.
+        wanted: which jobs to read; None = all.
     """
     problems: list[GpurunError] = []
     now_s = clock.now_s()
     view = look(store.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
-    records = _records(store, view, problems.append, all_jobs=all_jobs)
+    records = _records(store, view, problems.append, wanted or (lambda _: True), all_jobs=all_jobs)
     rows = cluster.rows(view)
     cells = [_cells(row, view, cluster.known[row.host.name]) for row in rows]
     if reasons is None:
@@ -101,12 +108,14 @@ def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
 
 
 def _records(
-    store: JobStore, view: View, on_problem: Callable[[GpurunError], None], *, all_jobs: bool
-) -> list[JobRecord]:
-    """Return the jobs that have not ended, and the last ended jobs; oldest first."""
-    ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended(ENDED_SHOWN)
-    records = [with_trouble(store, job.record) for job in view.jobs.values()]
-    records += store.records(on_problem, ids=ended)
+    store: JobStore, view: View, on_problem: Callable[[GpurunError], None], wanted: Callable[[JobRecord], bool],
+    *, all_jobs: bool,
+) -> list[JobRecord]:  # fmt: skip
+    """Return the wanted jobs that have not ended, and the last ended ones of them; oldest first."""
+    ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended()
+    records = [with_trouble(store, job.record) for job in view.jobs.values() if wanted(job.record)]
+    found = filter(wanted, store.records(on_problem, ids=ended))
+    records += found if all_jobs else islice(found, ENDED_SHOWN)
     return sorted(records, key=lambda record: record.submitted_s)
 
 

@@ -148,7 +148,21 @@ def test_json_is_one_document_or_nothing(gpurun, page):
         assert code and err.strip()
 
 
-OF_A_JOB = ("status", "why", "follow", "logs", "cancel", "wait", "outputs", "show", "rerun", "diff", "exec")
+OF_A_JOB = (
+    "status",
+    "why",
+    "follow",
+    "logs",
+    "events",
+    "cancel",
+    "requeue",
+    "wait",
+    "outputs",
+    "show",
+    "rerun",
+    "diff",
+    "exec",
+)
 
 
 @pytest.mark.parametrize("name", OF_A_JOB)

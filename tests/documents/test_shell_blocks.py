@@ -142,8 +142,8 @@ ADDED = {
 }  # fmt: skip
 """What makes a command run without hosts, or without somebody to answer."""
 RUN = (
-    *ADDED, "version", "config view", "status", "queue", "why", "follow", "logs", "cancel", "wait", "outputs", "show",
-    "diff", "history", "report", "du", "audit", "simulate", "recover", "man", "scale list", "inventory list",
+    *ADDED, "version", "config view", "status", "queue", "why", "follow", "logs", "events", "cancel", "wait",
+    "outputs", "show", "diff", "history", "report", "du", "audit", "simulate", "recover", "man", "scale list", "inventory list",
     "inventory show", "inventory validate", "inventory schema", "inventory export",
 )  # fmt: skip
 KNOWN = {"JOB": "@last", "JOB…": "@last", "DIR": "made", "FAILED": "FAILED"}

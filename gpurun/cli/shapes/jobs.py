@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+from gpurun.campaigns.plan import RefusedSize
 from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import OutputsLeft, Restart, StartFailure
 from gpurun.jobs.spec import JobSpec
@@ -212,7 +213,7 @@ class _PlanAlways(TypedDict):
 
 
 class PlanShape(_PlanAlways, total=False):
-    """What `gpurun submit` would do.
+    """What `gpurun submit` would do; or `gpurun sweep run`, for one trial; or `gpurun scale run`, for the largest size.
 
     Attributes:
         job: the frozen job: every setting, defaults included.
@@ -226,6 +227,9 @@ class PlanShape(_PlanAlways, total=False):
         wait: why the job would wait; only without a placement.
         environment: only if the recipe has `python`.
         image_problem: why `submit` would refuse the job: the head does not have the image, or has no Docker.
+        trials: only of a sweep: how many trials it has.
+        runs: only of `gpurun scale run`: how many runs it has.
+        refused: only of `gpurun scale run`: sizes that cannot run.
     """
 
     settings: dict[str, list[Setting]]
@@ -233,6 +237,9 @@ class PlanShape(_PlanAlways, total=False):
     wait: Explanation
     environment: EnvironmentShape
     image_problem: str
+    trials: int
+    runs: int
+    refused: list[RefusedSize]
 
 
 class _WhyAlways(TypedDict):
@@ -296,6 +303,22 @@ class LogLineShape(TypedDict):
     rank: int | None
     stream: Literal["stdout", "stderr"]
     text: str
+
+
+class EventShape(TypedDict):
+    """One event of a job. The command prints one such object a line.
+
+    Attributes:
+        time_s: seconds since 1970; null: its time is damaged.
+        kind: `state`, `placement`, `host`, `note`, `notify`, or what goes to hosts: `ship`, `stage`, `workdir`.
+        text: the event in one line, for people.
+        details: what this kind of event says, such as `host`, `state`, `reason` or `attempt`.
+    """
+
+    time_s: float | None
+    kind: str
+    text: str
+    details: dict[str, Any]
 
 
 class LeftShape(TypedDict):
