@@ -143,8 +143,8 @@ ADDED = {
 """What makes a command run without hosts, or without somebody to answer."""
 RUN = (
     *ADDED, "version", "config view", "status", "queue", "why", "follow", "logs", "events", "cancel", "wait",
-    "outputs", "show", "diff", "history", "report", "du", "audit", "simulate", "recover", "man", "scale list", "inventory list",
-    "inventory show", "inventory validate", "inventory schema", "inventory export",
+    "outputs", "show", "diff", "history", "report", "du", "audit", "simulate", "recover", "man", "scale list",
+    "inventory list", "inventory show", "inventory validate", "inventory schema", "inventory export",
 )  # fmt: skip
 KNOWN = {"JOB": "@last", "JOB…": "@last", "DIR": "made", "FAILED": "FAILED"}
 INVENTORY = """\
