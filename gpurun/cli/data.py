@@ -162,7 +162,7 @@ def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
     found = [one for one in sets if short and one.digest[7:].startswith(short)]
     if len(found) == 1:
         return found[0]
-    why = "could mean several data sets" if found else "is no data set that these hosts have"
+    why = "could mean several data sets" if found else "is not a data set that these hosts have"
     raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists them")
 
 

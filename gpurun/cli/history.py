@@ -93,7 +93,7 @@ def wanted_of(
 
     asked = tuple(state.upper() for state in states or ())
     if wrong := [state for state in asked if state not in OUTCOMES]:
-        raise BadInput(f"--state: {wrong[0]!r} is no outcome", hint=f"the outcomes are {', '.join(OUTCOMES)}")
+        raise BadInput(f"--state: {wrong[0]!r} is not an outcome", hint=f"the outcomes are {', '.join(OUTCOMES)}")
     return Wanted(
         user=user, pool=pool, project=project, host=host, states=asked, name=name,
         since_s=since_s, until_s=until_s,

@@ -26,7 +26,7 @@ from gpurun.environments.failures import failure_of
 from gpurun.environments.layer import layer_tar
 from gpurun.environments.log import BuildLog, Report
 from gpurun.environments.pip_settings import secrets_of
-from gpurun.environments.plan import LABEL, NAME, PACKAGES, EnvironmentPlan, plan_environment
+from gpurun.environments.plan import LABEL, NAME, PACKAGES, EnvironmentPlan, plan_environment, requirements_of
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export import default_folder
@@ -47,6 +47,7 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
     Raises:
         BadInput: the image is not on the head, or is itself an environment; or the user's input cannot be used.
     """
+    requirements_of(wanted)  # a wrong file is said also where Docker does not answer
     base = engine.image(image)
     if (base.facts.get("Labels") or {}).get(LABEL):
         raise BadInput(f"{image} is an environment already", hint="name the image that it was built on")

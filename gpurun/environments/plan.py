@@ -62,7 +62,7 @@ def plan_environment(
     Raises:
         BadInput: a file cannot be read, or contains something that gpurun does not pass on.
     """
-    requirements = _requirements(wanted)
+    requirements = requirements_of(wanted)
     users = users_settings(environ)
     wheels: Path | None = None
     named: object = None
@@ -91,7 +91,8 @@ def plan_environment(
     )  # fmt: skip
 
 
-def _requirements(wanted: Environment) -> Requirements:
+def requirements_of(wanted: Environment) -> Requirements:
+    """Read what the user wants installed. Raises BadInput if a file cannot be used."""
     path = Path(wanted.path)
     if wanted.kind == "lock":
         return read_lock(path)
@@ -101,7 +102,7 @@ def _requirements(wanted: Environment) -> Requirements:
 def _wheels(folder: Path) -> list[tuple[str, str]]:
     """Return name and digest of each file that pip may read."""
     if not folder.is_dir():
-        raise BadInput("the index is no folder", where=str(folder))
+        raise BadInput("the index is not a folder", where=str(folder))
     try:
         with os.scandir(folder) as scanned:
             names = sorted(entry.name for entry in scanned if entry.is_file(follow_symlinks=False))

@@ -72,7 +72,7 @@ def _requirements(text: str, where: str) -> list[tuple[str, str, str]]:
     found = list(parse(text, where))
     for place, option, _ in found:
         if option:
-            raise BadInput(f"{option} is no requirement", where=place)
+            raise BadInput(f"{option} is not a requirement", where=place)
     return found
 
 

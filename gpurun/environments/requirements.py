@@ -171,7 +171,7 @@ def _option(line: str, place: str) -> tuple[str, str]:
                 hint="a folder of wheels is `python: {index: FOLDER}`",
             )  # fmt: skip
         return option, value
-    raise BadInput(f"{option[:80]!r} is no option that gpurun passes to pip", where=place)
+    raise BadInput(f"{option[:80]!r} is not an option that gpurun passes to pip", where=place)
 
 
 def _requirement(line: str, place: str) -> str:

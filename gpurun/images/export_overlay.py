@@ -119,7 +119,7 @@ def _file(root: int, entry: dict[str, Any], pieces: bytearray) -> Iterator[bytes
     try:
         left = int(entry["size"])
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{name!r} is no regular file")
+            raise OSError(f"{name!r} is not a regular file")
         while left:
             piece = os.read(descriptor, min(left, PIECE_BYTES))
             if not piece:

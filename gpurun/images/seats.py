@@ -118,7 +118,7 @@ class Seats:
         for digest, ranges in wants:
             blob = left.pop(digest, None)
             if blob is None:
-                raise bad_answer(host, f"blobs.missing: {digest} is no blob that it still can lack")
+                raise bad_answer(host, f"blobs.missing: {digest} is not a blob that it still can lack")
             try:
                 for first, last in links.checked_ranges(blob, ranges):
                     for index in range(first, last + 1):

@@ -371,7 +371,7 @@ def _answer(host: str, said: Mapping[str, Any]) -> Answer:
 def _local_id(host: str, said: object) -> str:
     """Return a valid image ID from a host's answer, because it becomes a word of a command line there."""
     if not isinstance(said, str) or not re.fullmatch("sha256:[0-9a-f]{64}", said):
-        raise HostFailure(f"its Docker names an image {str(said)[:80]!r}, which is no image ID", host=host)
+        raise HostFailure(f"its Docker names an image {str(said)[:80]!r}, which is not an image ID", host=host)
     return said
 
 

@@ -134,7 +134,7 @@ def scan(top: Path) -> FolderTree:
         HostNotReady: its file system does not answer.
     """
     if not top.is_dir():
-        raise BadInput("the workdir is no folder", where=str(top))
+        raise BadInput("the workdir is not a folder", where=str(top))
     top = top.resolve()
     memory, walk = DigestMemory(top), Walk(top)
     entries: list[Entry] = []

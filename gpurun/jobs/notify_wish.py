@@ -47,7 +47,7 @@ def checked_url(text: str) -> str:
         with suppress(ValueError):  # what urlsplit says repeats parts of the URL
             if urlsplit(text).hostname:
                 return text
-    raise ValueError("is no http or https URL")
+    raise ValueError("is not an http or https URL")
 
 
 def notify_wish(text: str) -> NotifyWish:

@@ -33,7 +33,7 @@ def check_gpus(gpus: tuple[int, ...]) -> None:
 def check_path(path: str) -> None:
     """Raise ValueError if no file can have this name: a path cannot contain NUL."""
     if "\0" in path:
-        raise ValueError(f"{path[:80]!r} is no path")
+        raise ValueError(f"{path[:80]!r} is not a path")
 
 
 @dataclass(frozen=True)

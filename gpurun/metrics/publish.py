@@ -65,7 +65,7 @@ def address_of(text: str) -> tuple[str, int]:
     """``9836``, ``:9836`` or ``HOST:9836``; loopback unless a host is named. Raises BadInput."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise BadInput(f"--serve: {text!r} is no address", hint="give a port, or HOST:PORT such as 10.0.0.1:9836")
+        raise BadInput(f"--serve: {text!r} is not an address", hint="give a port, or HOST:PORT such as 10.0.0.1:9836")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -118,7 +118,7 @@ def _refused(target: Target) -> BadInput | None:
         if value is not None and (not value or _UNSAFE.search(value)):
             return BadInput(f"{value!r} is no {what}", host=target.name)
     if "@" in target.name or "/" in target.name:
-        return BadInput(f"{target.name!r} is no host name", host=target.name)
+        return BadInput(f"{target.name!r} is not a host name", host=target.name)
     return None
 
 

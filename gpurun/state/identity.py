@@ -68,5 +68,5 @@ def known_id(home: Path) -> str | None:
         error.hint = f"remove {path}: gpurun makes a new id; to the hosts, jobs that run now are then another head's"
         raise
     if not _ID.fullmatch(found):
-        raise StateError(f"{found[:40]!r} is no id", where=str(path), hint=f"remove {path}")
+        raise StateError(f"{found[:40]!r} is not an id", where=str(path), hint=f"remove {path}")
     return found

@@ -216,7 +216,7 @@ def _files(folder: str, payload: bytes) -> Iterator[Listed]:
         if not (is_near and name.isascii()) or "/" in name or "\0" in name or name in (".", ".."):
             below.parts_of(path)
             if "/" in name:
-                raise OpError("refused", f"{name!r:.200} is no name")
+                raise OpError("refused", f"{name!r:.200} is not a name")
         yield Listed(path, "file", mode, mtime_ns, size, (ctime_ns, inode), stored=stored)
 
 

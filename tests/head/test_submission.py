@@ -117,7 +117,7 @@ def test_where_files_can_have_one_name_only_each_job_has_a_copy(home, work, monk
 
 
 def test_code_that_cannot_be_read_stores_nothing(home, work):
-    with pytest.raises(BadInput, match="no folder"):
+    with pytest.raises(BadInput, match="not a folder"):
         submit(home, SPEC, replace(SPEC, workdir=str(work / "none")))
     assert JobStore(home).ids() == ()
 

@@ -47,7 +47,7 @@ def test_an_image_that_is_gone_is_said_to_be_gone_and_not_replaced():
     ["", None, 7, "sha256:", f"sha256:{'g' * 64}", f"{OLD} --privileged", "--privileged", f"{OLD}\n", ["x"], "busybox"],
 )
 def test_what_a_host_calls_an_image_must_be_an_id(said):
-    with pytest.raises(HostFailure, match="no image ID"):
+    with pytest.raises(HostFailure, match="not an image ID"):
         _local_id("h1", said)
 
 

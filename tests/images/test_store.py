@@ -116,5 +116,5 @@ def test_a_file_without_its_hashes_is_not_there(store):
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", "sha256:../x", "sha256:" + "g" * 64, "md5:" + "0" * 32])
 def test_a_digest_is_no_path(store, digest):
-    with pytest.raises(Exception, match="no sha256 digest"):
+    with pytest.raises(Exception, match="not a sha256 digest"):
         store.find(digest)

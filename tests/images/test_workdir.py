@@ -236,7 +236,7 @@ def test_one_host_that_fails_holds_up_no_other(hosts, work, tmp_path):
 
 def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
     fleet = hosts.fleet("h0")
-    with pytest.raises(BadInput, match="no folder"):
+    with pytest.raises(BadInput, match="not a folder"):
         sync_workdir(fleet, {"h0": "/x"}, scan(tmp_path / "none"))
 
 

@@ -287,7 +287,7 @@ def test_a_lease_whose_machine_is_none_is_damaged_so_nothing_is_granted(home, in
     folder, _, lock = running
     path = LeaseStore(home).path(folder.id).plain
     path.write_text(path.read_text().replace('"h1:22"', json.dumps(machine)))
-    with pytest.raises(StateError, match="no machine"):
+    with pytest.raises(StateError, match="not a machine"):
         run_pass(home, now_s=3.0)
     lock.close()
 
@@ -327,7 +327,7 @@ def test_a_lease_of_as_many_ports_as_no_host_has_is_damaged_so_nothing_is_grante
     folder, _, lock = running
     path = LeaseStore(home).path(folder.id).plain
     path.write_text(json.dumps({**json.loads(path.read_text()), "port_count": count}))
-    with pytest.raises(StateError, match="no number of ports"):
+    with pytest.raises(StateError, match="not a number of ports"):
         run_pass(home, now_s=3.0)
     lock.close()
 

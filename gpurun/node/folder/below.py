@@ -69,7 +69,7 @@ def parts_of(path: object) -> Parts:
     except UnicodeEncodeError:
         parts = ()
     if not parts or not _NO_NAMES.isdisjoint(parts) or "\0" in str(path) or max(map(len, parts)) > 255:
-        raise OpError("refused", "%.200r is no path inside the folder" % (path,))
+        raise OpError("refused", "%.200r is not a path inside the folder" % (path,))
     if len(parts) + sum(map(len, parts)) > LONGEST:
         raise OpError("refused", "%.200r… is longer than %d bytes" % (path, LONGEST))
     return parts

@@ -102,7 +102,7 @@ def checked(digest: str) -> str:
         OpError: ``bad-request``.
     """
     if not isinstance(digest, str) or not _DIGEST.match(digest):
-        raise OpError("bad-request", "%r is no sha256 digest" % (digest,))
+        raise OpError("bad-request", "%r is not a sha256 digest" % (digest,))
     return digest
 
 

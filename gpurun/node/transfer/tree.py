@@ -157,7 +157,7 @@ def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str])
     for path, kind, mode, mtime_ns, length, digest, target in entries:
         call.check()
         if kinds.get(os.path.dirname(path), "dir") != "dir":
-            raise OpError("refused", "%r passes through something that is no folder" % path)
+            raise OpError("refused", "%r passes through something that is not a folder" % path)
         parts = below.parts_of(path)
         if kind == "dir":
             maker.folder(Listed(path, kind, mode, mtime_ns))
