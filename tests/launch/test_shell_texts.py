@@ -203,6 +203,29 @@ def test_a_refused_text_has_the_line_to_write_instead(text, proposed):
     assert proposed in refused.value.hint
 
 
+def test_a_text_that_leaves_its_launcher_in_the_background_is_refused():
+    """The rank would end with the text, its container with the rank, and the job would succeed."""
+    left = (
+        "nohup torchrun x.py > log 2>&1 &", "cd a && torchrun x.py &\necho started; PID=$!", "deepspeed x.py & exit 0",
+        "if a; then torchrun x.py & fi", "torchrun x.py 2>&1 | tee x &\n# wait\n",
+    )  # fmt: skip
+    stays = (
+        "torchrun x.py &\nwait", "torchrun x.py & tail -f log", "torchrun x.py && a", "a & torchrun x.py",
+        "torchrun x.py", "torchrun x.py >& log", "torchrun x.py &> log", "torchrun x.py & p=$!; wait $p; echo",
+        "torchrun x.py |& tee",
+    )  # fmt: skip
+    for text in left:
+        spec = replace(SPEC, command=("bash", "-c", text))
+        for wanted in (replace(spec, gpus=1), spec):
+            with pytest.raises(BadInput, match=r"in the background \(&\) and ends without it") as refused:
+                settled(wanted, is_named=False)
+        assert "wait" in refused.value.hint
+        with pytest.raises(BadInput, match=r"train\.sh starts"):
+            once_on_hosts(spec, launches_in(text), "train.sh")
+    for text in stays:
+        assert once_on_hosts(SPEC, launches_in(text), "x")[0].one_per_host, text
+
+
 def test_a_text_without_a_launcher_starts_none():
     for text in (
         "python train.py",

@@ -18,7 +18,7 @@ from gpurun.launch.launchers.lines.line import CommandLine, read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 from gpurun.launch.launchers.lines.shell import SHELLS
 from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
-from gpurun.launch.launchers.texts import once_on_hosts
+from gpurun.launch.launchers.texts import once_on_hosts, refuse_left
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 ALONE = TASKS.name
@@ -126,9 +126,10 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
             f"{other.name}: {several} wants several processes, and the job has 1 GPU",
             hint="write how many GPUs the job needs: -n N",
         )
-    told = ""
+    told, launches = "", _launches(line)
+    refuse_left(launches, "the command")
     if spec.gpus > 1 and not (is_named and spec.launcher == ALONE):
-        if not is_named and (launches := _launches(line)):
+        if not is_named and launches:
             spec, told = once_on_hosts(spec, launches, "the command", by_srun=line.by_srun)
             is_named = True
         elif line.typed is None or other.instead is None:

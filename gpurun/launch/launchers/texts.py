@@ -31,6 +31,7 @@ def once_on_hosts(
         BadInput: the text starts its processes on other hosts than gpurun can give it.
     """
     names = ", ".join(dict.fromkeys(each.typed.name for each in launches))
+    refuse_left(launches, where)
     if slurms := [each for each in launches if each.typed is SRUN or each.typed.is_queue]:
         srun = max((each.line for each in slurms if each.typed is SRUN), key=len, default="PROGRAM ARGUMENTS")
         raise BadInput(
@@ -55,6 +56,15 @@ def once_on_hosts(
     said = f"{where} starts {names}, so it runs once on each host{why}"
     launcher = BY_SLURM.name if by_srun else TASKS.name
     return replace(spec, launcher=launcher, one_per_host=True, constraints=constraints), said
+
+
+def refuse_left(launches: Sequence[ScriptLaunch], where: str) -> None:
+    """Refuse a text that ends while a launcher runs in the background: the job would end with it, and succeed."""
+    if left := next((each for each in launches if each.is_left), None):
+        raise BadInput(
+            f"{where} starts {left.typed.name} in the background (&) and ends without it: the job would end at once",
+            hint=f"leave out the & (and nohup), or write `wait` at the end of {where}",
+        )
 
 
 def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str) -> tuple[int | None, str]:

@@ -16,7 +16,7 @@ from gpurun.errors import BadInput
 from gpurun.launch.launchers.lines.each_host import ACCELERATE, FABRIC, LLAMAFACTORY, SWIFT
 from gpurun.launch.launchers.lines.flags import NO_COUNTS, FoundFlag, Typed, read_flags, value_of
 from gpurun.launch.launchers.lines.line import Start, begun
-from gpurun.launch.launchers.lines.shell import simple_commands
+from gpurun.launch.launchers.lines.shell import left_in_background, simple_commands
 from gpurun.launch.launchers.lines.torch import LAUNCH, TORCHRUN
 
 GIVEN = frozenset({
@@ -58,6 +58,7 @@ class ScriptLaunch(NamedTuple):
         hosts: the hosts on which it is right; None = as many as gpurun says.
         names_hosts: it says itself where the other hosts are, or which one this is.
         line: its command line for people, with ``…`` for what words cannot tell.
+        is_left: the text ends without it: it stands in front of ``&``.
     """
 
     typed: Typed
@@ -65,6 +66,7 @@ class ScriptLaunch(NamedTuple):
     hosts: int | None = None
     names_hosts: bool = False
     line: str = ""
+    is_left: bool = False
 
 
 def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = False) -> tuple[ScriptLaunch, ...]:
@@ -76,11 +78,16 @@ def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = F
     """
     commands = [words[:MOST_WORDS] for words in islice(simple_commands(text), MOST_COMMANDS)]
     values = _Values(commands, arguments, GIVEN | BEHIND_SRUN if by_srun else GIVEN)
-    found = [version for words in commands for version in values.versions(words)]
-    evaluated = " ; ".join(" ".join(words[1:]) for words in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
-    found += [values.of(words) for words in simple_commands(evaluated)]
-    starts = (begun(words) for words in found if words[:1] != ("eval",))
-    launches = (_launch(start, values)._replace(line=_shown(start)) for start in starts if start is not None)
+    left = {words[:MOST_WORDS] for words in islice(left_in_background(text), MOST_COMMANDS)}
+    found = [(version, words in left) for words in commands for version in values.versions(words)]
+    evaluated = " ; ".join(" ".join(words[1:]) for words, _ in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
+    found += [(values.of(words), False) for words in simple_commands(evaluated)]
+    starts = ((begun(words), is_left) for words, is_left in found if words[:1] != ("eval",))
+    launches = (
+        _launch(start, values)._replace(line=_shown(start), is_left=is_left)
+        for start, is_left in starts
+        if start is not None
+    )
     return tuple(islice(launches, MOST_LAUNCHES))
 
 

@@ -13,6 +13,8 @@ SAY = frozenset(
     {"echo", "printf", "export", "alias", "which", "type", "grep", "pip", "pgrep", "pkill", "killall", "man"}
 )
 """Programs that start nothing, whatever words are behind them."""
+ENDS = frozenset({"echo", "printf", "disown", "exit", "true", ":", "date", "fi", "done", "}", "set"})
+"""Commands that end at once: a text that only has these behind a command with ``&`` does not wait for it."""
 OPERATORS = frozenset(["|", "|&", "||", "&&", ">", ">>", "<", "2>", "2>>", "&>", "&>>", "2>&1", ">&2"])
 COMPARES = ("test", "[", "expr")
 """Programs with words such as ``<`` of their own."""
@@ -55,9 +57,27 @@ def simple_commands(text: str) -> Iterator[tuple[str, ...]]:
             texts += [(inner, depth + 1) for inner in reversed(reader.inner)]
 
 
+def left_in_background(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that a text starts with ``&`` and leaves behind at its end, without a ``wait``."""
+    reader, left, chain = _TextReader(text), list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for words in reader.commands():
+        chain.append(words)
+        if reader.ended_by in ("|", "&&"):
+            continue
+        if reader.ended_by == "&":
+            left += chain
+        elif not all(each[0] in ENDS or _ARRAY.match(each[0]) for each in chain):
+            left = []
+        chain = []
+    yield from left
+
+
 @dataclass
 class _TextReader:
-    """Where the reader is in a text: the word and the command that it has begun, and the texts within."""
+    """Where the reader is in a text: the word and the command that it has begun, and the texts within.
+
+    `ended_by`: the operator behind the command that was read last.
+    """
 
     text: str
     is_list: bool = False
@@ -66,6 +86,7 @@ class _TextReader:
     words: list[str] = field(default_factory=list)
     inner: list[str] = field(default_factory=list)
     is_target: bool = False
+    ended_by: str = ""
     here: list[tuple[str, bool]] = field(default_factory=list)
 
     def commands(self) -> Iterator[tuple[str, ...]]:
@@ -83,6 +104,7 @@ class _TextReader:
                 self.inner += listed.inner
                 self.at = end
             elif char in _OPERATOR:
+                self.ended_by = "&&" if self.text.startswith("&&", self.at) else char
                 if self._operator(char):
                     yield from self._end_command()
                 if char == "\n":
@@ -90,6 +112,7 @@ class _TextReader:
             else:
                 self._add(self._piece(char))
             self.at += 1
+        self.ended_by = ""
         yield from self._end_command()
 
     def _piece(self, char: str) -> str:
