@@ -83,12 +83,12 @@ def map(
         names = list(points)
         for name, values in points.items():
             if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-                raise BadInput(f"the values of {name} are no list", hint=f'such as {{"{name}": [0.1, 0.01]}}')
+                raise BadInput(f"the values of {name} are not a list", hint=f'such as {{"{name}": [0.1, 0.01]}}')
         points = [dict(zip(names, values, strict=True)) for values in itertools.product(*points.values())]
     calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
     for point in points:
         if not isinstance(point, Mapping):
-            raise BadInput(f"a point is no dictionary of arguments but {type(point).__name__}")
+            raise BadInput(f"a point is not a dictionary of arguments but {type(point).__name__}")
         calls.append((function, (), point))
     return _submit(calls, inventory, {"gpus": 1, **settings}) if calls else []
 

@@ -105,7 +105,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     hint = "sizes look like 1,2,4,8"
     if wrong := [word for word in words if not _SIZE.match(word) or not 1 <= int(word) <= MOST_RANKS]:
-        raise BadInput(f"--gpus: {wrong[0][:40]!r} is no number of GPUs", hint=hint)
+        raise BadInput(f"--gpus: {wrong[0][:40]!r} is not a number of GPUs", hint=hint)
     sizes = [int(word) for word in words]
     if twice := [size for size in sizes if sizes.count(size) > 1]:
         raise BadInput(f"--gpus: {twice[0]} stands there twice", hint="--repeat N runs each size N times")
@@ -118,7 +118,7 @@ def check_name(name: str) -> None:
     """Refuse a name that cannot be a folder's name. Raises BadInput."""
     if not NAME.match(name):
         raise BadInput(
-            f"--name {name[:80]!r} is no name of a campaign", hint="up to 64 letters, digits, '.', '_' and '-'"
+            f"--name {name[:80]!r} is not a name of a campaign", hint="up to 64 letters, digits, '.', '_' and '-'"
         )
 
 

@@ -75,7 +75,7 @@ def prune(
         )
     for name in state or ():
         if name not in ENDS:
-            raise BadInput(f"{name!r} is no state of a job that has ended", where="--state", hint=", ".join(ENDS))
+            raise BadInput(f"{name!r} is not a state of a job that has ended", where="--state", hint=", ".join(ENDS))
     store = open_store()
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),

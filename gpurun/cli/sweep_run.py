@@ -123,7 +123,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     recipe = words[0] if words and "=" not in words[0] else None
     rest = tuple(words[recipe is not None :])
     if strange := [word for word in rest if "=" not in word]:
-        raise BadInput(f"{strange[0]!r} is no parameter", hint="NAME=VALUES, such as lr=log:1e-5..1e-1")
+        raise BadInput(f"{strange[0]!r} is not a parameter", hint="NAME=VALUES, such as lr=log:1e-5..1e-1")
     return recipe, rest
 
 

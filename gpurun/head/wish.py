@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
+from gpurun.documents.convert import did_you_mean
 from gpurun.errors import BadInput, NeverFits
 from gpurun.head.reading import clues_of, script_clues_of
 from gpurun.head.script import missing_script, runs_itself
@@ -19,6 +21,7 @@ from gpurun.launch.launchers.choosing.choice import (
     refuse_two_starters,
 )
 from gpurun.launch.launchers.lines.shell import about_operators
+from gpurun.quantities.counts import count
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -81,19 +84,25 @@ def _refused(problem: BadInput | None) -> tuple[str, ...]:
 
 def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     """Refuse a job that can never run, with exit code 3."""
+    if spec.pool and not inventory.pools:
+        raise NeverFits(f"there is no pool {spec.pool!r}: the inventory has no pools", hint="leave out --pool")
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=0.0)
     refusal = _refusal(gang, inventory)
     if isinstance(refusal, Refusal):
-        wanted = spec.constraints.generations
-        unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
-        why = f" (there is no generation {unknown})" if unknown else ""
-        have = ", ".join(inventory.generations)
-        hint = f"the inventory has {inventory.total_gpus} GPUs: {have}"
-        if refusal.reason is Reason.POOL and inventory.pools:
-            hint = _about_pools(gang, inventory)
-        elif refusal.reason is Reason.POOL:
-            hint = "it has no pools: leave out --pool"
-        raise NeverFits(refusal.message + why, hint=hint)
+        hint = _about_generations(inventory)
+        if unknown := sorted(set(spec.constraints.generations) - set(inventory.generations)):
+            meant = did_you_mean(unknown[0], inventory.generations)
+            raise NeverFits(f"there is no generation {unknown[0]!r}{meant}", hint=hint)
+        raise NeverFits(refusal.message, hint=_about_pools(gang, inventory) if refusal.reason is Reason.POOL else hint)
+
+
+def _about_generations(inventory: Inventory) -> str:
+    """Return how many GPUs of each generation the inventory has."""
+    gpus = Counter({host.generation: 0 for host in inventory.hosts})
+    for host in inventory.hosts:
+        gpus[host.generation] += host.gpus
+    alone = "; a gang never mixes generations" if len(gpus) > 1 else ""
+    return f"the inventory has {', '.join(count(number, f'{name} GPU') for name, number in gpus.items())}{alone}"
 
 
 def _about_pools(gang: Gang, inventory: Inventory) -> str:

@@ -5,9 +5,10 @@ Checks every value, and reports all problems at once, with line and column.
 
 from __future__ import annotations
 
+import re
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpe
 from gpurun.jobs.words import as_bytes, as_text
 
 RECIPE_FILE = "recipe.yaml"
+WITHOUT_RECIPE = "gpurun submit -n GPUS --image IMAGE -- COMMAND"
 MAX_BYTES = 1 << 20
 MOST_ENV_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
 MOST_WORD_BYTES, MOST_COMMAND_BYTES = (128 << 10) - 1, 512 << 10
+_SCRIPT = re.compile(r"^[^\s:=;&|]*[^\s:=;&|/]\.(py|sh|bash|R|jl)\Z")
+_PYTHON = re.compile(r"(^|/)python[0-9.]*\Z")
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,19 @@ def read(path: Path) -> Recipe:
     Raises:
         BadInput: there is no recipe; or it has problems, each reported with line and column.
     """
-    file = path / RECIPE_FILE if stat.S_ISDIR(mode_of(path)) else path
-    data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
+    is_folder = stat.S_ISDIR(mode_of(path))
+    file = path / RECIPE_FILE if is_folder else path
+    try:
+        data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
+    except BadInput as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        what = f"this folder has no {RECIPE_FILE}" if is_folder else "there is no such recipe"
+        raise BadInput(what, where=str(path), hint=f"name a recipe, or: {WITHOUT_RECIPE}") from None
+    if _SCRIPT.search(path.name):
+        program = shlex.join(("python3" if path.suffix == ".py" else "sh", str(path)))
+        hint = WITHOUT_RECIPE.replace("COMMAND", program)
+        raise BadInput("this is a program, not a recipe", where=str(path), hint=hint)
     if len(data) > MAX_BYTES:
         raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     report = ProblemReport(str(file))
@@ -77,6 +92,19 @@ def read(path: Path) -> Recipe:
         given["python"] = environment_of(given["python"], file.absolute().parent)
     sweep = given.pop("sweep", {})
     return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Return the name of a job that nobody named: its script's, such as ``train`` of ``python3 src/train.py``.
+
+    Without a script, the module behind ``-m`` or the program's own name.
+    """
+    script = next((word for word in command if _SCRIPT.search(word)), None)
+    if script is not None:
+        return Path(script).stem
+    words = [*command, ""]
+    module = words[words.index("-m") + 1] if "-m" in words and _PYTHON.search(words[0]) else ""
+    return module.rsplit(".", 1)[-1] or command[0].rsplit("/", 1)[-1]
 
 
 def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,12 +137,12 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     given["data"] = sources_below(Path.cwd(), given["data"])
     given |= notify_below(given, Path.cwd())
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
-    given.setdefault("name", given["command"][0].rsplit("/", 1)[-1] if "command" in given else "job")
+    given.setdefault("name", name_of(given["command"]) if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]
     if missing:
         raise BadInput(
             f"the job has no {' and no '.join(missing)}", where=str(recipe.source) if recipe else None,
-            hint="give them in a recipe, or: gpurun submit -n GPUS --image IMAGE -- COMMAND",
+            hint=f"give them in a recipe, or: {WITHOUT_RECIPE}",
         )  # fmt: skip
     if "workdir" in given:
         given.setdefault("workdir_read_only", False)
@@ -130,7 +158,7 @@ def _check(spec: JobSpec) -> None:
     except UnicodeEncodeError as error:
         raise BadInput(f"{error.object!r} is not UTF-8 text") from error
     if not spec.command[0] or spec.command[0].startswith("-"):
-        raise BadInput(f"command: {spec.command[0]!r} is no program")
+        raise BadInput(f"command: {spec.command[0]!r} is not a program")
     _check_env(spec)
     check_length(spec)
     _check_memory(spec)

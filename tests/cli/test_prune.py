@@ -83,7 +83,7 @@ def test_du_of_a_damaged_job_says_so(gpurun, store):
         (("--older-than", "never"), "'never' is not a time; write a number with its unit"),
         (("--older-than", "30"), "'30' has no unit; write 30s, 30m, 30h or 30d"),
         (("--keep-below", "5 apples"), "'5 apples' has the unknown unit 'apples'"),
-        (("--state", "RUNNING"), "'RUNNING' is no state of a job that has ended"),
+        (("--state", "RUNNING"), "'RUNNING' is not a state of a job that has ended"),
         (("j-none",), "there is no job"),
     ],
 )

@@ -42,13 +42,13 @@ SCALE = ("scale", "-i", "inventory.yaml", "--image", "i:1")
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (("--gpus", "0"), 2, "'0' is no number of GPUs"),
-        (("--gpus", "1,one"), 2, "'one' is no number"),
+        (("--gpus", "0"), 2, "'0' is not a number of GPUs"),
+        (("--gpus", "1,one"), 2, "'one' is not a number"),
         (("--gpus", "2,2"), 2, "stands there twice"),
         (("--gpus", "8,16"), 3, "GPUs"),
         (("--gpus", "1", "--launcher", "nosuch"), 2, "there is no launcher"),
         (("--gpus", "1", "--link", "fast"), 2, "is not a rate"),
-        (("--gpus", "1", "--name", "../x"), 2, "no name of a campaign"),
+        (("--gpus", "1", "--name", "../x"), 2, "not a name of a campaign"),
         (("--gpus", "1", "--repeat", "0"), 2, "--repeat"),
         ((), 2, "--gpus"),
     ],
