@@ -150,15 +150,16 @@ def _spec(
         recipe = read_recipe(Path(what))
     else:
         settings["command"] = list(what)
-    unknown = sorted(settings.keys() - FIELDS.keys() - CONSTRAINTS.keys())
+    if isinstance(places := settings.get("constraints"), Mapping):
+        settings = {**places, **settings, "constraints": None}
+    unknown = sorted(settings.keys() - (FIELDS.keys() - {"sweep"}) - CONSTRAINTS.keys())
     if unknown:
         raise BadInput(
             f"there is no setting {unknown[0]!r}", hint="the keys of a recipe, and of its constraints: docs/recipes.md"
         )
-    flags = {key: (key, value) for key, value in settings.items() if key in FIELDS}
-    places = {key: (key, value) for key, value in settings.items() if key in CONSTRAINTS}
+    flags = {key: (key, value) for key, value in settings.items()}
     spec, said = spec_of(
-        recipe, inventory, flags, places, reads=(lambda _spec: clues_of_call(what)) if callable(what) else clues_of
+        recipe, inventory, flags, reads=(lambda _spec: clues_of_call(what)) if callable(what) else clues_of
     )
     for text in said:
         sys.stderr.write(f"{text}\n")

@@ -69,7 +69,7 @@ def _job(
         given = given_for(recipe.given, gpus, has_roles=has_roles, has_knobs=named == DEFAULT_LAUNCHER)
         recipe = replace(recipe, given=given)
     sized = {**flags, "--gpus": ("gpus", gpus), "--launcher": ("launcher", launcher)}
-    spec, said = spec_of(recipe, inventory, sized, {})
+    spec, said = spec_of(recipe, inventory, sized)
     if spec.min_gpus is None:
         return spec, said
     told = "  no gang is elastic, whatever the command says: each job measures one size"

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from gpurun.scheduler.model import Snapshot
 
 
-def chosen_gpus(
-    text: str | None, recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
-) -> str | None:
+def chosen_gpus(text: str, recipe: Recipe | None, inventory: Inventory, flags: Flags) -> str:
     """Return the value of ``--gpus``, with ``auto:80%`` replaced by a number of GPUs.
 
     Raises:
@@ -34,12 +32,12 @@ def chosen_gpus(
     from gpurun.head.wish import spec_of
     from gpurun.scaling.choice import in_words, least_efficiency, most_gpus, sizes
 
-    least = None if text is None else least_efficiency(text)
+    least = least_efficiency(text)
     if least is None:
         return text
 
     def spec_with(gpus: int) -> JobSpec:
-        return spec_of(recipe, inventory, {**flags, "--gpus": ("gpus", str(gpus))}, places)[0]
+        return spec_of(recipe, inventory, {**flags, "--gpus": ("gpus", str(gpus))})[0]
 
     tried = sizes(inventory)
     first = _first(spec_with, tried)

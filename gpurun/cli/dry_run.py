@@ -1,4 +1,4 @@
-"""``submit --dry-run``: show what `submit` would execute now, with this inventory and these leases."""
+"""``--dry-run``: show what ``submit``, ``sweep run`` or ``scale run`` would execute now, with these leases."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.leases.look import look
 from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.quantities.counts import count
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Placement
@@ -29,17 +30,20 @@ from gpurun.state.identity import known_id
 from gpurun.state.people import myself
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.spec import Environment, JobSpec
 
 
-def show_plan(spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
+def show_plan(
+    spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool, more: Mapping[str, Any] | None = None
+) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way).
 
     Args:
         said: how gpurun read the command, which a person has seen already.
+        more: further keys of the JSON document.
 
     An image that the head does not have is a warning here; `submit` would refuse the job.
 
@@ -47,6 +51,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_js
         BadInput, HostNotReady: the environment of the recipe's `python` cannot be planned.
     """
     image = _environment(spec, spec.python, inventory) if spec.python else _image_problem(spec, inventory)
+    rest = {"said": list(said), **image, **(more or {})}
     if "environment" in image and not as_json:
         typer.echo(_environment_line(image))
     now_s = clock.now_s()
@@ -60,7 +65,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_js
             waits = asdict(explanation)
             print_json({
                 "job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {},
-                "said": list(said), **image,
+                **rest,
             })  # fmt: skip
         else:
             print_explanation(explanation, "the job")
@@ -72,7 +77,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_js
         ssh_port=SSH_PORTS[0],
     )  # fmt: skip
     if as_json:
-        print_json({**_document(spec, inventory, placement, plan), "said": list(said), **image})
+        print_json({**_document(spec, inventory, placement, plan), **rest})
     else:
         _print(spec, inventory, placement, plan)
 
@@ -137,7 +142,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
 
 
 def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> None:
-    typer.echo(f"{spec.name}: {spec.gpus} GPUs ({placement.generation}) in {', '.join(placement.racks)}")
+    typer.echo(f"{spec.name}: {count(spec.gpus, 'GPU')} ({placement.generation}) in {', '.join(placement.racks)}")
     if spec.rehearse_s is not None and spec.gpus > 1:
         typer.echo(f"  before that one rank rehearses on one GPU, for {duration(spec.rehearse_s)} or up to a step")
     for grant in placement.grants:

@@ -5,41 +5,45 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of, job_options
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
-from gpurun.cli.submit import pairs_of
 from gpurun.cli.values import RATE
 
 if TYPE_CHECKING:
     from gpurun.campaigns.plan import CampaignPlan, RunKey
     from gpurun.campaigns.runs import RunRecord
     from gpurun.campaigns.store import CampaignFolder
+    from gpurun.inventory.model import Inventory
     from gpurun.jobs.record import JobRecord
     from gpurun.scaling.shape import LinkRates
 
 
-def _option(*names: str, metavar: str | None = None, text: str) -> Any:
+def _option(*names: str, metavar: str, text: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=text, show_default=False)
 
 
+@job_options("scale run")
 def run(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
-    ] = None,
-    gpus: Annotated[str, typer.Option("-n", "--gpus", metavar="1,2,4,8", help="Sizes to run.")] = ...,  # type: ignore[assignment]
+    recipe: RecipeArgument = None,
+    gpus: Annotated[str, _option("-n", "--gpus", metavar="GPUS,GPUS…", text="Sizes to run, such as 1,2,4,8.")] = ...,  # type: ignore[assignment]
     launcher: Annotated[
-        str | None, _option("--launcher", metavar="L,L", text="Launchers to compare; default: the recipe's.")
+        str | None,
+        _option("--launcher", metavar="LAUNCHER,LAUNCHER…", text="Launchers to compare. Default: the recipe's."),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Run each size N times.")] = 3,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="NUMBER", min=1, max=100, help="Run each size this many times.")
+    ] = 3,
     rate: Annotated[
         str | None,
-        _option("--rate", metavar="NAME", text="Metric to compare; default: the metric whose name ends in _per_s."),
+        _option("--rate", metavar="METRIC", text="Metric to compare. Default: the metric whose name ends in _per_s."),
     ] = None,
     link: Annotated[
         int | None,
@@ -48,14 +52,13 @@ def run(
         ),
     ] = None,
     name: Annotated[
-        str | None, _option("--name", metavar="N", text="Name of the campaign; the same name continues it.")
+        str | None, _option("--name", metavar="NAME", text="Name of the campaign; the same name continues it.")
     ] = None,
-    image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
-    workdir: Annotated[str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets.")] = None,
-    env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
-    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the jobs to this pool.")] = None,
     inventory: InventoryOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
+    *,
+    given: Given,
 ) -> None:
     """Measure a recipe's rate at several sizes, one job after the other. Ctrl-C stops; run it again to continue.
 
@@ -72,25 +75,40 @@ def run(
 
     sizes, rates = parse_sizes(gpus), _rates(link)
     found = load(find(inventory, os.environ))
-    flags = {
-        "--image": ("image", image), "--pool": ("pool", pool),
-        "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
-        "--env": ("env", pairs_of("--env", env) if env else None),
-        "the command": ("command", list(context.obj) if context.obj is not None else None),
-    }  # fmt: skip
+    read = read_recipe(Path(recipe)) if recipe is not None else None
     launchers = tuple(dict.fromkeys(word.strip() for word in launcher.split(","))) if launcher else ()
     plan = plan_of(
-        read_recipe(Path(recipe)) if recipe is not None else None, found, flags, sizes=sizes, launchers=launchers,
+        read, found, flags_of(given, context.obj, read, found), sizes=sizes, launchers=launchers,
         repeat=repeat, rate=rate, rates=rates, name=name, told=lambda text: say(printable(text)),
     )  # fmt: skip
+    if dry_run:
+        _show_plan(plan, found, as_json=as_json)
+        return
     folder, is_older = begin(plan, found, home(os.environ), os.environ)
     if is_older:
         say(f"{folder.name} keeps the image and the code it began with; another --name measures what they are now")
     plan = folder.plan()
-    for each in plan.refused:
-        say(f"gpurun: {each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {printable(each.reason)}")
+    _say_refused(plan)
     _carry(folder)
     raise typer.Exit(_tell(folder, plan, as_json=as_json))
+
+
+def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> None:
+    """Show the job of the largest size."""
+    from gpurun.cli.dry_run import show_plan
+
+    runs = len(list(plan.runs()))
+    largest = max(plan.jobs, key=lambda job: job.gpus)
+    if not as_json:
+        _say_refused(plan)
+        typer.echo(f"{runs} run{'s' * (runs != 1)}, one after the other; the largest:")
+    more = {"runs": runs, "refused": [asdict(each) for each in plan.refused]}
+    show_plan(largest, inventory, (), as_json=as_json, more=more)
+
+
+def _say_refused(plan: CampaignPlan) -> None:
+    for each in plan.refused:
+        say(f"gpurun: {each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {printable(each.reason)}")
 
 
 def _rates(link: int | None) -> LinkRates:

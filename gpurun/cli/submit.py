@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of, job_options
+from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say, say_problem
-from gpurun.errors import BadInput, GpurunError
+from gpurun.errors import GpurunError
 
 if TYPE_CHECKING:
     from gpurun.head.wish import Flags
@@ -20,131 +22,18 @@ if TYPE_CHECKING:
     from gpurun.jobs.spec import JobSpec
 
 
-def _option(*names: str, metavar: str | None = None, text: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
-
-
+@job_options("submit")
 def submit(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        _option(
-            "-n",
-            "--gpus",
-            metavar="GPUS",
-            text="World size: one rank per GPU. auto:80%: the most that `gpurun scale`'s runs predict to use at 80 %.",
-        ),
-    ] = None,
-    min_gpus: Annotated[
-        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: continue with at least this many GPUs.")
-    ] = None,
-    image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
-    generation: Annotated[
-        list[str] | None, _option("--generation", metavar="G", text="GPU generation; may be repeated.")
-    ] = None,
-    gpus_per_host: Annotated[
-        str | None, _option("--gpus-per-host", metavar="K", text="Exactly K GPUs on each host.")
-    ] = None,
-    locality: Annotated[
-        str | None, _option("--locality", metavar="host|rack|any", text="Keep the gang on one host or in one rack.")
-    ] = None,
-    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the job to this pool.")] = None,
-    project: Annotated[
-        str | None, _option("--project", metavar="P", text="Count the job under this project in `gpurun report`.")
-    ] = None,
-    priority: Annotated[
-        str | None, _option("--priority", metavar="N", text="Jobs with a higher number start earlier.")
-    ] = None,
-    preemptible: Annotated[
-        bool | None,
-        typer.Option(
-            "--preemptible/--not-preemptible",
-            help="Let the job borrow GPUs of other pools; gpurun stops it when they need them.",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str | None, _option("--time-limit", metavar="12h", text="Stop the job after this long.")
-    ] = None,
-    rehearse: Annotated[
-        str | None, _option("--rehearse", metavar="60s", text="First try one rank on one GPU for this long.")
-    ] = None,
-    max_restarts: Annotated[
-        str | None, _option("--max-restarts", metavar="N", text="Restart up to N times after a host's fault.")
-    ] = None,
-    memory: Annotated[
-        str | None, _option("--memory", metavar="64GiB", text="Memory on each host. Default: the share of its GPUs.")
-    ] = None,
-    cpus: Annotated[
-        str | None, _option("--cpus", metavar="N", text="Cores on each host. Default: the share of its GPUs.")
-    ] = None,
-    shm_size: Annotated[
-        str | None, _option("--shm-size", metavar="8GiB", text="Shared memory on each host. Default: half of --memory.")
-    ] = None,
-    grace: Annotated[
-        str | None, _option("--grace", metavar="15s", text="Time to save between SIGTERM and SIGKILL.")
-    ] = None,
-    hang_timeout: Annotated[
-        str | None, _option("--hang-timeout", metavar="30m", text="Stop the job after this long without any progress.")
-    ] = None,
-    env: Annotated[
-        list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
-    ] = None,
-    name: Annotated[str | None, _option("--name", metavar="N", text="Name of the job.")] = None,
-    workdir: Annotated[
-        str | None, _option("--workdir", metavar="DIR", text="Folder that gpurun copies to every host.")
-    ] = None,
-    workdir_read_only: Annotated[
-        bool | None, typer.Option("--workdir-read-only", help="No rank can write into the folder of its code.")
-    ] = None,
-    workdir_limit: Annotated[
-        str | None, _option("--workdir-limit", metavar="10GiB", text="How much of what ranks write there is kept.")
-    ] = None,
-    outputs: Annotated[
-        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
-    ] = None,
-    outputs_every: Annotated[
-        str | None, _option("--outputs-every", metavar="60s", text="How often gpurun copies new outputs to the head.")
-    ] = None,
-    requirements: Annotated[
-        str | None, _option("--requirements", metavar="FILE", text="Install these packages on top of the image.")
-    ] = None,
-    mount: Annotated[
-        list[str] | None,
-        _option("--mount", metavar="A:B[:rw]", text="Mount the hosts' folder A as B; may be repeated."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        _option("--data", metavar="N=SOURCE", text="A folder, host:/path or JOB:outputs/path as /data/N."),
-    ] = None,
-    secret: Annotated[
-        list[str] | None, _option("--secret", metavar="N=FILE", text="Give FILE as /run/secrets/N; may be repeated.")
-    ] = None,
-    host: Annotated[
-        str | None, _option("--host", metavar="HOSTS", text="Use only these hosts, such as 'gpu-[01-04]'.")
-    ] = None,
-    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="Do not use these hosts.")] = None,
-    launcher: Annotated[
-        str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
-    ] = None,
-    one_per_host: Annotated[
-        bool | None, typer.Option("--one-per-host", help="One process for each host, which sees all its GPUs.")
-    ] = None,
-    controller: Annotated[
-        str | None, _option("--controller", metavar="gloo|mpi", text="How horovodrun starts ranks: gloo or mpi.")
-    ] = None,
-    notify: Annotated[
-        list[str] | None,
-        _option("--notify", metavar="TARGET", text="Notify mail:ADDRESS, slack:FILE, …; may be repeated."),
-    ] = None,
-    inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
+    recipe: RecipeArgument = None,
+    inventory: InventoryOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show the job until it ends; Ctrl-C cancels it.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what gpurun would do; do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    *,
+    given: Given,
 ) -> None:
     """Run a recipe, or a command in an image, on a gang of GPUs.
 
@@ -157,38 +46,8 @@ def submit(
     from gpurun.jobs.recipe import read as read_recipe
 
     found = load(find(inventory, os.environ))
-    flags = {
-        "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
-        "--pool": ("pool", pool), "--project": ("project", project), "--priority": ("priority", priority),
-        "--preemptible": ("preemptible", preemptible),
-        "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
-        "--memory": ("memory", memory), "--cpus": ("cpus", cpus),
-        "--shm-size": ("shm_size", shm_size), "--grace": ("grace", grace),
-        "--hang-timeout": ("hang_timeout", hang_timeout), "--outputs-every": ("outputs_every", outputs_every),
-        "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
-        "--workdir-read-only": ("workdir_read_only", workdir_read_only),
-        "--workdir-limit": ("workdir_limit", workdir_limit),
-        "--name": ("name", name), "--launcher": ("launcher", launcher),
-        "--one-per-host": ("one_per_host", one_per_host), "--controller": ("controller", controller),
-        "the command": ("command", list(context.obj) if context.obj is not None else None),
-        "--env": ("env", pairs_of("--env", env) if env else None),
-        "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
-        "--requirements": ("python", {"requirements": requirements} if requirements is not None else None),
-        "--data": ("data", pairs_of("--data", data, "SOURCE") if data else None),
-        "--notify": ("notify", notify or None),
-        "--secret": ("secrets", _files(pairs_of("--secret", secret, "FILE")) if secret else None),
-    }  # fmt: skip
-    places = {
-        "--generation": ("generation", generation or None), "--gpus-per-host": ("gpus_per_host", gpus_per_host),
-        "--locality": ("locality", locality),
-        "--host": ("hosts", _hosts(host, found)), "--avoid": ("avoid", _hosts(avoid, found)),
-    }  # fmt: skip
     read = read_recipe(Path(recipe)) if recipe is not None else None
-    if gpus is not None and gpus.startswith("auto"):
-        from gpurun.cli.auto_gpus import chosen_gpus
-
-        flags["--gpus"] = ("gpus", chosen_gpus(gpus, read, found, flags, places))
-    spec, said = spec_of(read, found, flags, places, is_plan=dry_run)
+    spec, said = spec_of(read, found, flags_of(given, context.obj, read, found), is_plan=dry_run)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 
@@ -198,12 +57,12 @@ def submit(
 
 
 def spec_of(
-    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags, *, is_plan: bool = False
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, *, is_plan: bool = False
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """Like `gpurun.head.wish.spec_of`; also prints how gpurun read the command, and warns of secrets in `env`."""
     from gpurun.head import wish
 
-    spec, said = wish.spec_of(recipe, inventory, flags, places, is_plan=is_plan)
+    spec, said = wish.spec_of(recipe, inventory, flags, is_plan=is_plan)
     said = (*said, *_of_workdir(spec))
     for text in said:
         say(printable(text))
@@ -301,24 +160,3 @@ def _warn_of_secrets(spec: JobSpec) -> None:
             f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to all who may use Docker on a host\n"
             "  → give it as a file: `secrets: {NAME: FILE}` in the recipe, /run/secrets/NAME in the container"
         )
-
-
-def pairs_of(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:
-    """Split texts such as ``NAME=VALUE``. Raises BadInput with the flag's name."""
-    pairs = {}
-    for text in texts:
-        key, equals, given = text.partition("=")
-        if not equals:
-            raise BadInput(f"{flag} must look like NAME={value}, not {text!r}")
-        pairs[key] = given
-    return pairs
-
-
-def _files(named: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(Path(file).absolute()) for name, file in named.items()}
-
-
-def _hosts(chosen: str | None, inventory: Inventory) -> list[str] | None:
-    from gpurun.inventory.hostset import select
-
-    return None if chosen is None else list(select(inventory, chosen))

@@ -6,30 +6,36 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.job_options import DryRunOption, Given, flags_of, job_options
+from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
-from gpurun.cli.submit import pairs_of, spec_of
+from gpurun.cli.submit import spec_of
 from gpurun.errors import BadInput, NotYours
+from gpurun.jobs.recipe_keys import SETTINGS, SWEEP
 
 if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
     from gpurun.jobs.recipe import Recipe
+    from gpurun.jobs.spec import JobSpec
     from gpurun.sweeps.store import SweepFolder, SweepStore
     from gpurun.sweeps.wish import Wish
 
 POLL_S = 1.0
+POINTS = ("grid", "space", "random", "tpe")
+"""The keys of a sweep that say which points it tries."""
+NO_SWEEP = "s-00000000"
+"""The id of a sweep that is only thought of."""
 NOT_RUN = "its process does not run now; the next command of its owner starts it"
 SweepArgument = Annotated[
     str, typer.Argument(metavar="SWEEP", help="The sweep's id, the beginning of it, or its name.")
 ]
 
 
-def _option(*names: str, metavar: str | None = None, text: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
-
-
+@job_options("sweep run")
 def run(
     context: typer.Context,
     words: Annotated[
@@ -38,46 +44,12 @@ def run(
             metavar="[RECIPE] [NAME=RANGE…]", help="The recipe, and ranges such as layers=2..8 for --random and --tpe."
         ),
     ] = None,
-    grid: Annotated[
-        list[str] | None,
-        _option("--grid", metavar="NAME=A,B", text="NAME=A,B: try each of these values; may be repeated."),
-    ] = None,
-    random: Annotated[int | None, typer.Option("--random", metavar="N", min=1, help="Try N random points.")] = None,
-    tpe: Annotated[
-        int | None, typer.Option("--tpe", metavar="N", min=1, help="Try N points, chosen near the best so far.")
-    ] = None,
-    metric: Annotated[
-        str | None, _option("--metric", metavar="NAME:max|min", text="Metric that trials report, and max or min.")
-    ] = None,
-    stop_rule: Annotated[
-        str | None,
-        _option(
-            "--stop", metavar="asha:min=1,factor=3", text="How to stop weak trials early, such as asha:min=1,factor=3."
-        ),
-    ] = None,
-    max_parallel: Annotated[
-        int | None, typer.Option("--max-parallel", metavar="K", min=1, help="Run at most K trials at a time.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=1 << 31, help="Seed of the random points.")] = None,
-    as_flags: Annotated[
-        bool, typer.Option("--as-flags", help="Append parameters to the command: --NAME=VALUE.")
-    ] = False,
-    gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="GPUs of each trial.")] = None,
-    image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
-    workdir: Annotated[str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets.")] = None,
-    outputs: Annotated[
-        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
-    ] = None,
-    env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
-    launcher: Annotated[str | None, _option("--launcher", metavar="L", text="What starts the ranks.")] = None,
-    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the jobs to this pool.")] = None,
-    priority: Annotated[
-        str | None, _option("--priority", metavar="N", text="Jobs with a higher number start earlier.")
-    ] = None,
-    name: Annotated[str | None, _option("--name", metavar="N", text="Name of the sweep.")] = None,
-    inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
+    inventory: InventoryOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the sweep until it ends.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    *,
+    given: Given,
 ) -> None:
     """Run a recipe, or a command in an image, with many parameters. Each trial is a job.
 
@@ -95,27 +67,34 @@ def run(
     found = load(find(inventory, os.environ))
     recipe_path, ranges = _split(words or ())
     recipe = read_recipe(Path(recipe_path)) if recipe_path is not None else None
-    flags = {
-        "--gpus": ("gpus", gpus), "--image": ("image", image), "--pool": ("pool", pool), "--name": ("name", name),
-        "--priority": ("priority", priority), "--launcher": ("launcher", launcher), "--outputs": ("outputs", outputs),
-        "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
-        "--env": ("env", pairs_of("--env", env) if env else None),
-        "the command": ("command", list(context.obj) if context.obj is not None else None),
-    }  # fmt: skip
-    wish = _wish(recipe, grid or (), ranges, random, tpe, {
-        "metric": metric, "stop": stop_rule, "max_parallel": max_parallel, "seed": seed, "as_flags": as_flags or None,
-    })  # fmt: skip
-    spec, _ = spec_of(recipe, found, flags, {})
-    store = SweepStore(_home())
-    folder = submit_sweep(wish, spec, found, store, os.environ, BuildLines())
+    wish = _wish(recipe, {key: value for key, value in given.items() if key in SWEEP}, ranges)
+    asked = {key: value for key, value in given.items() if key not in SWEEP}
+    spec, said = spec_of(recipe, found, flags_of(asked, context.obj, recipe, found), is_plan=dry_run)
+    if dry_run:
+        _show_plan(wish, spec, found, said, as_json=as_json)
+        return
+    folder = submit_sweep(wish, spec, found, SweepStore(_home()), os.environ, BuildLines())
     count = folder.plan().trials
     say(f"{folder.id}: {count} trial{'s' * (count != 1)} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
-    if follow:
-        raise typer.Exit(_follow(folder))
+    code = _follow(folder) if follow else 0
     if as_json:
         print_json({"sweep": folder.id, "trials": count})
-    else:
+    elif not follow:
         typer.echo(folder.id)
+    raise typer.Exit(code)
+
+
+def _show_plan(wish: Wish, spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
+    """Show the job of the first trial."""
+    from gpurun.cli.dry_run import show_plan
+    from gpurun.sweeps.plan import job_of
+    from gpurun.sweeps.search import searcher_for
+
+    plan = wish.plan(spec, inventory.source, time.time())
+    trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
+    if not as_json:
+        typer.echo(f"{plan.trials} trial{'s' * (plan.trials != 1)}; the first:")
+    show_plan(trial, inventory, said, as_json=as_json, more={"trials": plan.trials})
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
@@ -127,23 +106,26 @@ def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     return recipe, rest
 
 
-def _wish(
-    recipe: Recipe | None, grid: Sequence[str], ranges: Sequence[str], random: int | None, tpe: int | None,
-    rest: dict[str, Any],
-) -> Wish:  # fmt: skip
+def _wish(recipe: Recipe | None, given: Given, ranges: Sequence[str]) -> Wish:
     """Combine the recipe's sweep with flags. Points given by flags replace all points of the recipe."""
+    from gpurun.jobs.recipe import convert_flag
     from gpurun.sweeps.space import assignments
     from gpurun.sweeps.wish import Wish
 
-    given = dict(recipe.sweep) if recipe is not None else {}
-    if "space" in given:
-        given["space"] = {name: tuple(text.split(",")) for name, text in given["space"].items()}
-    if grid or ranges:
-        given = {key: value for key, value in given.items() if key not in ("grid", "space", "random", "tpe")}
-        given |= {"grid": assignments(tuple(grid)), "space": assignments(tuple(ranges))}
-    if random is not None or tpe is not None:
-        given |= {"random": random, "tpe": tpe}
-    return Wish(**{**given, **{key: value for key, value in rest.items() if value is not None}})
+    settings = dict(recipe.sweep) if recipe is not None else {}
+    if "space" in settings:
+        settings["space"] = {name: tuple(text.split(",")) for name, text in settings["space"].items()}
+    if "grid" in given or ranges:
+        settings = {key: value for key, value in settings.items() if key not in POINTS}
+        settings |= {"grid": assignments(_texts(given.get("grid"))), "space": assignments(tuple(ranges))}
+    if "random" in given or "tpe" in given:
+        settings = {key: value for key, value in settings.items() if key not in ("random", "tpe")}
+    flags = [(SETTINGS[key].names[-1], key, value) for key, value in given.items() if key != "grid"]
+    return Wish(**{**settings, **dict(convert_flag(*flag) for flag in flags)})
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) else ()
 
 
 def stop(sweep: SweepArgument) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpurun.documents.convert import did_you_mean
 from gpurun.errors import BadInput, NeverFits
@@ -11,6 +12,7 @@ from gpurun.head.reading import clues_of, script_clues_of
 from gpurun.head.script import missing_script, runs_itself
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
+from gpurun.jobs.recipe_keys import CONSTRAINTS
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
 from gpurun.launch.launchers.choosing.choice import (
@@ -30,17 +32,16 @@ NO_JOB = "j-00000000"
 """The id of a job that is only thought of."""
 
 Flags = Mapping[str, tuple[str, object]]
-"""Flag → the recipe's key of the same meaning, and what was given; None = it was not."""
+"""Flag → the key of a recipe or of its constraints with the same meaning, and what was given; None = it was not."""
 
 
 def spec_of(
-    recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags, *,
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, *,
     reads: Callable[[JobSpec], ProgramClues] = clues_of, is_plan: bool = False,
 ) -> tuple[JobSpec, tuple[str, ...]]:  # fmt: skip
     """Return a recipe and flags as one spec, and lines that tell the user how gpurun read the command.
 
     Args:
-        places: flags of the recipe's constraints.
         reads: returns what the program of the job says of its launcher; called if nothing else names the launcher.
         is_plan: nothing runs, so a line says what submit would refuse because of the launcher.
 
@@ -48,8 +49,7 @@ def spec_of(
         BadInput: something is missing or wrong, or nothing says how the processes of the program find each other.
         NeverFits: the inventory can never hold it.
     """
-    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
-    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
+    overrides, constraints = _converted(flags)
     given = {*overrides, *(recipe.given if recipe is not None else ())}
     choice = LauncherChoice(build(recipe, overrides, constraints))
     is_chosen = needs_choice(choice.spec, given)
@@ -74,6 +74,16 @@ def spec_of(
     if choice.doubt is not None and not is_plan:
         raise choice.doubt
     return spec, (*_refused(missing or choice.doubt), *choice.said, *said, *about_operators(choice.spec.command))
+
+
+def _converted(flags: Flags) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of a JobSpec and of its Constraints that flags give. Raises BadInput that names the flag."""
+    found: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    for flag, (key, value) in flags.items():
+        if value is not None:
+            field, converted = convert_flag(flag, key, value)
+            found[key in CONSTRAINTS][field] = converted
+    return found
 
 
 def _refused(problem: BadInput | None) -> tuple[str, ...]:

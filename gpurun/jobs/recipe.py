@@ -22,7 +22,7 @@ from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.environment import environment_of
 from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
-from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELD_OF, FIELDS
+from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
 from gpurun.jobs.words import as_bytes, as_text
 
@@ -73,15 +73,16 @@ def read(path: Path) -> Recipe:
     root = compose(data, str(file))
     if root is None:
         raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")
-    given = _by_field(mapping(root, FIELDS, report, "the recipe"))
+    keys = mapping(root, FIELDS, report, "the recipe")
     report.raise_if_any()
-    if "workdir" in given:
-        given["workdir"] = str((file.parent / given["workdir"]).absolute())
-    if "secret_files" in given:
-        given["secret_files"] = {k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()}
-    if "data" in given:
-        given["data"] = sources_below(file.parent, given["data"])
-    given |= notify_below(given, file.parent)
+    given = _fields(keys, file.absolute().parent)
+    sweep = given.pop("sweep", {})
+    return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
+
+
+def _fields(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the fields of a spec that converted keys give. Relative paths become absolute, below a folder."""
+    given = _by_field(keys)
     if "constraints" in given:
         given["constraints"] = Constraints(**_by_field(given["constraints"]))
     if "horovod" in given:
@@ -89,26 +90,23 @@ def read(path: Path) -> Recipe:
     if "roles" in given:
         given["roles"] = Roles(**given["roles"])
     if "python" in given:
-        given["python"] = environment_of(given["python"], file.absolute().parent)
-    sweep = given.pop("sweep", {})
-    return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
-
-
-def name_of(command: Sequence[str]) -> str:
-    """Return the name of a job that nobody named: its script's, such as ``train`` of ``python3 src/train.py``.
-
-    Without a script, the module behind ``-m`` or the program's own name.
-    """
-    script = next((word for word in command if _SCRIPT.search(word)), None)
-    if script is not None:
-        return Path(script).stem
-    words = [*command, ""]
-    module = words[words.index("-m") + 1] if "-m" in words and _PYTHON.search(words[0]) else ""
-    return module.rsplit(".", 1)[-1] or command[0].rsplit("/", 1)[-1]
+        given["python"] = environment_of(given["python"], folder)
+    return _rooted(given, folder)
 
 
 def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELD_OF.get(key, key): value for key, value in given.items()}
+
+
+def _rooted(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    rooted = {**given, **notify_below(given, folder)}
+    if "workdir" in given:
+        rooted["workdir"] = str((folder / given["workdir"]).absolute())
+    if "secret_files" in given:
+        rooted["secret_files"] = {name: str((folder / file).absolute()) for name, file in given["secret_files"].items()}
+    if "data" in given:
+        rooted["data"] = sources_below(folder, given["data"])
+    return rooted
 
 
 def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
@@ -117,15 +115,15 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
     Raises:
         BadInput: names the flag.
     """
-    converted = convert(value, {**FIELDS, **CONSTRAINTS}[key], flag)
-    return FIELD_OF.get(key, key), environment_of(converted, Path.cwd()) if key == "python" else converted
+    ((field, converted),) = _fields({key: convert(value, SETTINGS[key].kind, flag)}, Path.cwd()).items()
+    return field, converted
 
 
 def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
     """Combine recipe and flags into one frozen spec. Flags override the recipe; variables and secrets are merged.
 
     Args:
-        overrides: JobSpec fields given as flags, already converted.
+        overrides: JobSpec fields given as flags, already converted. Relative paths are relative to the current folder.
         constraints: Constraints fields given as flags.
 
     Raises:
@@ -133,9 +131,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     """
     given = dict(recipe.given) if recipe else {}
     merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
-    given |= {**overrides, **merged}
-    given["data"] = sources_below(Path.cwd(), given["data"])
-    given |= notify_below(given, Path.cwd())
+    given = _rooted({**given, **overrides, **merged}, Path.cwd())
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
     given.setdefault("name", name_of(given["command"]) if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]

@@ -33,6 +33,7 @@ from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, J
 
 WHAT, WHERE, FAILS, FILES = "What to run", "Where and when it runs", "When it fails", "Files"
 SWEEPS = "What to try"
+GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""
 HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
 NO_CAMPAIGN = ("submit", "sweep run")
@@ -565,7 +566,7 @@ class RecipeKeys(TypedDict, total=False):
 
 
 SETTINGS = settings_of(ConstraintKeys, RecipeKeys, SweepKeys)
-"""Each setting of a job or sweep by its key, in the order of the help's groups."""
+"""Each setting of a job, and of a sweep, by its key."""
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
 ROLES, SWEEP, PYTHON = keys_of(RoleKeys), keys_of(SweepKeys), keys_of(PythonKeys)
 _SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typer.main import get_command
 
 from gpurun.cli.main import COMMANDS, app, split_command
 from gpurun.inventory.load import load
-from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -91,23 +89,6 @@ def test_keys_of_a_recipe_are_flags_with_the_same_rules(gpurun, inventory):
     for flag in given[::2]:
         code, _, err = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", flag, "soon\x1b", "--", "true")
         assert (code, flag in err, "\x1b" in err) == (2, True, False)
-
-
-NO_FLAG = {
-    "command": "what follows --", "env": "--env", "hosts": "--host", "python": "--requirements", "mounts": "--mount",
-    "secrets": "--secret", "constraints": "its keys are flags", "sweep": "of `gpurun sweep`", "horovod": "a table",
-    "roles": "a table", **dict.fromkeys(
-        ["gpu_model", "locality_wait", "log_limit", "min_gpu_memory", "nvlink", "outputs_limit", "prefer"], "rare"
-    ),
-}  # fmt: skip
-"""Keys of recipes whose flag has another name, or that have none."""
-
-
-def test_each_other_key_of_a_recipe_has_a_flag_of_its_name(gpurun):
-    _, out, _ = gpurun("submit", "--help")
-    flags = set(re.findall(r"--[a-z-]+", out))
-    keys = {*FIELDS, *CONSTRAINTS} - NO_FLAG.keys()
-    assert [key for key in sorted(keys) if f"--{key.replace('_', '-')}" not in flags] == []
 
 
 def test_the_same_input_gives_the_same_plan(gpurun, inventory):

@@ -87,7 +87,7 @@ def test_a_script_behind_a_profiler_or_debugger_chooses_and_each_rank_runs_the_w
     (workdir / "run.sh").chmod(0o755)
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", shlex.split(line))}  # fmt: skip
-    spec, said = spec_of(None, load(workdir.parent / "inventory.yaml"), flags, {})
+    spec, said = spec_of(None, load(workdir.parent / "inventory.yaml"), flags)
     assert (spec.launcher, spec.command) == ("torchrun", tuple(shlex.split(line)))
     assert "tools/train.py line 1 uses torch.distributed" in said[0]
 
@@ -253,15 +253,15 @@ def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["python3", "train.py"])}  # fmt: skip
     with pytest.raises(BadInput, match=r"how 4 processes of this program find each other: train.py uses") as caught:
-        spec_of(None, inventory, flags, {})
+        spec_of(None, inventory, flags)
     with pytest.raises(NeverFits):
-        spec_of(None, inventory, {**flags, "-n": ("gpus", "99")}, {})
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "99")})
     with pytest.raises(BadInput, match="min_gpus"):
-        spec_of(None, inventory, {**flags, "--min-gpus": ("min_gpus", "7")}, {})
-    spec, said = spec_of(None, inventory, flags, {}, is_plan=True)
+        spec_of(None, inventory, {**flags, "--min-gpus": ("min_gpus", "7")})
+    spec, said = spec_of(None, inventory, flags, is_plan=True)
     assert (spec.launcher, spec.one_per_host) == ("tasks", False)
     assert caught.value.message in said[0] and "\n".join(said[1:]).endswith(caught.value.hint)
-    spec, said = spec_of(None, inventory, {**flags, "--one-per-host": ("one_per_host", True)}, {})
+    spec, said = spec_of(None, inventory, {**flags, "--one-per-host": ("one_per_host", True)})
     assert (spec.launcher, spec.one_per_host) == ("tasks", True)
 
 
@@ -272,13 +272,13 @@ def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_t
              "command": ("command", ["mpirun", "-np", "4", "bash", "run.sh"])}  # fmt: skip
     for more in ({}, {"command": ("command", ["bash", "run.sh"]), "--launcher": ("launcher", "torchrun")}):
         with pytest.raises(BadInput, match=r"run.sh starts accelerate launch, and (mpirun|torchrun) starts run.sh"):
-            spec_of(None, inventory, {**flags, **more}, {})
+            spec_of(None, inventory, {**flags, **more})
     with pytest.raises(NeverFits) as caught:
-        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])}, {})
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])})
     assert "run.sh starts accelerate launch for one host, so its gang stays on one host" in caught.value.hint
     piped = ["bash", "-c", "echo 100 | mpiexec -n 8 python3 train.py"]
     with pytest.raises(NeverFits) as caught:
-        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", piped)}, {})
+        spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", piped)})
     assert "the command starts mpirun" in caught.value.hint and "stays on one" in caught.value.hint
 
 
@@ -288,5 +288,5 @@ def test_a_program_of_one_process_that_needs_more_than_a_host_says_why_it_stays_
     flags = {"-n": ("gpus", "8"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["python3", "train.py"])}  # fmt: skip
     with pytest.raises(NeverFits) as caught:
-        spec_of(None, inventory, flags, {})
+        spec_of(None, inventory, flags)
     assert "train.py line 2 uses DataParallel" in caught.value.hint and "--one-per-host" in caught.value.hint

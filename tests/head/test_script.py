@@ -158,8 +158,8 @@ def test_submit_refuses_it_and_a_plan_says_so(workdir, tmp_path):
     }  # fmt: skip
     inventory = load(tmp_path / "inventory.yaml")
     with pytest.raises(BadInput, match=r"the workdir has no nosuch\.py"):
-        spec_of(None, inventory, flags, {})
-    spec, said = spec_of(None, inventory, flags, {}, is_plan=True)
+        spec_of(None, inventory, flags)
+    spec, said = spec_of(None, inventory, flags, is_plan=True)
     assert spec.command[-1] == "nosuch.py"
     assert any("submit would refuse this job: the workdir has no nosuch.py" in line for line in said)
 
@@ -186,14 +186,14 @@ OWN = "#!/usr/bin/env -S uv run --script\nimport torch.distributed\n"
 def test_an_executable_script_keeps_its_own_interpreter(workdir, tmp_path, text, mode, command, runs, launcher):
     (workdir / "own.py").write_bytes(text.encode())
     (workdir / "own.py").chmod(mode)
-    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, command, launcher), {})
+    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, command, launcher))
     assert (spec.launcher, list(spec.command)) == (launcher, runs)
 
 
 def test_deepspeed_tells_such_a_script_its_number_too(workdir, tmp_path):
     (workdir / "own.py").write_text(OWN)
     (workdir / "own.py").chmod(0o755)
-    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, ["./own.py", "--x"], "deepspeed"), {})
+    spec, _ = spec_of(None, inventory_of(tmp_path), flags_of(workdir, ["./own.py", "--x"], "deepspeed"))
     assert spec.command[2].endswith('exec "$script" --local_rank="$LOCAL_RANK" "$@"')
     assert spec.command[4:] == ("./own.py", "--x")
 
@@ -215,7 +215,7 @@ def test_what_is_no_script_has_no_interpreter(workdir, kind):
 @pytest.mark.parametrize("command", [["python3", "nosuch.py"], ["python3 train.py --x"]])
 def test_a_plan_says_only_the_first_problem(workdir, tmp_path, command):
     flags = flags_of(workdir, command, None)
-    _, said = spec_of(None, inventory_of(tmp_path), {**flags, "-n": ("gpus", 4)}, {}, is_plan=True)
+    _, said = spec_of(None, inventory_of(tmp_path), {**flags, "-n": ("gpus", 4)}, is_plan=True)
     refusals = [line for line in said if "submit would refuse" in line]
     assert len(refusals) == 1 and ("nosuch.py" in refusals[0] or "one word" in refusals[0])
     assert not any("--launcher" in line for line in said)
@@ -233,7 +233,7 @@ def test_a_plan_says_only_the_first_problem(workdir, tmp_path, command):
     ],
 )  # fmt: skip
 def test_a_pipe_that_no_shell_reads_is_pointed_out(workdir, tmp_path, words, shell):
-    spec, said = spec_of(None, inventory_of(tmp_path), flags_of(workdir, words, None), {})
+    spec, said = spec_of(None, inventory_of(tmp_path), flags_of(workdir, words, None))
     pointed = [line for line in said if "starts no shell" in line]
     assert len(pointed) == bool(shell) and (not shell or f"  → {shell}" in said)
     assert set(words) - {"torchrun"} <= set(spec.command), "nothing of it is changed"

@@ -1,0 +1,155 @@
+"""The options of ``submit``, ``sweep run`` and ``scale run``: made from the settings of `gpurun.jobs.recipe_keys`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.models import OptionInfo
+
+from gpurun.cli import completion
+from gpurun.errors import BadInput
+from gpurun.jobs.recipe_keys import GROUPS, SETTINGS, WHERE
+from gpurun.jobs.settings import Setting
+
+if TYPE_CHECKING:
+    from gpurun.head.wish import Flags
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.recipe import Recipe
+
+Given = Mapping[str, object]
+"""Key of a setting → what its option got: a text, a truth value or a list of texts. Options not given are left out."""
+RecipeArgument = Annotated[
+    str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what gpurun would do; do nothing.")]
+MEASURE, OUTPUT = "What to measure", "Output"
+_ORDER = (MEASURE, *GROUPS, OUTPUT)
+_OWN = {"inventory": WHERE, "follow": OUTPUT, "dry_run": OUTPUT, "as_json": OUTPUT}
+"""The group of a command's own options; the others are of `scale run` and say what to measure."""
+
+
+def settings_for(command: str) -> list[Setting]:
+    """Return the settings that are options of a command."""
+    return [setting for setting in SETTINGS.values() if setting.flag is not None and command in setting.flag.only]
+
+
+def job_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of a job's settings to a command, in groups. The function gets their values as `given`."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        made = {setting.key: _option(setting) for setting in settings_for(command)}
+        own = {parameter.name: _grouped(parameter)
+               for parameter in inspect.signature(function, eval_str=True).parameters.values()
+               if parameter.name != "given"}  # fmt: skip
+
+        def run(**values: Any) -> None:
+            given = {key: values.pop(key) for key in made}
+            function(**values, given={key: value for key, value in given.items() if value not in (None, [])})
+
+        parameters = sorted([*made.values(), *own.values()], key=_place)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        return run
+
+    return add
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    """Return the parameter of a Typer command for a setting."""
+    assert setting.flag is not None
+    names = setting.names
+    kind: Any = list[str] if setting.is_many else str
+    if setting.is_switch:
+        names, kind = (f"{names[-1]}/--not-{names[-1][2:]}",), bool
+    option = typer.Option(
+        *names, metavar=setting.value, help=setting.help, show_default=False, rich_help_panel=setting.flag.group,
+        autocompletion=_words_of(setting),
+    )  # fmt: skip
+    return inspect.Parameter(
+        setting.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _grouped(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a command's own parameter with its group."""
+    parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    info = _info(parameter)
+    if not isinstance(info, OptionInfo):
+        return parameter
+    info = copy(info)
+    info.rich_help_panel = _OWN.get(parameter.name, MEASURE)
+    return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, info])
+
+
+def _info(parameter: inspect.Parameter) -> object:
+    return next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    info = _info(parameter)
+    return _ORDER.index(str(info.rich_help_panel)) if isinstance(info, OptionInfo) else -1
+
+
+def _words_of(setting: Setting) -> Callable[[str], list[str]] | None:
+    """Return what completes the setting's value in a shell; None = nothing does."""
+    offered: Callable[[str], list[str]] | None = getattr(completion, str(setting.flag and setting.flag.complete), None)
+    if offered is None and setting.kind.options:
+        return lambda incomplete: [option for option in setting.kind.options if option.startswith(incomplete)]
+    if offered is None or not setting.is_named:
+        return offered
+
+    def after_name(incomplete: str) -> list[str]:
+        name, equals, rest = incomplete.partition("=")
+        return [f"{name}={word}" for word in offered(rest)] if equals else []
+
+    return after_name
+
+
+def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None, inventory: Inventory) -> Flags:
+    """Return what a person gave, as `gpurun.head.wish.spec_of` reads it.
+
+    Args:
+        command: the words after ``--``.
+
+    Raises:
+        BadInput: a value has no ``NAME=``, is no host set, or no measured run answers ``auto:80%``.
+    """
+    flags: dict[str, tuple[str, object]] = {
+        SETTINGS[key].names[-1]: (key, _value(SETTINGS[key], value, inventory)) for key, value in given.items()
+    }
+    if command is not None:
+        flags["the command"] = ("command", list(command))
+    gpus = given.get("gpus")
+    if isinstance(gpus, str) and gpus.startswith("auto"):
+        from gpurun.cli.auto_gpus import chosen_gpus
+
+        flags["--gpus"] = ("gpus", chosen_gpus(gpus, recipe, inventory, flags))
+    return flags
+
+
+def _value(setting: Setting, value: object, inventory: Inventory) -> object:
+    """Return an option's value as a recipe would have it."""
+    if setting.key in ("hosts", "avoid"):
+        from gpurun.inventory.hostset import select
+
+        texts = value if isinstance(value, list) else []
+        return list(dict.fromkeys(host for text in texts for host in select(inventory, text)))
+    if setting.key == "python":
+        return {"requirements": value}
+    return _pairs(setting, value) if setting.is_named and isinstance(value, list) else value
+
+
+def _pairs(setting: Setting, texts: Sequence[str]) -> dict[str, str]:
+    """Split texts such as ``NAME=VALUE``. Raises BadInput with the flag's name."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadInput(f"{setting.names[-1]} must look like {setting.value}, not {text!r}")
+        pairs[name] = value
+    return pairs
