@@ -94,6 +94,19 @@ def _fields(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return _rooted(given, folder)
 
 
+def name_of(command: Sequence[str]) -> str:
+    """Return the name of a job that nobody named: its script's, such as ``train`` of ``python3 src/train.py``.
+
+    Without a script, the module behind ``-m`` or the program's own name.
+    """
+    script = next((word for word in command if _SCRIPT.search(word)), None)
+    if script is not None:
+        return Path(script).stem
+    words = [*command, ""]
+    module = words[words.index("-m") + 1] if "-m" in words and _PYTHON.search(words[0]) else ""
+    return module.rsplit(".", 1)[-1] or command[0].rsplit("/", 1)[-1]
+
+
 def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELD_OF.get(key, key): value for key, value in given.items()}
 
