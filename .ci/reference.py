@@ -161,7 +161,8 @@ def recipes() -> str:
         "`gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` add to it. "
         "A flag has the key's name, such as `--min-gpus`, unless this page says otherwise. "
         "`gpurun submit RECIPE --dry-run` prints everything that gpurun would do on every host. gpurun refuses keys "
-        "that are not listed here.",
+        "that are not listed here: `gpurun validate RECIPE` finds them, without an inventory. "
+        "`gpurun validate --schema` prints a JSON Schema, with which editors check while you type.",
         recipe_table(recipe_keys.FIELDS, defaults),
         *(
             f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"

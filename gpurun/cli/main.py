@@ -25,6 +25,7 @@ SECTIONS = {
     "Start": {
         "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
         "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
+        "validate": Place("gpurun.cli.validate:validate", "Check a recipe; print its JSON Schema"),
         "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
         "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
     },

@@ -14,6 +14,7 @@ from gpurun.simulate.report import Report
 
 SHAPES: Mapping[str, tuple[Any, ...]] = {
     "submit": (jobs.SubmittedShape, jobs.PlanShape),
+    "validate": (jobs.RecipeCheckShape,),
     "sweep run": (accounts.SweepStartedShape, jobs.PlanShape),
     "sweep status": (accounts.SweepsShape, accounts.SweepShape),
     "sweep best": (accounts.BestTrialShape,),

@@ -203,6 +203,36 @@ class EnvironmentShape(TypedDict):
     index: str | None
 
 
+class RecipeProblemShape(TypedDict):
+    """A problem of a recipe.
+
+    Attributes:
+        line, column: counted from 1; 1 and 1: values of the recipe contradict each other.
+        value: the text in the file, if the problem is about one value.
+        allowed: what you could write instead; empty: not a closed list.
+    """
+
+    file: str
+    line: int
+    column: int
+    message: str
+    value: str | None
+    allowed: list[str]
+
+
+class RecipeCheckShape(TypedDict):
+    """What is wrong with a recipe.
+
+    Attributes:
+        missing: keys that the command line must give.
+    """
+
+    recipe: str
+    valid: bool
+    problems: list[RecipeProblemShape]
+    missing: list[str]
+
+
 class _PlanAlways(TypedDict):
     job: JobSpec
     placement: PlacedShape | None

@@ -1,0 +1,86 @@
+"""`gpurun validate`: recipes without an inventory, and their JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from gpurun.jobs.recipe_schema import schema
+
+TOP = Path(__file__).parents[2]
+WHOLE = "image: i:1\ngpus: 4\ncommand: [python3, train.py]\n"
+
+
+@pytest.fixture(autouse=True)
+def no_inventory(tmp_path, monkeypatch):
+    monkeypatch.delenv("GPURUN_INVENTORY", raising=False)
+    for name in ("HOME", "GPURUN_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_recipe_here_is_valid_and_fits_the_schema(gpurun):
+    checker = jsonschema.Draft202012Validator(schema())
+    checker.check_schema(schema())
+    found = sorted(TOP.glob("recipes/*/recipe.yaml"))
+    assert len(found) > 5
+    for path in found:
+        assert gpurun("validate", str(path.parent))[:2] == (0, ""), path
+        assert not list(checker.iter_errors(yaml.safe_load(path.read_text()))), path
+
+
+def test_a_schema_refuses_what_gpurun_refuses_and_takes_what_it_takes(gpurun):
+    code, out, err = gpurun("validate", "--schema")
+    assert (code, err) == (0, "") and json.loads(out) == schema()
+    checker = jsonschema.Draft202012Validator(json.loads(out))
+    for text, fits in {
+        "env: {N: 4, ON: true}": True, "gpus: many": False, "gpu: 1": False, "time_limit: 90m": True, "gpus: 0": False,
+        "command: python3 train.py": True, "constraints: {locality: rack}": True, "preemptible: maybe": False,
+        "constraints: {locality: moon}": False, "notify: mail:a@b.c": True, "constraints: {nowhere: 1}": False,
+    }.items():  # fmt: skip
+        whole = {**yaml.safe_load(WHOLE), **yaml.safe_load(text)}
+        Path("recipe.yaml").write_text(yaml.safe_dump(whole))
+        assert checker.is_valid(whole) == fits, text
+        assert gpurun("validate", "recipe.yaml")[0] == (0 if fits else 2), text
+
+
+def test_each_problem_has_its_place(gpurun):
+    Path("odd'; \x1b[2J.yaml").write_text(WHOLE.replace("gpus", "gpsu") + "time_limit: 5\n")
+    code, out, err = gpurun("validate", "odd'; \x1b[2J.yaml")
+    places = [line.split(": ")[0].rsplit(".yaml", 1)[1] for line in out.splitlines()]
+    assert (code, err, places) == (2, "", [":2:1", ":4:13"]) and "\x1b" not in out
+    code, out, _ = gpurun("validate", "odd'; \x1b[2J.yaml", "--json")
+    told = json.loads(out)
+    assert (code, told["valid"], [each["line"] for each in told["problems"]]) == (2, False, [2, 4])
+
+
+def test_values_that_contradict_each_other_are_found_and_what_flags_give_is_not_missed(gpurun):
+    Path("recipe.yaml").write_text(WHOLE + "constraints: {gpus_per_host: 3}\n")
+    code, out, _ = gpurun("validate", ".")
+    assert (code, out) == (2, "recipe.yaml:1:1: 4 GPUs cannot be split into hosts of exactly 3\n")
+    Path("recipe.yaml").write_text("image: i:1\ncommand: [x]\n")
+    assert gpurun("validate", ".") == (0, "", "recipe.yaml: valid; it leaves gpus to the command line\n")
+    assert json.loads(gpurun("validate", ".", "--json")[1])["missing"] == ["gpus"]
+
+
+def test_what_is_no_recipe_is_refused(gpurun):
+    os.mkfifo("fifo")
+    Path("empty.yaml").write_text("")
+    Path("deep.yaml").write_text("[" * 100_000)
+    Path("bytes.yaml").write_bytes(b"\xff\xfe\0")
+    for words in (
+        (),
+        ("--schema", "x.yaml"),
+        ("none.yaml",),
+        ("empty.yaml",),
+        ("deep.yaml",),
+        ("bytes.yaml",),
+        ("fifo",),
+    ):
+        code, out, err = gpurun("validate", *words)
+        assert code == 2 and (out or err), words
