@@ -14,6 +14,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.choosing.choice import ProgramClues
 from gpurun.launch.launchers.choosing.programs import StartedProgram, programs_in, programs_of
 from gpurun.launch.launchers.choosing.sources import ASKED, Clue, command_clue, name_clues, read_source
+from gpurun.launch.launchers.lines.batch import directives_of
 from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 
@@ -63,6 +64,7 @@ class ProgramReading:
         self._launches: tuple[ScriptLaunch, ...] = ()
         self._starts = self._unread = ""
         self._looked: list[str] = []
+        self._directives: tuple[tuple[tuple[str, str], ...], str] = ((), "")
         self._trains = self._by_srun = False
 
     def of_command(self, command: tuple[str, ...]) -> ProgramClues:
@@ -78,7 +80,9 @@ class ProgramReading:
         """Return what was found so far."""
         is_harmless = not (self._trains or self._clues or self._launches)
         looked = ", ".join(self._looked[:3])
-        return ProgramClues(self._clues, is_harmless, self._launches, self._starts, self._unread, looked)
+        return ProgramClues(
+            self._clues, is_harmless, self._launches, self._starts, self._unread, looked, *self._directives
+        )  # fmt: skip
 
     def note(self, clues: Iterable[Clue], where: str) -> None:
         """Note clues of one place, unless they are known."""
@@ -155,6 +159,8 @@ class ProgramReading:
         else:
             shown, text = self._shown(path), data.decode(errors="replace")
             self._looked.append(shown)
+            if not self._directives[0]:
+                self._directives = (directives_of(text), shown)
             if launches := launches_in(text, program.arguments, by_srun=self._by_srun):
                 self._launches, self._starts = (*self._launches, *launches), self._starts or shown
             self.take(programs_in(text, program.folder), shown)

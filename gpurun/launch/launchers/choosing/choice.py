@@ -11,6 +11,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.choosing.sources import Clue
 from gpurun.launch.launchers.direct import SRUN, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO
+from gpurun.launch.launchers.lines.batch import about_directives
 from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch
 from gpurun.launch.launchers.texts import once_on_hosts
@@ -30,6 +31,8 @@ class ProgramClues:
         starts: that script.
         unread: why gpurun cannot read the program; "" if it can.
         looked: what gpurun has read, for people.
+        directives: the ``#SBATCH`` lines of the first shell script that has some: flags and values.
+        batch: that script.
         function: the name of the function of Python that each rank calls; "": each runs a command.
     """
 
@@ -39,6 +42,8 @@ class ProgramClues:
     starts: str = ""
     unread: str = ""
     looked: str = ""
+    directives: tuple[tuple[str, str], ...] = ()
+    batch: str = ""
     function: str = ""
 
 
@@ -81,6 +86,16 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
     Raises:
         BadInput: a shell script of the job starts processes on other hosts than gpurun can give it.
     """
+    about = about_directives(found.directives, found.batch, spec)
+    try:
+        choice = _as_srun(_chosen(spec, given, found))
+    except BadInput as error:
+        error.hint = "\n    ".join((error.hint, *about))
+        raise
+    return replace(choice, said=(*choice.said, *about))
+
+
+def _chosen(spec: JobSpec, given: Collection[str], found: ProgramClues) -> LauncherChoice:
     told = next((name for name in ("horovod", "controller") if name in given), None)
     means, alone = agreed(found.clues), replace(spec, launcher=TASKS.name)
     if spec.one_per_host:
@@ -101,7 +116,7 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
         choice = LauncherChoice(alone, (said,))
     else:
         choice = LauncherChoice(alone, doubt=_doubt(spec, found))
-    return _as_srun(choice)
+    return choice
 
 
 def _as_srun(choice: LauncherChoice) -> LauncherChoice:
