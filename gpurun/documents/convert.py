@@ -156,11 +156,11 @@ def mapping(node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: 
 
 
 def refuse_unknown(found: Entries, known: Iterable[str], report: ProblemReport, where: str) -> None:
-    """Report every unknown key, with the most similar known key."""
+    """Report every unknown key, with the most similar known key; with all known keys if none is similar."""
     allowed = tuple(known)
     for key, (node, _) in found.items():
         if key not in allowed:
-            report.wrong(node, f"unknown key {shown(key)} in {where}{_meant(key, allowed)}", allowed=allowed)
+            report.wrong(node, f"unknown key {shown(key)} in {where}{did_you_mean(key, allowed)}", allowed=allowed)
 
 
 def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
@@ -232,10 +232,11 @@ def _why(error: ValueError, kind: Kind, text: str) -> str:
         return str(error)
     if kind.parse in (_whole, _number) and not isinstance(kind.parse(text), str):
         return "is out of range"
-    return f"is not {kind.expected}{_meant(text, kind.options)}"
+    return f"is not {kind.expected}{did_you_mean(text, kind.options)}"
 
 
-def _meant(text: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """Return words that name the most similar known text, to stand behind a message; empty if none is similar."""
     close = get_close_matches(text, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpurun.errors import BadInput
 
 _SHOWN_CHARACTERS = 80
+_SHOWN_PROBLEMS, _LONG_LIST = 20, 12
 
 
 def shown(value: str) -> str:
@@ -37,8 +38,9 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """Return the message and what is allowed, without the place."""
-        return f"{self.message} (allowed: {', '.join(self.allowed)})" if self.allowed else self.message
+        """Return the message and what is allowed, without the place. A guess of what was meant replaces a long list."""
+        is_enough = not self.allowed or (len(self.allowed) > _LONG_LIST and self.message.endswith("?"))
+        return self.message if is_enough else f"{self.message} (allowed: {', '.join(self.allowed)})"
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}: {self.text}"
@@ -47,9 +49,12 @@ class Problem:
 class DocumentError(BadInput):
     """A document that is not valid. `problems` lists all problems in the file's order.
 
-    Its text has one line for each problem, ``FILE:LINE:COL: problem``.
+    Its text has one line for each of the first problems, ``FILE:LINE:COL: problem``.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.column)))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
+        if (more := len(self.problems) - _SHOWN_PROBLEMS) > 0:
+            lines.append(f"… and {more} more problem{'s' * (more != 1)}")
+        super().__init__("\n".join(lines))

@@ -133,6 +133,9 @@ def _bound(text: str) -> None:
             raise BadInput(f"{shown(text)} is more than {MAX_HOSTS} hosts")
 
 
+_SHOWN_GROUPS = 20
+
+
 class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
     """Groups in a dictionary, for ClusterShell."""
 
@@ -143,10 +146,11 @@ class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
 
     def resolv_map(self, group: str) -> str:
         if group not in self._members:
-            known = ", ".join(f"@{self._prefix}{name}" for name in sorted(self._members)) or f"no @{self._prefix}…"
-            prefixes = ", ".join(f"@{name}:NAME" for name in PREFIXES)
-            more = "" if self._prefix else f", {prefixes} and @label:KEY=VALUE"
-            raise BadInput(f"there is no group @{self._prefix}{group}", hint=f"the groups are: {known}{more}")
+            known = [f"@{self._prefix}{name}" for name in sorted(self._members)[:_SHOWN_GROUPS]]
+            known += [] if self._prefix else ["@rack:NAME", "@generation:NAME", "@fabric:NAME", "@label:KEY=VALUE"]
+            known += ["…"] if len(self._members) > _SHOWN_GROUPS else []
+            hint = f"the groups are: {', '.join(known)}" if known else f"there is no @{self._prefix}… at all"
+            raise BadInput(f"there is no group @{self._prefix}{shown(group)[1:-1]}", hint=hint)
         return ",".join(self._members[group])
 
     def resolv_list(self) -> list[str]:

@@ -9,7 +9,7 @@ import yaml
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpurun.documents.convert import convert, convert_node
+from gpurun.documents.convert import convert, convert_node, did_you_mean
 from gpurun.documents.nodes import compose
 from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput

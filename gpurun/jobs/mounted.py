@@ -22,8 +22,10 @@ _SYSTEM = ("bin", "boot", "etc", "lib", "lib32", "lib64", "run", "sbin", "usr", 
 
 
 def _container_path(path: str) -> str:
-    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
+    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/"):
         raise ValueError
+    if not path.strip("/"):
+        raise ValueError("must be a folder below /, such as /checkpoints")
     return path
 
 

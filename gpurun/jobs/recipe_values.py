@@ -60,12 +60,13 @@ HostOrLabel = Annotated[
 JobName = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z", title="1 to 200 characters without control characters")
 ]
-Image = Annotated[  # docker's reference grammar, loosely: never a flag, never white space
+Image = Annotated[  # Docker's reference grammar, loosely: never a flag, never white space; a registry may have capitals
     str,
     Meta(
-        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,254}\Z", title="a Docker image reference such as gpurun/train:tf2.15"
+        pattern=r"^([a-zA-Z0-9][a-zA-Z0-9.:-]*/)?[a-z0-9][a-z0-9._/-]*(:[\w.-]+)?(@[\w.:-]+)?\Z", max_length=255,
+        title="a Docker image reference in lower case such as gpurun/train:tf2.15",
     ),
-]
+]  # fmt: skip
 PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", title="a pool's name")]
 ProjectName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", title="a project's name")]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", title="a variable's name")]
@@ -76,6 +77,5 @@ Notify = Annotated[NotifyWish, written(notify_wish, "a target such as mail:alice
 Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
 WholeSeconds = Annotated[int, written(_whole_seconds, "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
-TimeLimit = Duration
 Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 Knob = Annotated[int, Meta(ge=0, le=1_000_000)]

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints, Locality
+from gpurun.quantities.counts import count
 from gpurun.scheduler.index import Index, Lane, serves
 from gpurun.scheduler.model import Gang, Placement, Reason, Refusal, Snapshot
 from gpurun.scheduler.racks import Need, need_of
@@ -108,13 +109,15 @@ class Capacity:
         if not lanes:
             return f"no host of the inventory has such GPUs ({_asked(gang)})"
         if wants.gpus_per_host and gang.least % wants.gpus_per_host:
-            return f"{_plural(gang.gpus, 'GPU')} cannot be split into {wants.gpus_per_host} per host"
+            return f"{count(gang.gpus, 'GPU')} cannot be split into {wants.gpus_per_host} per host"
         unknown = sorted(name for name in wants.hosts if name not in self._empty.number)
         if unknown:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
         if gang.least > most:
             return f"{_wanted(gang)}; the inventory has at most {most} such GPUs of one generation"
+        if wants.hosts and not set(wants.hosts) - set(wants.avoid):
+            return f"{_wanted(gang)}; all named hosts are also among the hosts to avoid"
         return f"{_wanted(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
 
 
@@ -125,7 +128,7 @@ def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
 
 
 def _wanted(gang: Gang) -> str:
-    return f"{'at least ' if gang.least < gang.gpus else ''}{_plural(gang.least, 'GPU')} wanted"
+    return f"{'at least ' if gang.least < gang.gpus else ''}{count(gang.least, 'GPU')} wanted"
 
 
 def _asked(gang: Gang) -> str:
@@ -134,14 +137,10 @@ def _asked(gang: Gang) -> str:
         f"generation {' or '.join(wants.generations)}" if wants.generations else "",
         f"model {wants.gpu_model}" if wants.gpu_model else "",
         f"at least {wants.min_gpu_memory_mib} MiB of memory" if wants.min_gpu_memory_mib else "",
-        f"{wants.gpus_per_host} GPUs per host" if wants.gpus_per_host else "",
+        f"{count(wants.gpus_per_host, 'GPU')} per host" if wants.gpus_per_host else "",
         f"locality {wants.locality}" if wants.locality != "any" else "",
-        f"{len(wants.hosts)} named hosts" if wants.hosts else "",
-        f"without {len(wants.avoid)} hosts" if wants.avoid else "",
+        count(len(wants.hosts), "named host") if wants.hosts else "",
+        f"without {count(len(wants.avoid), 'host')}" if wants.avoid else "",
         "one NVLink island per host" if wants.nvlink else "",
     ]
     return ", ".join(part for part in parts if part) or "any"
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -143,7 +143,12 @@ def test_add_label_remove_diff_undo(gpurun: Gpurun, inventory: Path) -> None:
     [
         (["set", "gpu-r1-07", "gpus=four"], "'four' is not a whole number (allowed: 0 to 128)"),
         (["set", "gpu-r1-07", "gpus"], "'gpus' is not key=value"),
-        (["set", "gpu-r1-07", "gpu=4"], "unknown key 'gpu' (allowed: gpus, "),
+        (["set", "gpu-r1-07", "gpu=4"], "unknown key 'gpu'; did you mean 'gpus'?"),
+        (["set", "gpu-r1-07", "zz=4"], "unknown key 'zz' (allowed: gpus, "),
+        (["label", "gpu-r1-07", "a", "b"], "NAME=VALUE sets a label, NAME- removes it"),
+        (["list", "@foo"], "@all, @cordoned, @draining, @lost, @out, @rack:NAME, @generation:NAME"),
+        (["list", "@rack"], "@rack:NAME"),
+        (["list", "@label:x"], "there is no @label:… at all"),
         (["set", "gpu-r1-07", "fabric=ib"], "there is no fabric 'ib'"),
         (["set", "gpu-r1-99", "gpus=4"], "has no 'gpu-r1-99'"),
         (["set", "gpu-r1-07", "user=-oProxyCommand=x"], "is not a user name"),
@@ -157,7 +162,7 @@ def test_add_label_remove_diff_undo(gpurun: Gpurun, inventory: Path) -> None:
         (["add", "a b", "rack=r1"], "is not a host name"),
         (["add", "new-1", "rack=a/b"], "is not a name"),
         (["label", "gpu-r1-07", "-x=1"], ""),
-        (["remove", "@rack:r9"], "no group @rack:r9"),
+        (["remove", "@rack:r9"], "there is no group @rack:r9\n  → the groups are: @rack:r1, @rack:r2"),
         (["list", "-i", "nope.yaml"], "no inventory at"),
     ],
 )
@@ -265,7 +270,7 @@ def test_import_writes_a_valid_inventory_and_says_what_it_did(gpurun: Gpurun, in
     assert gpurun("import", "hosts").code == 2  # there is one already
     said = gpurun("import", "hosts", "-i", "new.yaml", "--fabric", "roce", "--interface", "ens1f0", "--hca", "mlx5_0")
     assert said.code == 0
-    assert "20 hosts, 80 GPUs, 1 racks" in said.err
+    assert "20 hosts, 80 GPUs, 1 rack" in said.err
     assert "took: 20 hosts" in said.err
     assert "not mapped: hosts:2: variable colour" in said.err
     assert "not mapped: hosts:3: '-x' is not a host name" in said.err

@@ -1,13 +1,16 @@
 """What submit refuses at once: the hint is about what was wrong."""
 
+import shlex
+
 import pytest
 
 from gpurun.errors import NeverFits
 from gpurun.head.wish import refuse_impossible
 from gpurun.inventory.load import parse
 from gpurun.jobs.mounted import _outputs_path
+from gpurun.jobs.recipe import name_of
 from gpurun.jobs.recipe_values import _words
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Constraints, JobSpec
 
 TEXT = """\
 version: 1
@@ -41,7 +44,8 @@ LIMITED = "pools: {a: {reservation: 1, limit: 2}, b: {reservation: 3}}\n"
             {"pool": "a", "gpus": 3, "preemptible": True},
             "its pools are: a; leave out --pool",
         ),
-        ("", {"gpus": 5}, "the inventory has 4 GPUs"),
+        ("", {"gpus": 5}, "the inventory has 4 pascal GPUs"),
+        ("", {"pool": "foo"}, "leave out --pool"),
     ],
 )
 def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, hint):
@@ -50,6 +54,49 @@ def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, 
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
     assert hint == caught.value.hint if "pools are" in hint else hint in caught.value.hint
+
+
+TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")
+
+
+@pytest.mark.parametrize(
+    ("wants", "message"),
+    [
+        ({"generations": ("pascl",)}, "there is no generation 'pascl'; did you mean 'pascal'?"),
+        ({"generations": ("x'; --",)}, 'there is no generation "x\'; --"'),
+        ({"hosts": ("h1",), "avoid": ("h1",)}, "1 GPU wanted; all named hosts are also among the hosts to avoid"),
+        ({"hosts": ("h1",), "gpus_per_host": 8}, "cannot be split into 8 per host"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(tmp_path, wants, message):
+    inventory = parse(TWO.encode(), source=tmp_path / "inventory.yaml")
+    spec = JobSpec(name="n", image="i", gpus=1, command=("true",), constraints=Constraints(**wants))
+    with pytest.raises(NeverFits) as caught:
+        refuse_impossible(spec, inventory)
+    assert message in caught.value.message
+    assert caught.value.hint == "the inventory has 4 pascal GPUs, 1 volta GPU; a gang never mixes generations"
+
+
+def test_a_pool_of_an_inventory_without_pools_is_refused(tmp_path):
+    inventory = parse(TEXT.encode(), source=tmp_path / "inventory.yaml")
+    spec = JobSpec(name="n", image="i", gpus=1, command=("true",), pool="foo")
+    with pytest.raises(NeverFits, match="there is no pool 'foo': the inventory has no pools"):
+        refuse_impossible(spec, inventory)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python3 train.py --epochs 3", "train"), ("python src/my_train.py x.py", "my_train"), ("./run.sh", "run"),
+        ("torchrun --nnodes 2 train.py", "train"), ("bash -c 'python x.py && y'", "bash"), ("/bin/true", "true"),
+        ("python3 -m pkg.train --lr 1", "train"), ("python3 -m torch.distributed.run train.py", "train"),
+        ("python3 -m", "python3"), ("python3", "python3"), ("uv run train.py", "train"), ("env A=b.py x", "env"),
+        ("accelerate launch --config_file c.yaml train.py", "train"), ("bin/all_reduce_perf -b 8", "all_reduce_perf"),
+        ("deepspeed a/.py", "deepspeed"), ("sh 日本.sh", "日本"), ("mpirun -m 4 prog", "mpirun"),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_name_is_called_after_its_script(command, name):
+    assert name_of(shlex.split(command)) == name
 
 
 @pytest.mark.parametrize(

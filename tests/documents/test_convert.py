@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from gpurun.documents.convert import convert, keys_of, kind_of, mapping, schema, written
 from gpurun.documents.nodes import ProblemReport, compose
-from gpurun.documents.problems import DocumentError
+from gpurun.documents.problems import DocumentError, Problem
 from gpurun.errors import BadInput
 
 
@@ -163,3 +163,12 @@ def test_any_text_is_values_or_problems_with_places(text: str) -> None:
         assert int(line) >= 1
         assert int(column) >= 1
         assert problem.isprintable()
+
+
+def test_a_long_list_of_problems_is_cut_short_and_counted() -> None:
+    problems = [Problem("f", line, 1, "is wrong") for line in range(1, 20_001)]
+    error = DocumentError(problems)
+    lines = str(error).split("\n")
+    assert (len(lines), lines[0], lines[-1]) == (21, "f:1:1: is wrong", "… and 19980 more problems")
+    assert len(error.problems) == 20_000
+    assert str(DocumentError(problems[:20])).count("\n") == 19

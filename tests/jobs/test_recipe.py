@@ -65,7 +65,8 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("image: '--privileged'", "image: '--privileged' is not a Docker image reference"),
         ("image: 'a b'", "image: 'a b' is not a Docker image reference"),
         ("outputs: ../x", "outputs: '../x' is not an absolute path"),
-        ("outputs: /", "outputs: '/' is not an absolute path"),
+        ("outputs: /", "outputs: '/' must be a folder below /, such as /checkpoints"),
+        ("image: UPPER:1", "image: 'UPPER:1' is not a Docker image reference in lower case"),
         ("time_limit: 0", "time_limit: '0' is not more than 0"),
         ("time_limit: 0s", "time_limit: '0s' is not more than 0"),
         ("time_limit: soon", "time_limit: 'soon' is not a time; write a number with its unit"),
@@ -137,8 +138,14 @@ def test_contradictions(tmp_path):
 
 
 def test_no_recipe_there(tmp_path):
-    with pytest.raises(BadInput, match="cannot read the recipe"):
+    with pytest.raises(BadInput, match="none: there is no such recipe"):
         read(tmp_path / "none")
+    with pytest.raises(BadInput, match="this folder has no recipe.yaml"):
+        read(tmp_path)
+    (tmp_path / "my train.py").write_text("print('a'); b: int = 1")
+    with pytest.raises(BadInput, match="this is a program, not a recipe") as caught:
+        read(tmp_path / "my train.py")
+    assert caught.value.hint.endswith(f"-- python3 '{tmp_path}/my train.py'")
     with pytest.raises(BadInput, match="empty"):
         read(recipe(tmp_path, "# nothing\n"))
 
@@ -285,5 +292,5 @@ def test_what_a_rank_needs_to_say_how_it_ends_is_not_a_persons_to_set(tmp_path, 
 @pytest.mark.parametrize("word", ["", "-", "--", "-x", "--help"])
 def test_a_command_begins_with_a_program(tmp_path, word):
     """A shell took ``exec --`` for nothing to do, and the gang had succeeded."""
-    with pytest.raises(BadInput, match="is no program"):
+    with pytest.raises(BadInput, match="is not a program"):
         build(read(recipe(tmp_path, GOOD)), {"command": (word, "true")}, {})
