@@ -63,7 +63,7 @@ def read(path: Path) -> Recipe:
             raise
         what = f"this folder has no {RECIPE_FILE}" if is_folder else "there is no such recipe"
         raise BadInput(what, where=str(path), hint=f"name a recipe, or: {WITHOUT_RECIPE}") from None
-    if _SCRIPT.search(path.name):
+    if path.suffix in (".py", ".sh"):
         program = shlex.join(("python3" if path.suffix == ".py" else "sh", str(path)))
         hint = WITHOUT_RECIPE.replace("COMMAND", program)
         raise BadInput("this is a program, not a recipe", where=str(path), hint=hint)
