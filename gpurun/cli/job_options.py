@@ -13,7 +13,7 @@ from typer.models import OptionInfo
 from gpurun.cli import completion
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe_keys import GROUPS, SETTINGS, WHERE
-from gpurun.jobs.settings import Setting
+from gpurun.jobs.settings import JobSetting
 
 if TYPE_CHECKING:
     from gpurun.head.wish import Flags
@@ -32,7 +32,7 @@ _OWN = {"inventory": WHERE, "follow": OUTPUT, "dry_run": OUTPUT, "as_json": OUTP
 """The group of a command's own options; the others are of `scale run` and say what to measure."""
 
 
-def settings_for(command: str) -> list[Setting]:
+def settings_for(command: str) -> list[JobSetting]:
     """Return the settings that are options of a command."""
     return [setting for setting in SETTINGS.values() if setting.flag is not None and command in setting.flag.only]
 
@@ -59,7 +59,7 @@ def job_options(command: str) -> Callable[[Callable[..., None]], Callable[..., N
     return add
 
 
-def _option(setting: Setting) -> inspect.Parameter:
+def _option(setting: JobSetting) -> inspect.Parameter:
     """Return the parameter of a Typer command for a setting."""
     assert setting.flag is not None
     names = setting.names
@@ -95,7 +95,7 @@ def _place(parameter: inspect.Parameter) -> int:
     return _ORDER.index(str(info.rich_help_panel)) if isinstance(info, OptionInfo) else -1
 
 
-def _words_of(setting: Setting) -> Callable[[str], list[str]] | None:
+def _words_of(setting: JobSetting) -> Callable[[str], list[str]] | None:
     """Return what completes the setting's value in a shell; None = nothing does."""
     offered: Callable[[str], list[str]] | None = getattr(completion, str(setting.flag and setting.flag.complete), None)
     if offered is None and setting.kind.options:
@@ -132,7 +132,7 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
     return flags
 
 
-def _value(setting: Setting, value: object, inventory: Inventory) -> object:
+def _value(setting: JobSetting, value: object, inventory: Inventory) -> object:
     """Return an option's value as a recipe would have it."""
     if setting.key in ("hosts", "avoid"):
         from gpurun.inventory.hostset import select
@@ -144,7 +144,7 @@ def _value(setting: Setting, value: object, inventory: Inventory) -> object:
     return _pairs(setting, value) if setting.is_named and isinstance(value, list) else value
 
 
-def _pairs(setting: Setting, texts: Sequence[str]) -> dict[str, str]:
+def _pairs(setting: JobSetting, texts: Sequence[str]) -> dict[str, str]:
     """Split texts such as ``NAME=VALUE``. Raises BadInput with the flag's name."""
     pairs = {}
     for text in texts:

@@ -28,7 +28,7 @@ from gpurun.jobs.recipe_values import (
     Text,
     WholeSeconds,
 )
-from gpurun.jobs.settings import Flag, means, settings_of
+from gpurun.jobs.settings import KeyFlag, means, settings_of
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
 WHAT, WHERE, FAILS, FILES = "What to run", "Where and when it runs", "When it fails", "Files"
@@ -49,7 +49,7 @@ class ConstraintKeys(TypedDict, total=False):
             "allowed GPU generations; a gang never mixes them",
             "pascal",
             "[pascal, volta]",
-            flag=Flag(WHERE, "GENERATION", complete="generations"),
+            flag=KeyFlag(WHERE, "GENERATION", complete="generations"),
         ),
     ]
     gpu_model: Annotated[
@@ -57,40 +57,42 @@ class ConstraintKeys(TypedDict, total=False):
         means(
             "only GPUs of this model, as the inventory writes it",
             "Tesla-P100",
-            flag=Flag(WHERE, "MODEL", complete="gpu_models"),
+            flag=KeyFlag(WHERE, "MODEL", complete="gpu_models"),
         ),
     ]
-    min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB", flag=Flag(WHERE, "SIZE"))]
+    min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB", flag=KeyFlag(WHERE, "SIZE"))]
     gpus_per_host: Annotated[
         int,
         Meta(ge=1, le=MOST_GPUS),
-        means("exactly this many GPUs on each host", "4", flag=Flag(WHERE, "NUMBER")),
+        means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER")),
     ]
     locality: Annotated[
         Locality,
-        means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=Flag(WHERE)),
+        means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=KeyFlag(WHERE)),
     ]
     prefer: Annotated[
         Locality,
-        means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=Flag(WHERE)),
+        means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=KeyFlag(WHERE)),
     ]
     locality_wait: Annotated[
         Duration,
-        means("how long to wait for the locality that `prefer` names", "10m", flag=Flag(WHERE, "TIME")),
+        means("how long to wait for the locality that `prefer` names", "10m", flag=KeyFlag(WHERE, "TIME")),
     ]
     hosts: Annotated[
         tuple[Name, ...],
         means(
             "only these hosts",
             "[gpu-r1-01, gpu-r1-02]",
-            flag=Flag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
+            flag=KeyFlag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
         ),
     ]
     avoid: Annotated[
         tuple[Name, ...],
-        means("not these hosts", "[gpu-r1-07]", flag=Flag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
+        means("not these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
     ]
-    nvlink: Annotated[bool, means("on each host, only GPUs that one NVLink island connects", "true", flag=Flag(WHERE))]
+    nvlink: Annotated[
+        bool, means("on each host, only GPUs that one NVLink island connects", "true", flag=KeyFlag(WHERE))
+    ]
 
 
 class HorovodKeys(TypedDict, total=False):
@@ -168,8 +170,8 @@ class RoleKeys(TypedDict, total=False):
     ]
 
 
-def _swept(value: str = "", *, more: str = "") -> Flag:
-    return Flag(SWEEPS, value, more=more, only=("sweep run",), why="only a sweep tries parameters")
+def _swept(value: str = "", *, more: str = "") -> KeyFlag:
+    return KeyFlag(SWEEPS, value, more=more, only=("sweep run",), why="only a sweep tries parameters")
 
 
 Seed = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -248,7 +250,9 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "name of the job, or of the sweep",
             "resnet-a",
-            flag=Flag(WHAT, "NAME", only=NO_CAMPAIGN, why="its --name is the campaign's: the same name continues it"),
+            flag=KeyFlag(
+                WHAT, "NAME", only=NO_CAMPAIGN, why="its --name is the campaign's: the same name continues it"
+            ),
         ),
     ]
     image: Annotated[
@@ -256,7 +260,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a Docker image on the head; gpurun sends each host the layers it lacks",
             "gpurun/train:tf2.15",
-            flag=Flag(WHAT, "IMAGE", complete="images"),
+            flag=KeyFlag(WHAT, "IMAGE", complete="images"),
         ),
     ]
     python: Annotated[
@@ -264,7 +268,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "Python packages on top of the image",
             "{requirements: requirements.txt}",
-            flag=Flag(
+            flag=KeyFlag(
                 WHAT, "FILE", ("--requirements",), complete="files", more="FILE is a requirements file, as pip reads it"
             ),
         ),
@@ -274,7 +278,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how many GPUs; each has a rank, unless `one_per_host` says otherwise",
             "8",
-            flag=Flag(
+            flag=KeyFlag(
                 WHAT,
                 "GPUS",
                 ("-n", "--gpus"),
@@ -291,7 +295,7 @@ class RecipeKeys(TypedDict, total=False):
             "4",
             more="With Horovod, the other ranks continue, by its elastic API. With other launchers, gpurun stops the "
             "gang and starts it again from its checkpoint",
-            flag=Flag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
+            flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
     command: Annotated[
@@ -309,10 +313,12 @@ class RecipeKeys(TypedDict, total=False):
             ".",
             more="What ranks write there is treated as outputs are, below `@workspace`; the copy of your code never "
             "changes. gpurun leaves out what `.gitignore` excludes",
-            flag=Flag(FILES, "FOLDER", complete="folders"),
+            flag=KeyFlag(FILES, "FOLDER", complete="folders"),
         ),
     ]
-    workdir_read_only: Annotated[bool, means("no rank can write into the folder of its code", "true", flag=Flag(FILES))]
+    workdir_read_only: Annotated[
+        bool, means("no rank can write into the folder of its code", "true", flag=KeyFlag(FILES))
+    ]
     workdir_limit: Annotated[
         Size,
         means(
@@ -320,7 +326,7 @@ class RecipeKeys(TypedDict, total=False):
             "50GiB",
             more="Default: 10GiB. A restart begins without the rest, and gpurun says so while the job runs. gpurun "
             "copies no `__pycache__`",
-            flag=Flag(FILES, "SIZE", more="Default: 10GiB"),
+            flag=KeyFlag(FILES, "SIZE", more="Default: 10GiB"),
         ),
     ]
     outputs: Annotated[
@@ -334,7 +340,7 @@ class RecipeKeys(TypedDict, total=False):
             "version of such files, and a new host the first one's. Write a checkpoint beside its name and rename it, "
             "or call `gpurun_runtime.checkpointed(step)` after each save: a host may fail in the middle of a save. "
             "gpurun does not copy pipes, sockets and devices, and names them",
-            flag=Flag(FILES, "PATH"),
+            flag=KeyFlag(FILES, "PATH"),
         ),
     ]
     outputs_every: Annotated[
@@ -343,7 +349,7 @@ class RecipeKeys(TypedDict, total=False):
             "how often gpurun copies new outputs to the head",
             "60s",
             more="If a host fails, outputs since the last whole copy are lost",
-            flag=Flag(FILES, "TIME"),
+            flag=KeyFlag(FILES, "TIME"),
         ),
     ]
     outputs_limit: Annotated[
@@ -351,7 +357,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how much gpurun copies to the head at most; the rest stays on its hosts",
             "200GiB",
-            flag=Flag(FILES, "SIZE"),
+            flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
     log_limit: Annotated[
@@ -360,7 +366,7 @@ class RecipeKeys(TypedDict, total=False):
             "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept",
             "10GiB",
             more="Default: 2GiB",
-            flag=Flag(FILES, "SIZE", more="Default: 2GiB"),
+            flag=KeyFlag(FILES, "SIZE", more="Default: 2GiB"),
         ),
     ]
     env: Annotated[
@@ -371,7 +377,7 @@ class RecipeKeys(TypedDict, total=False):
             more="gpurun sets the names that begin with `GPURUN_`; you may set `GPURUN_PARAMETERS` only. Launchers set "
             "`RANK`, `WORLD_SIZE` and their like. Not for secrets: `docker inspect` shows it to everybody who may use "
             "Docker on a host, and `horovodrun` to every user there. So `submit` warns about names like `HF_TOKEN`",
-            flag=Flag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
+            flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
         ),
     ]
     secrets: Annotated[
@@ -379,7 +385,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "files that every rank can read at `/run/secrets/NAME`; gpurun writes them into no argv and no log",
             "{token: token.txt}",
-            flag=Flag(FILES, "NAME=FILE", ("--secret",), complete="files"),
+            flag=KeyFlag(FILES, "NAME=FILE", ("--secret",), complete="files"),
         ),
     ]
     data: Annotated[
@@ -387,7 +393,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "data sets as `/data/NAME`, read-only: a folder of the head, `host:/path` or `JOB:outputs/path`",
             "{fashion: host:/nfs/fashion}",
-            flag=Flag(FILES, "NAME=SOURCE", complete="data_sources"),
+            flag=KeyFlag(FILES, "NAME=SOURCE", complete="data_sources"),
         ),
     ]
     mounts: Annotated[
@@ -395,7 +401,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "folders of the hosts in the container, `ro` or `rw`",
             '["/data:/data:ro"]',
-            flag=Flag(FILES, "FOLDER:PATH[:rw]", ("--mount",)),
+            flag=KeyFlag(FILES, "FOLDER:PATH[:rw]", ("--mount",)),
         ),
     ]
     launcher: Annotated[
@@ -405,7 +411,7 @@ class RecipeKeys(TypedDict, total=False):
             "`tasks`",
             "torchrun",
             more="Default: the launcher in the command, or what the program uses",
-            flag=Flag(
+            flag=KeyFlag(
                 WHAT,
                 "LAUNCHER",
                 complete="launchers",
@@ -421,19 +427,19 @@ class RecipeKeys(TypedDict, total=False):
             "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU",
             "true",
             more="For a program that uses several GPUs itself, or calls a launcher itself",
-            flag=Flag(WHAT),
+            flag=KeyFlag(WHAT),
         ),
     ]
-    controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo", flag=Flag(WHAT))]
+    controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo", flag=KeyFlag(WHAT))]
     pool: Annotated[
-        PoolName, means("charge the job to this pool", "research", flag=Flag(WHERE, "POOL", complete="pools"))
+        PoolName, means("charge the job to this pool", "research", flag=KeyFlag(WHERE, "POOL", complete="pools"))
     ]
     project: Annotated[
         ProjectName,
         means(
             "count the job under this name in `gpurun report`",
             "cats",
-            flag=Flag(WHERE, "PROJECT", complete="projects"),
+            flag=KeyFlag(WHERE, "PROJECT", complete="projects"),
         ),
     ]
     notify: Annotated[
@@ -441,7 +447,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "whom gpurun notifies when the job starts, ends, fails or is preempted",
             '["end=mail:me@example.com"]',
-            flag=Flag(
+            flag=KeyFlag(
                 FAILS,
                 "TARGET",
                 more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE, after "
@@ -455,7 +461,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "jobs with a higher number start earlier, among jobs within their pools' entitlement",
             "10",
-            flag=Flag(WHERE, "NUMBER"),
+            flag=KeyFlag(WHERE, "NUMBER"),
         ),
     ]
     preemptible: Annotated[
@@ -463,7 +469,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "let the job borrow GPUs of other pools; gpurun preempts it when they need the GPUs",
             "true",
-            flag=Flag(WHERE),
+            flag=KeyFlag(WHERE),
         ),
     ]
     time_limit: Annotated[
@@ -472,7 +478,7 @@ class RecipeKeys(TypedDict, total=False):
             "stop the job after this long in RUNNING",
             "12h",
             more="With known limits, gpurun can start other jobs earlier",
-            flag=Flag(FAILS, "TIME"),
+            flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
     max_restarts: Annotated[
@@ -482,7 +488,7 @@ class RecipeKeys(TypedDict, total=False):
             "how often gpurun restarts the job after a host's fault",
             "3",
             more="If the program itself fails, the job ends",
-            flag=Flag(FAILS, "NUMBER"),
+            flag=KeyFlag(FAILS, "NUMBER"),
         ),
     ]
     sweep: Annotated[
@@ -500,7 +506,7 @@ class RecipeKeys(TypedDict, total=False):
             "60s",
             more="So a typo costs one GPU for a minute. gpurun discards the outputs of this rehearsal, then queues the "
             "gang",
-            flag=Flag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
+            flag=KeyFlag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
     hang_timeout: Annotated[
@@ -508,7 +514,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "stop the job if no rank prints, reports progress or uses its GPU for this long",
             "30m",
-            flag=Flag(FAILS, "TIME"),
+            flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
     grace: Annotated[
@@ -516,7 +522,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "time between SIGTERM and SIGKILL, for each rank; also after other ranks have ended",
             "15s",
-            flag=Flag(FAILS, "TIME"),
+            flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
     memory: Annotated[
@@ -526,7 +532,7 @@ class RecipeKeys(TypedDict, total=False):
             "64GiB",
             more="Default: the share of its GPUs, such as 1/8 for one of eight. If you ask for more than that and the "
             "host runs out of memory, this job is killed first",
-            flag=Flag(WHAT, "SIZE", more="Default: the share of its GPUs"),
+            flag=KeyFlag(WHAT, "SIZE", more="Default: the share of its GPUs"),
         ),
     ]
     cpus: Annotated[
@@ -536,7 +542,7 @@ class RecipeKeys(TypedDict, total=False):
             "cores of the job on each host while other jobs run there",
             "12",
             more="Default: the share of its GPUs",
-            flag=Flag(WHAT, "NUMBER", more="Default: the share of its GPUs"),
+            flag=KeyFlag(WHAT, "NUMBER", more="Default: the share of its GPUs"),
         ),
     ]
     shm_size: Annotated[
@@ -545,7 +551,7 @@ class RecipeKeys(TypedDict, total=False):
             "size of `/dev/shm` in each container, part of its `memory`",
             "8GiB",
             more="Default: half of it",
-            flag=Flag(WHAT, "SIZE", more="Default: half of it"),
+            flag=KeyFlag(WHAT, "SIZE", more="Default: half of it"),
         ),
     ]
     constraints: Annotated[

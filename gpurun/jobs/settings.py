@@ -1,9 +1,9 @@
 """How a key of a recipe is written on the command line: the flag, its group in the help, and the words for its value.
 
 The tables of `gpurun.jobs.recipe_keys` declare each setting of a job once: its type, what it means, examples, and its
-`Flag`. Everything else is made from them: the reader of recipes, the options of ``gpurun submit``, ``sweep run`` and
+`KeyFlag`. Everything else is made from them: the reader of recipes, the options of ``gpurun submit``, ``sweep run`` and
 ``scale run`` (`gpurun.cli.job_options`), the arguments of ``gpurun.submit(…)`` in Python, docs/recipes.md, and the
-JSON Schema (`gpurun.documents.convert.schema` of a `Setting.kind`).
+JSON Schema (`gpurun.documents.convert.schema` of a `JobSetting.kind`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEY = re.compile(r"`([a-z_]+)`")
 
 
 @dataclass(frozen=True)
-class Flag:
+class KeyFlag:
     """How people give a setting on the command line.
 
     Attributes:
@@ -50,7 +50,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Setting:
+class JobSetting:
     """One setting of a job.
 
     Attributes:
@@ -62,7 +62,7 @@ class Setting:
 
     key: str
     kind: Kind
-    flag: Flag | None
+    flag: KeyFlag | None
     no_flag: str = ""
     help: str = ""
 
@@ -95,7 +95,7 @@ class Setting:
         return self.flag.value or "|".join(self.kind.options)
 
 
-def means(meaning: str, *examples: str, more: str = "", flag: Flag | str | None = None) -> Meta:
+def means(meaning: str, *examples: str, more: str = "", flag: KeyFlag | str | None = None) -> Meta:
     """What a key means, and values of it as people write them.
 
     Args:
@@ -107,15 +107,15 @@ def means(meaning: str, *examples: str, more: str = "", flag: Flag | str | None 
     return Meta(description=about, examples=list(examples), extra={"means": meaning, "flag": flag})
 
 
-def settings_of(*tables: type) -> dict[str, Setting]:
+def settings_of(*tables: type) -> dict[str, JobSetting]:
     """Return the settings that TypedDicts of keys declare with `means`, in their order."""
     found, said = {}, {}
     for table in tables:
         for key, hint in typing.get_type_hints(table, include_extras=True).items():
             said[key] = _said(hint)
             flag = said[key]["flag"]
-            has = isinstance(flag, Flag)
-            found[key] = Setting(key, kind_of(hint), flag if has else None, "" if has else flag or "")
+            has = isinstance(flag, KeyFlag)
+            found[key] = JobSetting(key, kind_of(hint), flag if has else None, "" if has else flag or "")
     names = {key: setting.names[-1] for key, setting in found.items() if setting.flag is not None}
     return {key: replace(setting, help=_help(setting, said[key]["means"], names)) for key, setting in found.items()}
 
@@ -126,7 +126,7 @@ def _said(hint: Any) -> Mapping[str, Any]:
     return next(extra for extra in metas if "means" in extra)
 
 
-def _help(setting: Setting, meaning: str, names: Mapping[str, str]) -> str:
+def _help(setting: JobSetting, meaning: str, names: Mapping[str, str]) -> str:
     text = _KEY.sub(lambda found: names.get(found[1], found[0]), meaning)
     more = setting.flag.more if setting.flag is not None else ""
     example = f"Example: {setting.kind.examples[0]}" if setting.value in ("TIME", "SIZE") else ""

@@ -135,7 +135,7 @@ def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
 def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
     flags = ("--rehearse", "1m", "--dry-run", "--", "true")
     code, out, _ = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", *flags)
-    assert code == 0 and "before that one rank rehearses on one GPU, for 60 s" in out
+    assert code == 0 and "before that one rank rehearses on one GPU, for 1m00s" in out
     assert "rehearses" not in gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", *flags)[1]
     assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
 
