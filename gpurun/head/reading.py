@@ -62,7 +62,7 @@ class ProgramReading:
         self._clues: dict[Clue, str] = {}
         self._left, self._seen = MOST_BYTES_IN_ALL, set[Path]()
         self._launches: tuple[ScriptLaunch, ...] = ()
-        self._starts = self._unread = ""
+        self._starts = self._unread = self._unknown = ""
         self._looked: list[str] = []
         self._directives: tuple[tuple[tuple[str, str], ...], str] = ((), "")
         self._trains = self._by_srun = False
@@ -81,7 +81,8 @@ class ProgramReading:
         is_harmless = not (self._trains or self._clues or self._launches)
         looked = ", ".join(self._looked[:3])
         return ProgramClues(
-            self._clues, is_harmless, self._launches, self._starts, self._unread, looked, *self._directives
+            self._clues, is_harmless, self._launches, self._starts, self._unread, looked, *self._directives,
+            unknown=self._unknown,
         )  # fmt: skip
 
     def note(self, clues: Iterable[Clue], where: str) -> None:
@@ -152,6 +153,7 @@ class ProgramReading:
                 self.note([clue], shown)
             elif kind == "program" and not program.in_shell:
                 self._cannot(f"gpurun does not know what {program.what} does")
+                self._unknown = self._unknown or program.what
             elif kind != "program":
                 self._cannot(f"gpurun cannot read {program.what} {self._where}")
         elif kind == "python":

@@ -236,3 +236,26 @@ def test_a_program_behind_srun_that_needs_mpi_or_horovod_keeps_them(clue, launch
     choice = choose_launcher(spec, (), ProgramClues(clues=clues if clue else {}))
     assert (choice.spec.launcher, choice.doubt) == (launcher, None)
     assert settled(choice.spec, is_named=True)[0].command == ("python3", "train.py")
+
+
+def test_a_program_behind_srun_that_gpurun_does_not_know_may_use_mpi():
+    """Without MPI's launcher, each process of an MPI program is one of its own, and all succeed."""
+
+    def chosen(line, gpus=4, **found):
+        spec = replace(SPEC, gpus=gpus, command=tuple(shlex.split(line)))
+        return choose_launcher(spec, (), ProgramClues(**found))
+
+    mpi = chosen("srun --mpi=pmix ./xhpl", unknown="./xhpl", unread="gpurun does not know what ./xhpl does")
+    assert (mpi.spec.launcher, mpi.doubt) == ("mpirun", None) and "--mpi says that ./xhpl uses MPI" in mpi.said[0]
+    assert settled(mpi.spec, is_named=True)[0].command == ("./xhpl",)
+    for line in ("srun ./xhpl", "srun --mpi=none ./xhpl"):
+        doubt = chosen(line, unknown="./xhpl", unread="x").doubt
+        assert f"--launcher mpirun -- {line}" in doubt.hint and f"--launcher srun -- {line}" in doubt.hint
+        assert settled(replace(SPEC, launcher="mpirun", command=tuple(line.split())), is_named=True)[0].command == (
+            "./xhpl",
+        )
+        assert chosen(line, gpus=1, unknown="./xhpl", unread="x").doubt is None
+    python = chosen("srun --mpi=pmi2 python3 x.py", unread="gpurun cannot read x.py")
+    assert (python.spec.launcher, python.doubt) == ("srun", None) and "--launcher mpirun" in python.said[0]
+    assert chosen("srun --mpi=pmix bash -c 'cd x; ./a'", is_harmless=True).said == python.said
+    assert chosen("srun hostname", is_harmless=True).spec.launcher == "srun"

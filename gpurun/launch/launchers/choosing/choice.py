@@ -14,6 +14,7 @@ from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.launchers.lines.batch import about_directives
 from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch
+from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.launch.launchers.texts import once_on_hosts
 
 MOST_SHOWN = 160
@@ -31,6 +32,7 @@ class ProgramClues:
         starts: that script.
         unread: why gpurun cannot read the program; "" if it can.
         looked: what gpurun has read, for people.
+        unknown: the program that the command starts, if it is no script and gpurun does not know it; "" otherwise.
         directives: the ``#SBATCH`` lines of the first shell script that has some: flags and values.
         batch: that script.
         function: the name of the function of Python that each rank calls; "": each runs a command.
@@ -45,6 +47,7 @@ class ProgramClues:
     directives: tuple[tuple[str, str], ...] = ()
     batch: str = ""
     function: str = ""
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
     """
     about = about_directives(found.directives, found.batch, spec)
     try:
-        choice = _as_srun(_chosen(spec, given, found))
+        choice = _as_srun(_chosen(spec, given, found), found)
     except BadInput as error:
         error.hint = "\n    ".join((error.hint, *about))
         raise
@@ -119,14 +122,34 @@ def _chosen(spec: JobSpec, given: Collection[str], found: ProgramClues) -> Launc
     return choice
 
 
-def _as_srun(choice: LauncherChoice) -> LauncherChoice:
-    """Return the choice for a line with ``srun``: its processes are told what Slurm and PyTorch tell, so nothing is in
-    doubt. Programs that need MPI or a launcher of their own keep it.
+def _as_srun(choice: LauncherChoice, found: ProgramClues) -> LauncherChoice:
+    """Return the choice for a line with ``srun``: its processes are told what Slurm and PyTorch tell.
+
+    Programs that need MPI or a launcher of their own keep it. A compiled program behind ``srun`` uses MPI as a rule, but
+    a command of a Python package does not: without ``--mpi``, a gang of such a program is in doubt.
     """
-    is_told = choice.spec.launcher in (TASKS.name, TORCHRUN.name) and not choice.spec.one_per_host
-    if not is_told or not read_line(choice.spec.command).by_srun:
+    spec, line = choice.spec, read_line(choice.spec.command)
+    is_told = spec.launcher in (TASKS.name, TORCHRUN.name) and not spec.one_per_host
+    if not is_told or not line.by_srun:
         return choice
-    return LauncherChoice(replace(choice.spec, launcher=SRUN.name))
+    slurm = replace(spec, launcher=SRUN.name)
+    if spec.gpus == 1 or (choice.doubt is None and not line.by_mpi):
+        return LauncherChoice(slurm)
+    if found.unknown and line.by_mpi:
+        said = f"{MPIRUN.name} starts the ranks: srun's --mpi says that {found.unknown} uses MPI"
+        return LauncherChoice(replace(spec, launcher=MPIRUN.name), (said,))
+    if found.unknown:
+        return LauncherChoice(slurm, doubt=_doubt_of_srun(spec, found))
+    said = "a program that uses MPI needs --launcher mpirun: srun's --mpi is left out"
+    return LauncherChoice(slurm, (said,) if line.by_mpi and spec.launcher != TORCHRUN.name else ())
+
+
+def _doubt_of_srun(spec: JobSpec, found: ProgramClues) -> BadInput:
+    return BadInput(
+        f"srun starts {found.unknown}, and gpurun does not know whether this program uses MPI",
+        hint=f"if it does: {_way(spec, found, 'launcher', MPIRUN.name)}\n"
+        f"    if it reads Slurm's variables, or PyTorch's: {_way(spec, found, 'launcher', SRUN.name)}",
+    )
 
 
 def refuse_two_starters(spec: JobSpec, found: ProgramClues) -> None:

@@ -60,6 +60,7 @@ class CommandLine:
         counts: the processes that ``srun`` wants.
         is_read: whether something in front must not stay: an assignment, or ``srun``.
         by_srun: whether ``srun`` stands in front.
+        by_mpi: whether its flag ``--mpi`` says that the program uses MPI.
         hidden: the launcher in a part that gpurun cannot read, such as a shell's text; None if there is none.
     """
 
@@ -73,6 +74,7 @@ class CommandLine:
     counts: Counts = NO_COUNTS
     is_read: bool = False
     by_srun: bool = False
+    by_mpi: bool = False
     hidden: Typed | None = None
 
 
@@ -146,7 +148,7 @@ def _behind_srun(line: CommandLine) -> CommandLine:
     total = ranks if ranks is not None else hosts * each if hosts is not None and each is not None else None
     return replace(
         line, words=words, env={**line.env, **env}, taken={**line.taken, **said}, is_read=True, by_srun=True,
-        counts=Counts(total),
+        counts=Counts(total), by_mpi=(value_of(found, "--mpi") or "none") not in ("none", "list"),
     )  # fmt: skip
 
 
