@@ -45,7 +45,7 @@ def look(
             if path.startswith("socket:["):
                 owners[path[8:-1]] = one.rank
     table = list(rows("self"))
-    since_s = _running_s(job, attempt)
+    since_s = _running_s(job, attempt, is_seen=bool(ranks))
     later = [row for row in table if row.closed_s is None or row.closed_s <= since_s]
     is_met = not _remembers(len(table)) or have_met(later, owners, addresses, known, spared)
     return {"ranks": sorted({one.rank for one in ranks}), "ports": sorted(known), "met": is_met}
@@ -90,15 +90,19 @@ def _is_inside(row: TcpRow, addresses: Collection[str]) -> bool:
     return all(address in addresses or ipaddress.ip_address(address).is_loopback for address in ends)
 
 
-def _running_s(job: str, attempt: int) -> float:
-    """Return since when ranks have run here, and a second: what was closed before, such as a copied image's
-    connection, was not theirs. Infinite if none has started.
+def _running_s(job: str, attempt: int, is_seen: bool) -> float:
+    """Return since when ranks have run here; 0 if none has started. What was closed before was not theirs, such as the
+    connections of gpurun's checks just before the start, and those of horovodrun between hosts until it starts ranks.
+
+    Args:
+        is_seen: ranks run here; without a folder of theirs, infinite.
     """
     with rank_folders.RankFolders(job, attempt) as folder:
         first = min((name.started for name in folder.names()), default=0)
     with open("/proc/uptime") as stream:
         up_s = float(stream.read().split()[0])
-    return up_s - first / os.sysconf("SC_CLK_TCK") + 1.0 if first else math.inf
+    unknown_s = math.inf if is_seen else 0.0
+    return up_s - first / os.sysconf("SC_CLK_TCK") if first else unknown_s
 
 
 def _network(process: str) -> str:
