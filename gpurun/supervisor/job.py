@@ -24,6 +24,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.launch.account import HostAccount, contradictions
+from gpurun.launch.caches import owner_on
 from gpurun.launch.docker import AUTOTUNE_FILE, container_name
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.launchers import Launcher, launcher_of
@@ -44,6 +45,9 @@ from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.seating import Seating
 from gpurun.supervisor.telling import SendingTold
 from gpurun.supervisor.verdicts import asked_end
+
+CACHES_TIMEOUT_S = 60.0
+"""Longer than a host lets a job wait while the user's caches become smaller."""
 
 
 class SupervisedJob:
@@ -239,7 +243,7 @@ class SupervisedJob:
             reply = self.links.agent(host).call(
                 "gang.prepare", job=self.lease.job, attempt=self.lease.attempt, first=host == first,
                 interface=interface if self.spans_hosts else "", outputs=self.spec.keeps_outputs,
-                beside=self.spec.keeps_beside,
+                beside=self.spec.keeps_beside, **self._caches(host),
             )  # fmt: skip
             return reply.value  # type: ignore[no-any-return]
 
@@ -249,6 +253,16 @@ class SupervisedJob:
             self.public_keys[host] = said["public_key"]
             self.accounts[host] = self._account(host, said)
         raise_first(self._untrue())
+
+    def _caches(self, name: str) -> Mapping[str, Any]:
+        """Return the argument for a host on which the ranks get their user's caches."""
+        host = self.inventory.by_name[name]
+        owner = owner_on(host, self.spec, self.claimant)
+        if owner is None:
+            return {}
+        return {
+            "caches": {"owner": owner, "most_bytes": (host.cache_quota_mib or 0) << 20}, "timeout_s": CACHES_TIMEOUT_S,
+        }  # fmt: skip
 
     def _untrue(self) -> Mapping[str, GpurunError]:
         """Return the hosts whose reports about themselves would send ranks to the wrong place."""

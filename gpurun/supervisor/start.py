@@ -11,7 +11,6 @@ from gpurun.doctor.findings import one_line
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
 from gpurun.launch import jobssh
-from gpurun.launch.caches import owner_on
 from gpurun.launch.plan import HostPlan, Plan
 from gpurun.leases.members import move_ports
 from gpurun.node.job.job_parts import CARDS_FILE
@@ -119,17 +118,9 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
         sshd=None if first or not plan.has_launcher else job.accounts[agent.host].sshd,
         ports=list(host.ports),
         claim=claim_of(job, agent.host), layered=job.spec.writes_beside, timeout_s=START_TIMEOUT_S,
-        **_caches(job, agent.host),
     ).value  # fmt: skip
     if isinstance(made, dict) and (why := one_line(str(made.get("copied") or ""))):
         job.note(f"{agent.host}: no layer can lie above the code, so each attempt gets a copy of it: {why}")
-
-
-def _caches(job: SupervisedJob, name: str) -> dict[str, Any]:
-    """Return the argument for a host on which the ranks get their user's caches."""
-    host = job.inventory.by_name[name]
-    owner = owner_on(host, job.spec, job.claimant)
-    return {} if owner is None else {"caches": {"owner": owner, "most_bytes": (host.cache_quota_mib or 0) << 20}}
 
 
 def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:

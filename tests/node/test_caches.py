@@ -154,8 +154,7 @@ def test_links_and_odd_files_and_folders_without_rights_go_and_nothing_outside(h
     end()
     told = caches.trim(call(), OWNER, 0)
     assert told["stuck"] == []
-    assert [each.name for each in top.iterdir()] == ["torch"]
-    assert not list((top / "torch").iterdir())
+    assert not list(top.iterdir())
     assert (outside / "kept").read_text() == "kept"
 
 
@@ -182,6 +181,86 @@ def test_what_this_account_cannot_remove_is_said_and_counts(monkeypatch):
     monkeypatch.setenv("HOME", str(top.parents[3]))
     assert caches.trim(call(), OWNER, 0)["stuck"] == []
     assert caches.list_(call(), OWNER)["bytes"] == 0
+
+
+def test_a_folder_that_a_job_has_closed_is_still_seen_trimmed_and_used_again():
+    top = begin()
+    model(top, "models--old", 1000)
+    top.chmod(0)
+    assert caches.list_(call(), OWNER)["bytes"] >= MODEL
+    top.chmod(0)
+    end()
+    assert caches.trim(call(), OWNER, 0)["freed_bytes"] >= MODEL
+    top.chmod(0)
+    (begin(SECOND) / "x").write_text("x")
+
+
+def test_empty_folders_count_and_go_and_leave_none_behind():
+    top = begin()
+    for name in ("huggingface/hub", "huggingface/a", "torch/hub/checkpoints", "b"):
+        (top / name).mkdir(parents=True)
+    model(top, "models--old", 1000)
+    end()
+    assert caches.list_(call(), OWNER)["entries"] == 4
+    assert caches.trim(call(), OWNER, 0)["bytes"] == 0
+    assert not list(top.iterdir())
+
+
+def test_a_job_that_begins_waits_neither_for_a_long_prune_nor_for_a_large_entry(monkeypatch):
+    """A start that takes too long would make the host one that cannot start jobs."""
+    top = begin()
+    old = model(top, "models--old", 1000)
+    end()
+    monkeypatch.setattr(caches, "_JOIN_S", 0.2)
+    with caches._alone(call(), OWNER):
+        begin(SECOND, most=0)
+    assert caches._users(OWNER) == [SECOND]
+    assert old.exists()
+    end(SECOND)
+    goes = threading.Event()
+    usual = caches.below.remove
+    monkeypatch.setattr(caches.below, "remove", lambda *each: goes.wait(60) and usual(*each))
+    begin(SECOND, most=0)
+    assert caches._users(OWNER) == [SECOND]
+    assert not old.exists()
+    goes.set()
+
+
+def test_a_prune_stops_when_a_job_has_not_waited_for_it(monkeypatch):
+    top = begin()
+    for number in range(3):
+        model(top, f"models--{number}", 1000 + number)
+    end()
+    usual = caches._moved
+
+    def moved(*each):
+        Path(job_parts.folder(SECOND)).mkdir(parents=True, exist_ok=True)
+        caches._note_use(SECOND, OWNER)
+        return usual(*each)
+
+    monkeypatch.setattr(caches, "_moved", moved)
+    told = caches.trim(call(), OWNER, 0)
+    assert told["jobs"] == [SECOND]
+    assert MODEL <= told["freed_bytes"] < 2 * MODEL <= told["bytes"]
+    assert len(list((top / "huggingface/hub").iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_read_stops_no_job(monkeypatch):
+    begin()
+    end()
+
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(caches, "_entries", broken)
+    begin(SECOND)
+    assert caches._users(OWNER) == [SECOND]
+
+
+def test_a_second_step_of_the_same_attempt_removes_nothing():
+    old = model(begin(), "models--old", 1000)
+    begin(most=0)
+    assert old.exists()
 
 
 @pytest.mark.parametrize("owner", ["", "..", "../../x", f"{'a' * 16}-1000/..", f"{'a' * 16}-1000\n", "A" * 16 + "-1"])

@@ -246,11 +246,12 @@ def test_a_file_that_keeps_its_size_and_time_was_written_all_the_same(host):
     assert listed() == {"@workspace/sub/a", "@workspace/train.py"}, "a second start here forgets nothing"
 
 
-def test_a_job_uses_its_users_caches_from_its_container_on_until_its_fence(host):
-    prepare()
+def test_a_job_uses_its_users_caches_from_its_preparation_on_until_its_fence(host):
+    """Image and data come after the preparation: they need the disk that old caches have."""
     owner = f"{'a' * 16}-1000"
-    given = {"owner": owner, "most_bytes": 1 << 30}
-    gang.create(call(), JOB, 1, {}, argv(), None, layered=True, caches=given)
+    prepare()
+    gang.prepare(call(), JOB, 1, "", True, False, caches={"owner": owner, "most_bytes": 1 << 30})
+    create()
     top = Path(caches.folder(owner))
     assert top == host.top / "caches" / owner / "files"
     (top / "model").write_text("kept")

@@ -33,16 +33,22 @@ class Hosts:
         ok, failed = {}, {}
         for host in self.job.hosts if hosts is None else hosts:
             try:
-                ok[host] = call(
-                    SimpleNamespace(host=host, call=lambda op, host=host, **asked: self.answer(host, op, asked))
-                )
+                ok[host] = call(self.agent(host))
             except GpurunError as error:
                 failed[host] = error
         return Results(ok, failed)
 
+    def agent(self, host):
+        return SimpleNamespace(host=host, call=lambda op, **asked: self.answer(host, op, asked))
+
     def answer(self, host, op, asked):
         self.calls.append((op, host))
         self.asked[host] = asked
+        if op == "gang.prepare":
+            number = self.job.hosts.index(host)
+            said = {"uid": "1500", "gid": "1500", "groups": [], "user": "train", "folder": "/home/train/.gpurun"}
+            said |= {"hostname": host, "address": f"10.0.0.{number}", "names": [], "sshd": "/usr/sbin/sshd"}
+            return SimpleNamespace(value={**said, "docker_host": "unix:///d", "public_key": "ssh-ed25519 AAAA"})
         if op == "gang.inspect":
             return SimpleNamespace(value=self.there.get(host, []))
         if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
@@ -87,9 +93,10 @@ def test_only_a_host_whose_inventory_allows_caches_is_asked_for_them(prepared):
     first, second = job.hosts
     hosts = [replace(each, cache_quota_mib=2 if each.name == second else None) for each in job.inventory.hosts]
     job.inventory = replace(job.inventory, hosts=tuple(hosts))
-    plan = start._create_all(job)
+    job.ask_accounts()
     assert "caches" not in job.links.asked[first]
     caches = job.links.asked[second]["caches"]
+    plan = start._create_all(job)
     assert caches["most_bytes"] == 2 << 20
     assert OWNER.match(caches["owner"])
     mounted = {host.host: f"/caches/{caches['owner']}/files," in str(host.run) for host in plan.hosts}

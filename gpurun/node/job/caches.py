@@ -8,9 +8,10 @@ when the user prunes. A job uses it from then on until its fence removes the job
 import fcntl
 import os
 import stat
+import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from gpurun.node.agent import place
 from gpurun.node.agent.call import Call, OpError
@@ -42,6 +43,20 @@ class CachedEntry(NamedTuple):
     bytes: int
 
 
+class _Aside(NamedTuple):
+    """What was taken out of a cache, not removed yet.
+
+    Attributes:
+        found: the bytes of all entries before.
+        left: the bytes of those that stay.
+        names: name in the folder of what goes → where it was.
+    """
+
+    found: int
+    left: int
+    names: Mapping[bytes, below.Parts]
+
+
 def folder(owner: str) -> str:
     """Return the folder that a user's jobs see. Raises OpError: ``bad-request``: it is nobody's."""
     return os.path.join(_top(owner), "files")
@@ -56,25 +71,31 @@ def folder_of_job(job: str) -> str:
 def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
     """Make the folder for a job that begins here, and note that the job uses it. The caller holds the job's lock.
 
-    Unless another job uses it, entries go until the limit holds and the disk's reserve is free. The job waits for that,
-    but not for long: what still is beyond the limit goes when the next job begins.
+    Unless a job uses it already, entries go until the limit holds and the disk's reserve is free. The job waits for
+    that, but not for long: what still is beyond the limit goes when the next job begins.
     """
     for each in (os.path.dirname(_top(owner)), _top(owner), folder(owner), _gone(owner)):
         os.makedirs(each, mode=0o700, exist_ok=True)
-    with _alone(call, owner):
-        if not _users(owner, but=job):
-            with suppress(_LateError):
-                _trim(call, owner, most_bytes, ends_s=time.monotonic() + _JOIN_S)
-        with open(os.path.join(job_parts.folder(job), USE_FILE), "w", encoding="ascii") as file:
-            file.write(owner)
+    if _owner_of(job_parts.folder(job)) == owner:
+        return
+    ends_s = time.monotonic() + _JOIN_S
+    try:
+        with _alone(call, owner, ends_s):
+            with suppress(_LateError, OSError):  # a disk that cannot be read: the job needs nothing of what is there
+                if not _users(owner):
+                    _set_aside(call, owner, most_bytes, ends_s=ends_s)
+            _note_use(job, owner)
+    except _LateError:
+        _note_use(job, owner)  # who removes entries looks for it before each
+    remover = threading.Thread(target=_emptied, args=(_gone(owner),), name="caches", daemon=True)
+    remover.start()
+    while remover.is_alive() and time.monotonic() < ends_s:
+        call.wait(_POLL_S)
 
 
 def list_(call: Call, owner: str) -> Dict[str, Any]:
     """Return ``{"bytes", "entries", "jobs"}``: what a user's caches take here, and the jobs that use them."""
-    try:
-        entries = _entries(call, folder(owner), 0)
-    except FileNotFoundError:
-        return {"bytes": 0, "entries": 0, "jobs": []}
+    entries = _entries(call, folder(owner), 0)
     return {
         "bytes": sum(each.bytes for each in entries) + _left_over(call, owner),
         "entries": len(entries),
@@ -86,53 +107,56 @@ def trim(call: Call, owner: str, most_bytes: int) -> Dict[str, Any]:
     """Remove entries until at most so many bytes are left, unless a job uses them.
 
     Returns:
-        ``{"freed_bytes", "bytes", "jobs", "stuck"}``: `jobs` use the caches, so nothing went; `stuck`: some entries
-        that this account cannot remove, and why.
+        ``{"freed_bytes", "bytes", "jobs", "stuck"}``: `jobs` use the caches, so more than the limit stays; `stuck`:
+        some entries that this account cannot remove, and why.
     """
     if not os.path.isdir(folder(owner)):
         return {"freed_bytes": 0, "bytes": 0, "jobs": [], "stuck": []}
+    _emptied(_gone(owner))  # an agent was killed here
+    stays = _left_over(call, owner)
     with _alone(call, owner):
-        jobs = _users(owner)
-        if jobs:
-            return {"freed_bytes": 0, "bytes": list_(call, owner)["bytes"], "jobs": jobs, "stuck": []}
-        freed, left, stuck = _trim(call, owner, most_bytes)
-    return {"freed_bytes": freed, "bytes": left, "jobs": [], "stuck": stuck[:_MOST_STUCK]}
+        aside = _set_aside(call, owner, most_bytes, stays)
+    stuck = _emptied(_gone(owner), aside.names)
+    left = aside.left + _left_over(call, owner)
+    return {
+        "freed_bytes": max(0, aside.found + stays - left),
+        "bytes": left,
+        "jobs": _users(owner) if left > most_bytes else [],
+        "stuck": stuck[:_MOST_STUCK],
+    }
 
 
-def _trim(call: Call, owner: str, most_bytes: int, ends_s: Optional[float] = None) -> Tuple[int, int, List[str]]:
-    """Remove entries; return the bytes that went and those that are left, and what could not be removed.
+def _set_aside(call: Call, owner: str, most_bytes: int, stays: int = 0, ends_s: Optional[float] = None) -> _Aside:
+    """Take entries out of the folder that jobs see, until at most so many bytes are left, unless a job uses it.
 
     Args:
+        stays: the bytes of what could not be removed.
         ends_s: a job waits until then, and needs the disk's reserve.
     """
-    gone = _gone(owner)
-    stuck = _emptied(gone)  # an agent was killed here
-    entries = _entries(call, folder(owner), below.CHANGE, ends_s)
-    left = sum(each.bytes for each in entries) + _left_over(call, owner)
-    top, trash = below.open_top(folder(owner), need=below.CHANGE), below.open_top(gone, need=below.CHANGE)
-    freed = 0
+    top, trash = below.open_top(folder(owner), need=below.CHANGE), below.open_top(_gone(owner), need=below.CHANGE)
     try:
+        users = _users(owner)
+        entries = _entries(call, folder(owner), 0 if users else below.CHANGE, ends_s)
+        found = left = sum(each.bytes for each in entries)
         if ends_s is not None:
             free, disk = disk_of(top)
             most_bytes = min(most_bytes, max(0, left - max(0, reserve_of(disk) - free)))
+        names: Dict[bytes, below.Parts] = {}
         for entry in sorted(entries):
-            if left <= most_bytes:
+            if left + stays <= most_bytes or _users(owner):
                 break
             _check(call, ends_s)
-            try:
-                _remove(top, entry.parts, trash)
-            except OSError as error:
-                stuck.append("%.200s: %s" % (_shown(entry.parts), error.strerror))
-                continue
-            freed, left = freed + entry.bytes, left - entry.bytes
+            with suppress(OSError):
+                names[_moved(top, entry.parts, trash)] = entry.parts
+                left -= entry.bytes
     finally:
         os.close(top)
         os.close(trash)
-    return freed, left, stuck
+    return _Aside(found, left, names)
 
 
-def _remove(top: int, parts: below.Parts, trash: int) -> None:
-    """Remove an entry. It leaves its place at once: a killed agent leaves no half of a model there."""
+def _moved(top: int, parts: below.Parts, trash: int) -> bytes:
+    """Move an entry out of the cache; return its name there. A killed agent leaves no half of a model in its place."""
     name = os.urandom(8).hex().encode()
     with below.Cursor(top, below.CHANGE) as cursor:
         above = cursor.at(parts[:-1])
@@ -141,18 +165,30 @@ def _remove(top: int, parts: below.Parts, trash: int) -> None:
         except PermissionError:  # a folder that moves must be writable itself
             os.close(below.open_folder(above, parts[-1], below.CHANGE))
             os.rename(parts[-1], name, src_dir_fd=above, dst_dir_fd=trash)
-    below.remove(trash, name)
+        with suppress(OSError):  # not empty
+            for depth in range(len(parts) - 1, 0, -1):
+                os.rmdir(parts[depth - 1], dir_fd=cursor.at(parts[: depth - 1]))
+    return name
 
 
-def _emptied(gone: str) -> List[str]:
+def _emptied(gone: str, names: Mapping[bytes, below.Parts] = {}) -> List[str]:
+    """Remove what was taken out of a cache; return what cannot be removed, and why.
+
+    Args:
+        names: name there → where it was.
+    """
     stuck = []
     trash = below.open_top(gone, need=below.CHANGE)
     try:
         for name in below.names_in(trash):
             try:
                 below.remove(trash, name)
+            except FileNotFoundError:
+                pass  # another thread or agent has removed it
             except OSError as error:
-                stuck.append("%s: %s" % (os.path.join(gone, os.fsdecode(name)), error.strerror))
+                was = names.get(name)
+                shown = os.path.join(gone, os.fsdecode(name)) if was is None else _shown(was)
+                stuck.append("%.200s: %s" % (shown, error.strerror))
     finally:
         os.close(trash)
     return stuck
@@ -165,31 +201,31 @@ def _check(call: Call, ends_s: Optional[float]) -> None:
 
 
 def _left_over(call: Call, owner: str) -> int:
-    """Return the bytes of what could not be removed."""
-    try:
-        return sum(each.bytes for each in _entries(call, _gone(owner), 0))
-    except FileNotFoundError:
-        return 0
+    """Return the bytes of what could not be removed, or is being removed."""
+    return sum(each.bytes for each in _entries(call, _gone(owner), 0))
 
 
 def _entries(call: Call, path: str, need: int, ends_s: Optional[float] = None) -> List[CachedEntry]:
-    """Return what lies in a cache. A file with several names counts once. Raises FileNotFoundError.
+    """Return what lies in a cache. A file with several names counts once, and an empty folder is an entry, too.
 
     Args:
-        need: as for `walk`: nothing changes while jobs may be there.
+        need: as for `walk`: no mode changes while jobs may be there, but that of the folder itself.
     """
     sizes: Dict[below.Parts, int] = {}
     used: Dict[below.Parts, float] = {}
     linked: Set[Tuple[int, int]] = set()
     now_s = time.time()
-    top = below.open_top(path, need=need)
+    try:
+        top = below.open_top(path, need=below.CHANGE)
+    except FileNotFoundError:
+        return []
     try:
         for found in walk(top, need):
             _check(call, ends_s)
             depth, status = depth_of(found.parts), found.status
             is_folder = status is None or stat.S_ISDIR(status.st_mode)
-            if is_folder and len(found.parts) < depth:
-                continue  # it holds entries
+            for above in range(1, min(depth, len(found.parts))):
+                sizes.pop(found.parts[:above], None)  # it holds entries, and is none
             key = found.parts[:depth]
             sizes.setdefault(key, 0)
             used.setdefault(key, 0.0)
@@ -207,14 +243,19 @@ def _entries(call: Call, path: str, need: int, ends_s: Optional[float] = None) -
     return [CachedEntry(used[key], key, size) for key, size in sizes.items()]
 
 
-def _users(owner: str, but: str = "") -> List[str]:
+def _users(owner: str) -> List[str]:
     """Return the jobs that use a user's caches here."""
     jobs = os.path.join(place.root(), "jobs")
     try:
         names = sorted(os.listdir(jobs))
     except FileNotFoundError:
         return []
-    return [name for name in names if name != but and _owner_of(os.path.join(jobs, name)) == owner]
+    return [name for name in names if _owner_of(os.path.join(jobs, name)) == owner]
+
+
+def _note_use(job: str, owner: str) -> None:
+    with open(os.path.join(job_parts.folder(job), USE_FILE), "w", encoding="ascii") as file:
+        file.write(owner)
 
 
 def _owner_of(job_folder: str) -> str:
@@ -240,8 +281,12 @@ def _top(owner: str) -> str:
 
 
 @contextmanager
-def _alone(call: Call, owner: str) -> Iterator[None]:
-    """Hold the lock of a user's caches: nothing goes while a job begins to use them."""
+def _alone(call: Call, owner: str, ends_s: Optional[float] = None) -> Iterator[None]:
+    """Hold the lock of a user's caches: nothing goes while a job begins to use them.
+
+    Raises:
+        _LateError: nobody waits any longer than until `ends_s`.
+    """
     path = os.path.join(_top(owner), "lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -250,6 +295,7 @@ def _alone(call: Call, owner: str) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                _check(call, ends_s)
                 call.wait(_POLL_S)
         yield
     finally:

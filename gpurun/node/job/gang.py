@@ -40,7 +40,14 @@ _NO_CONFIG = "no-docker-config"
 
 
 def prepare(
-    call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool, beside: bool = False
+    call: Call,
+    job: str,
+    attempt: int,
+    interface: str,
+    first: bool,
+    outputs: bool,
+    beside: bool = False,
+    caches: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Create the job's folder and ephemeral keys; report facts about this host. Idempotent.
 
@@ -50,6 +57,8 @@ def prepare(
         first: this host runs the launcher, and gets the client key; every other host gets a host key.
         outputs: also create the folder for the job's outputs.
         beside: what ranks write beside their code is a part of them.
+        caches: the arguments of `caches.join`, if the user's caches are among the mounts. They become smaller before
+            image and data need the disk.
 
     Returns:
         ``{"uid", "gid", "groups": [[gid, name]…], "user", "folder", "hostname", "address", "names": [[name, address]…],
@@ -69,6 +78,8 @@ def prepare(
             os.makedirs(written_folder(job), mode=0o700, exist_ok=True)
         job_lock.own(job, attempt)
         public_key = _make_key(key, "gpurun " + job)
+        if caches is not None:
+            shared_caches.join(call, job, **caches)
     uid, gid, groups = engine.container_user(call)
     return {
         "uid": str(uid),
@@ -95,7 +106,6 @@ def create(
     claim: Optional[Dict[str, Any]] = None,
     ports: Sequence[int] = (),
     layered: bool = False,
-    caches: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
@@ -106,7 +116,6 @@ def create(
         ports: TCP ports on which ranks will listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
         layered: ranks may write beside their code: `layer.volume_name` is among the mounts.
-        caches: the arguments of `caches.join`, if the user's caches are among the mounts.
 
     Returns:
         ``{"container", "copied"}``: its id; why each rank's writable code is a copy, "" if it is not.
@@ -126,8 +135,6 @@ def create(
             claims.take_here(call, **claim)
         for name, (text, mode) in files.items():
             _write(os.path.join(folder, name), text, int(mode))
-        if caches is not None:
-            shared_caches.join(call, job, **caches)
         if sshd is not None:
             _start_sshd(sshd, folder)
         for port in ports:
