@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,18 +17,21 @@ from gpurun.cli.jobs import find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, GpurunError
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
 
 HOSTS_FAILED = 4
+MOST_NAMED = 3
 
 
 def outputs(
     job: JobArgument,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Copy the outputs into this new folder.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Copy the outputs into this folder. It may have other files."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,8 +78,10 @@ def _with_what_was_left(folder: JobFolder) -> JobRecord:
 def _copy(folder: JobFolder, to: Path) -> None:
     """Copy the outputs that the head has. Keeps symbolic links, modes, times and holes.
 
+    Adds to a folder that exists. Leaves alone what is there: the same files stay, and others are a reason to refuse.
+
     Raises:
-        BadInput: the target exists or cannot be written, or the head has no outputs.
+        BadInput: something else of one of the names is there, the target cannot be written, or the head has no outputs.
         StateError: a link is in the place of the outputs.
         GpurunError: some files could not be copied.
     """
@@ -82,9 +90,13 @@ def _copy(folder: JobFolder, to: Path) -> None:
     except FileNotFoundError:
         raise BadInput("it has no outputs on the head", job=folder.id) from None
     try:  # the open folder: newer outputs may replace its path during the copy
-        shutil.copytree(f"/proc/self/fd/{source}", to, symlinks=True, copy_function=_copy_file)
-    except FileExistsError:
-        raise BadInput("there is something of that name", where=str(to), hint="name a folder that is new") from None
+        top, to = Path(f"/proc/self/fd/{source}"), to.resolve() if to.is_dir() else to
+        if others := list(islice(_others(top, to), MOST_NAMED + 1)):
+            named = ", ".join(map(str, others[:MOST_NAMED])) + (" and more" if len(others) > MOST_NAMED else "")
+            raise BadInput(f"there is something else of that name: {named}", hint="name a folder that is new")
+        _add(top, to)
+    except FileExistsError as error:
+        raise BadInput("came to be while gpurun copied", where=str(error.filename2 or error.filename)) from None
     except shutil.Error as error:
         first = error.args[0][0]
         what = f"{first[0]}: {first[2]}" if len(error.args[0]) == 1 else f"{len(error.args[0])} files, first {first[0]}"
@@ -98,6 +110,48 @@ def _copy(folder: JobFolder, to: Path) -> None:
         os.close(source)
 
 
+def _others(source: Path, to: Path) -> Iterator[Path]:
+    """Yield what is in the way of a copy of a folder: what has one of its names, and is something else."""
+    if not os.path.lexists(to):
+        return
+    if not stat.S_ISDIR(to.lstat().st_mode):
+        yield to
+        return
+    for entry in os.scandir(source):
+        target = to / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _others(Path(entry.path), target)
+        elif os.path.lexists(target) and not _is_same(Path(entry.path), target):
+            yield target
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Return whether two files have the same content, or two links the same target."""
+    if one.is_symlink() or other.is_symlink():
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    ours, theirs = one.stat(), other.stat()
+    if not (stat.S_ISREG(theirs.st_mode) and ours.st_size == theirs.st_size):
+        return False
+    return ours.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(one, other, shallow=False)
+
+
+def _add(source: Path, to: Path) -> None:
+    """Copy a folder; of a folder that exists, what it lacks. Its own mode and times stay."""
+    if not os.path.lexists(to):
+        shutil.copytree(source, to, symlinks=True, copy_function=_copy_file)
+        return
+    for entry in os.scandir(source):
+        target = to / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            _add(Path(entry.path), target)
+        elif os.path.lexists(target):
+            continue
+        elif entry.is_symlink():
+            target.symlink_to(Path(entry.path).readlink())
+        else:
+            _copy_file(entry.path, str(target))
+
+
 def _copy_file(source: str, to: str) -> None:
     """Copy a file as `shutil.copy2` does, and keep its holes."""
     from gpurun.node.folder.contents import extents, stored_of, write_all
@@ -106,7 +160,7 @@ def _copy_file(source: str, to: str) -> None:
     if not stat.S_ISREG(status.st_mode) or stored_of(status) < 0:
         shutil.copy2(source, to)
         return
-    with Path(source).open("rb") as old, Path(to).open("wb") as new:
+    with Path(source).open("rb") as old, Path(to).open("xb") as new:
         position = 0
         for hole, piece in extents(old.fileno(), 0, status.st_size, sparse=True):
             write_all(new.fileno(), piece, position)
@@ -137,7 +191,7 @@ def _document(folder: JobFolder, record: JobRecord, files: int, size: int) -> di
 
 def _print(folder: JobFolder, record: JobRecord, files: int, size: int) -> None:
     if folder.outputs.is_dir():
-        typer.echo(f"{folder.outputs}  {files} files, {size / (1 << 20):.1f} MiB")
+        typer.echo(f"{folder.outputs}  {count(files, 'file')}, {size / (1 << 20):.1f} MiB")
     else:
         typer.echo(f"{record.id} has no outputs on the head{'' if record.state.ended else ' yet'}")
     if record.outputs_left is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,5 +77,5 @@ def _wait(folders: list[JobFolder], attempts: dict[str, int]) -> None:
     caretaker, patience = Caretaker(), Patience()
     while waiting := [folder for folder in folders if not folder.record().is_past(attempts[folder.id])]:
         caretaker.look(waiting)
-        patience.tell(lambda left=waiting: jobs_in_words(left))
+        patience.tell(partial(jobs_in_words, waiting))
         time.sleep(POLL_S)

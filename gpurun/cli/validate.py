@@ -44,16 +44,17 @@ def validate(
     from gpurun.documents.problems import DocumentError
     from gpurun.jobs.recipe import RECIPE_FILE, read
 
-    file, problems, missing = (recipe / RECIPE_FILE if recipe.is_dir() else recipe), (), ()
+    file, missing = recipe / RECIPE_FILE if recipe.is_dir() else recipe, list[str]()
+    problems: tuple[Problem, ...] = ()
     try:
         found = read(recipe)
-        missing = tuple(name for name in NEEDED if name not in found.given)
+        missing = [name for name in NEEDED if name not in found.given]
         problems = () if missing else _disagreements(found)
     except DocumentError as error:
         problems = error.problems
     if as_json:
         told = [{**vars(each), "allowed": list(each.allowed)} for each in problems]
-        print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": list(missing)})
+        print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": missing})
     for problem in () if as_json else problems:
         typer.echo(printable(str(problem)))
     if problems:

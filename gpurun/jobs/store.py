@@ -187,6 +187,7 @@ class JobStore:
         if text in ids:
             return self.get(text)
         is_mine = partial(_is_owned_by, os.getuid())
+        newest: JobRecord | str | None
         if text == LAST:
             newest = self._newest(ids, is_mine)
         else:

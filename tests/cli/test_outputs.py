@@ -160,14 +160,66 @@ def test_holes_stay_holes_and_the_rest_is_as_it_was(job, gpurun, tmp_path):
     assert (tmp_path / "mine/model").read_text() == "older" and (tmp_path / "mine/empty").read_bytes() == b""
 
 
-@pytest.mark.parametrize("name", ["there", "a link", "a file"])
-def test_nothing_is_written_over(job, gpurun, tmp_path, name):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "a link").symlink_to(tmp_path / "there")
+def test_a_folder_that_exists_gets_what_it_lacks(job, gpurun, tmp_path):
+    """It was refused, so a person who fetched the outputs twice had two folders."""
+    (job.outputs / "deep").mkdir()
+    (job.outputs / "deep" / "step'; 1").write_text("one")
+    there = tmp_path / "there"
+    (there / "deep").mkdir(parents=True, mode=0o700)
+    (there / "notes").write_text("mine")
+    os.utime(there, ns=(10**18, 10**18))
+    (tmp_path / "a link").symlink_to(there)
+    assert gpurun("outputs", job.id, "--to", str(tmp_path / "a link"))[0] == 0
+    assert (there / "notes").read_text() == "mine" and (there / "model").read_text() == "older"
+    assert (there / "deep" / "step'; 1").read_text() == "one" and str((there / "latest").readlink()) == "/etc/passwd"
+    assert (there / "deep").stat().st_mode & 0o777 == 0o700, "its own mode stays"
+    os.utime(there / "model")
+    (job.outputs / "step 2").write_text("two")
+    assert gpurun("outputs", job.id, "--to", str(there))[0] == 0, "what is the same stays"
+    assert (there / "step 2").read_text() == "two"
+
+
+def put_a_file(there, outside):
+    (there / "model").write_text("mine!")  # as long as the job's
+
+
+def put_a_link(there, outside):
+    (there / "deep").symlink_to(outside)
+
+
+def put_a_folder(there, outside):
+    (there / "latest").mkdir()
+
+
+def put_a_link_to_the_same(there, outside):
+    (outside / "model").write_text("older")
+    (there / "model").symlink_to(outside / "model")
+
+
+def put_a_pipe(there, outside):
+    os.mkfifo(there / "model")
+
+
+@pytest.mark.parametrize("put", [put_a_file, put_a_link, put_a_folder, put_a_link_to_the_same, put_a_pipe])
+def test_nothing_is_written_over(job, gpurun, tmp_path, put):
+    (job.outputs / "deep").mkdir()
+    (job.outputs / "deep" / "new").write_text("new")
+    there, outside = tmp_path / "there", tmp_path / "outside"
+    there.mkdir()
+    outside.mkdir()
+    put(there, outside)
+    before = {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))}
+    code, _, err = gpurun("outputs", job.id, "--to", str(there))
+    assert code == 2 and "there is something else of that name: " in err and str(there) in err
+    assert {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))} == before, "nothing is copied then"
+    if put is put_a_file:
+        assert (there / "model").read_text() == "mine!"
+
+
+def test_a_file_is_no_folder_to_copy_into(job, gpurun, tmp_path):
     (tmp_path / "a file").write_text("kept")
-    code, _, err = gpurun("outputs", job.id, "--to", str(tmp_path / name))
-    assert code == 2 and "there is something of that name" in err
-    assert list((tmp_path / "there").iterdir()) == [] and (tmp_path / "a file").read_text() == "kept"
+    assert gpurun("outputs", job.id, "--to", str(tmp_path / "a file"))[0] == 2
+    assert (tmp_path / "a file").read_text() == "kept"
 
 
 def test_a_job_without_any_says_so(job, gpurun, tmp_path):
