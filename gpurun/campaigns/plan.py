@@ -10,6 +10,7 @@ from typing import Any
 from gpurun.errors import BadInput
 from gpurun.jobs.origin import Origin
 from gpurun.jobs.spec import JobSpec, Roles
+from gpurun.quantities.counts import count
 from gpurun.scaling.shape import MOST_RANKS, LinkRates
 
 MOST_SIZES, MOST_REPEATS = 64, 100
@@ -28,7 +29,7 @@ class RunKey:
     @property
     def words(self) -> str:
         """Return a text for people."""
-        return f"{self.launcher}, {self.gpus} GPU{'s' * (self.gpus != 1)}, run {self.number}"
+        return f"{self.launcher}, {count(self.gpus, 'GPU')}, run {self.number}"
 
 
 @dataclass(frozen=True)

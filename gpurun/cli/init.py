@@ -13,6 +13,7 @@ import typer
 from gpurun.cli.options import InventoryOption, YesOption
 from gpurun.cli.printing import printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +56,7 @@ def init(
         _check_unfinished(target, source, user)
     else:
         draft = _read(source if source is not None else _asked())
-        _step(1, f"{len(draft.values)} hosts")
+        _step(1, count(len(draft.values), "host"))
         _write(draft, target, user)
     try:
         _step(2, "host keys")
@@ -98,7 +99,7 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
             f"the inventory names another user than {user!r}", where=str(target),
             hint=f"gpurun inventory set @all user={user}",
         )  # fmt: skip
-    say(printable(f"{target}: continues with its {len(found.hosts)} hosts"))
+    say(printable(f"{target}: continues with its {count(len(found.hosts), 'host')}"))
 
 
 def _step(number: int, what: str) -> None:
@@ -216,11 +217,13 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
     from gpurun.inventory.load import load
 
     found = load(target)
-    say(f"\n{target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
+    gpus, racks = count(found.total_gpus, "GPU"), count(len(found.racks), "rack")
+    say(f"\n{target}: {count(len(found.hosts), 'host')}, {gpus}, {racks}")
     if len(found.racks) == 1 and len(found.hosts) > 1:
         say("All hosts are in one rack. If there are more, edit `racks:`: gpurun keeps gangs within a rack.")
     if failed:
-        say(f"{len(failed)} hosts did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")
+        hosts = count(len(failed), "host")
+        say(f"{hosts} did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")
     say("Next:")
     for command, why in (
         ("gpurun doctor", "check hosts, links and drivers"),

@@ -12,6 +12,7 @@ from gpurun.cli.options import HostsArgument, InventoryOption
 from gpurun.cli.printing import say
 from gpurun.cli.values import TIME
 from gpurun.errors import AuthenticationFailed, BadInput, HostFailure
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.remote.ssh_config import Route
@@ -42,8 +43,8 @@ def connect(
     found = cluster(inventory)
     targets = [target_of(host, found.inventory) for host in found.choose(hosts)]
     if close:
-        count = sum(close_own(resolve(target)) for target in targets)
-        say(f"{count} connection{'' if count == 1 else 's'} closed")
+        closed = sum(close_own(resolve(target)) for target in targets)
+        say(f"{count(closed, 'connection')} closed")
         return
     failures = [error for target in targets if (error := _connect(target, max(1, round(idle_s))))]
     for error in failures:

@@ -12,6 +12,7 @@ from gpurun.cli.inventory_options import cluster, state_home
 from gpurun.cli.options import InventoryOption, SomeHostsArgument, YesOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +179,8 @@ def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wire
     found = parse(text.encode(), target)
     _notes(draft, most=_NOTES_SHOWN)
     _create(target, text, Imported(str(Path(draft.source).absolute()), said_by(draft)))
-    say(f"wrote {target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
+    gpus, racks = count(found.total_gpus, "GPU"), count(len(found.racks), "rack")
+    say(f"wrote {target}: {count(len(found.hosts), 'host')}, {gpus}, {racks}")
 
 
 def export(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from gpurun.cli.printing import duration, printable, say
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
@@ -40,4 +41,4 @@ def jobs_in_words(folders: Iterable[JobFolder]) -> str:
     records = [record for folder in folders if not (record := folder.record()).state.ended]
     named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
     more = len(records) - MOST_NAMED
-    return f"{named} and {more} more job{'s' * (more != 1)}" if more > 0 else named or "GPUs to be fenced"
+    return f"{named} and {count(more, 'more job')}" if more > 0 else named or "GPUs to be fenced"

@@ -12,6 +12,7 @@ from gpurun.cli.options import InventoryOption, JsonOption, OnlyHostsOption, Som
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
 from gpurun.cli.values import SIZE, TIME
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def prune(
     if as_json:
         print_json({"dry_run": dry_run, **_document(plan, done)})
     elif not dry_run:
-        say(f"removed {len(done.jobs)} jobs{chr(39) + ' outputs' if outputs_only else ''}, {_sum(done.jobs)}")
+        what = "the outputs of " if outputs_only else ""
+        say(f"removed {what}{count(len(done.jobs), 'job')}, {_sum(done.jobs)}")
     _end(plan, done, wish.keep_below_bytes)
 
 
@@ -121,7 +123,7 @@ def _print_plan(plan: PrunePlan) -> None:
         if record.outputs_left is not None and record.outputs_left.hosts:
             where = f"outputs/{record.id}, below its gpurun folder"
             typer.echo(f"  {printable(', '.join(record.outputs_left.hosts))} keeps outputs of it in {where}")
-    typer.echo(f"{len(plan.going)} jobs, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
+    typer.echo(f"{count(len(plan.going), 'job')}, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
     for job, why in plan.skipped.items():
         say(f"stays: {job}: {printable(why)}")
 

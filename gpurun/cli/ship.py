@@ -12,6 +12,7 @@ from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument, Y
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, GpurunError, HostFailure
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +195,7 @@ def _print_report(report: ShipReport) -> None:
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")
     say_failures(report.failed)
-    typer.echo(f"{report.image} ({report.id[7:19]}, {report.layers} layers) in {report.elapsed_s:.1f} s")
+    typer.echo(f"{report.image} ({report.id[7:19]}, {count(report.layers, 'layer')}) in {report.elapsed_s:.1f} s")
 
 
 def _print_plan(plan: ShipPlan) -> None:
@@ -229,7 +230,7 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
     for host, placed in listed.items():
         for one in placed:
             idle = "needed by a gpurun that runs" if one.needed else "unused"
-            use = f"used by {len(one.used_by)} containers" if one.used_by else idle
+            use = f"used by {count(len(one.used_by), 'container')}" if one.used_by else idle
             state = "gone" if not one.present else "left by a ship that was cut off" if one.temporary else use
             name = ", ".join(one.names) or "<no name>"
             by_image.setdefault((one.id[7:19], printable(name), one.size_bytes, state), []).append(host)

@@ -18,6 +18,7 @@ from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, 
 from gpurun.cli.shares import lines as share_lines
 from gpurun.cli.shares import shares_of
 from gpurun.errors import BadInput, StateError
+from gpurun.quantities.counts import count
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     lines.append(("ran", ran_text(record, clock.now_s())))
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
     lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
-    lines += [("code holds", f"{files} files and folders")] if files is not None else []
+    lines += [("code holds", f"{count(files, 'file or folder', 'files and folders')}")] if files is not None else []
     lines += [(name, printable(_text(value))) for name, value in origin.items() if name != "diff" and value]
     if origin["diff"]:
         lines.append(("changed since", f"{origin['diff'].count(chr(10))} lines of diff, in {folder.path}/origin.json"))

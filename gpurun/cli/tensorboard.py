@@ -18,6 +18,7 @@ from gpurun.cli.options import IdleOption
 from gpurun.cli.printing import duration, printable, say
 from gpurun.cli.serving import say_url, told_to_end
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.tensorboard.shown import ShownRun
@@ -74,7 +75,8 @@ def _say_where(port: int, token: str, events: int, traces: int) -> None:
     if not events:
         say("no event file has come here yet; they are shown as they come")
     if traces:
-        say(f"{traces} traces (Horovod's timeline, PyTorch's profile): http://127.0.0.1:{port}/traces, after that URL")
+        kinds = f"{count(traces, 'trace')} (Horovod's timeline, PyTorch's profile)"
+        say(f"{kinds}: http://127.0.0.1:{port}/traces, after that URL")
     say("Ctrl-C ends it")
 
 

@@ -74,7 +74,7 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
             if count < host.gpus
             else f"gpurun inventory set {{hosts}} gpus={count}"
         )
-        evidence = f"{count} GPUs answer, the inventory says {host.gpus}"
+        evidence = f"GPUs that answer: {count}; the inventory says {host.gpus}"
         severity = Severity.ERROR if count < host.gpus else Severity.WARNING
         yield Finding("gpu-count", severity, (host.name,), evidence, remedy)
 

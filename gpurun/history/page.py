@@ -9,6 +9,7 @@ from gpurun.documents.plain import printable
 from gpurun.drawing.svg import Drawing
 from gpurun.history.accounts import Accounts, Share
 from gpurun.history.row import HistoryRow
+from gpurun.quantities.counts import count
 from gpurun.quantities.local_time import date_minute
 from gpurun.quantities.times import duration
 
@@ -70,7 +71,7 @@ def summary(made: Accounts) -> str:
     total = made.total
     of = made.capacity * (made.until_s - made.since_s) if made.capacity else 0
     share = f" ({100 * total.gpu_s / of:.0f} % of {made.capacity} GPUs)" if of and made.capacity else ""
-    said = [f"{total.attempts} attempts used {hours(total.gpu_s)} GPU hours{share}"]
+    said = [f"{count(total.attempts, 'attempt')} used {hours(total.gpu_s)} GPU hours{share}"]
     if total.busy_percent is not None:
         said.append(f"leased GPUs were {total.busy_percent:.0f} % busy, and {hours(total.idle_gpu_s)} GPU hours idle")
     said.append(f"attempts waited {duration(total.mean_wait_s)} on average, {duration(total.longest_wait_s)} at most")

@@ -8,6 +8,7 @@ from gpurun.jobs.gpu_use import GpuUse
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
+from gpurun.quantities.counts import count
 
 OUTCOMES = (
     "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT",
@@ -71,10 +72,10 @@ class HistoryRow:
     @property
     def use_words(self) -> str:
         """Describe how busy its GPUs were: ``8 GPUs, 31 % busy; rank 3 on h2 only 12 %``."""
-        count = f"{self.gpus} GPU{'s' * (self.gpus != 1)}"
+        gpus = count(self.gpus, "GPU")
         if self.use_percent is None:
-            return count
-        busy = f"{count}, {self.use_percent:.0f} % busy"
+            return gpus
+        busy = f"{gpus}, {self.use_percent:.0f} % busy"
         if self.slow_rank is None or self.slow_percent is None:
             return busy
         return f"{busy}; rank {self.slow_rank} on {self.slow_host} only {self.slow_percent:.0f} %"

@@ -10,6 +10,7 @@ from gpurun.documents.plain import printable
 from gpurun.jobs.notify_wish import NotifyEvent
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.quantities.counts import count
 
 MOST_REASON_CHARS = 1000
 SUBJECT_CHARS = 150
@@ -61,9 +62,9 @@ def _sentence(events: tuple[NotifyEvent, ...], record: JobRecord, grants: tuple[
             record.state.value, "failed"
         )
     gpus = sum(len(grant.gpus) for grant in grants)
-    where = f" on {len(grants)} host{'s' * (len(grants) != 1)}" if grants else ""
+    where = f" on {count(len(grants), 'host')}" if grants else ""
     reason = f": {record.reason[:MOST_REASON_CHARS]}" if record.reason and events[0] != "start" else ""
-    return _one_line(f"gpurun job {record.id} ({record.name}), {gpus} GPUs{where}, {what}{reason}")
+    return _one_line(f"gpurun job {record.id} ({record.name}), {count(gpus, 'GPU')}{where}, {what}{reason}")
 
 
 def _one_line(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wait, by_rank
 from gpurun.scheduler.pools import ENOUGH, OWN, Tree, tree_of
 
@@ -34,7 +35,7 @@ class Bound:
 
     def never(self, gang: Gang) -> str:
         """Return why the gang can never start within it."""
-        name, wanted = shown(self.pool), f"{gang.least} GPUs wanted"
+        name, wanted = shown(self.pool), f"{count(gang.least, 'GPU')} wanted"
         if not self.firm:
             return f"{wanted}; {name} is limited to {self.most:g}"
         reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"

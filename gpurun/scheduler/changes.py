@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory, Pool
 from gpurun.jobs.spec import Constraints
+from gpurun.quantities.counts import count
 from gpurun.quantities.times import duration
 from gpurun.scheduler.model import Decisions, Gang, Reason, Snapshot
 from gpurun.scheduler.policy import Policy
@@ -79,7 +80,7 @@ def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None
     if not low:
         return None
     gpus = low * step
-    return Change("gpus", str(gpus), f"{gpus} GPUs in place of {gang.least}")
+    return Change("gpus", str(gpus), f"{count(gpus, 'GPU')} in place of {gang.least}")
 
 
 def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.model import Gang, Kept, Reason
 from gpurun.scheduler.starting import try_start
 from gpurun.scheduler.state import PassState
@@ -115,5 +116,5 @@ def _keep_for(state: PassState, gang: Gang) -> None:
 def _reserve_elsewhere(state: PassState, gang: Gang, first: Gang) -> None:
     """Reserve what the gang whose patience is over leaves."""
     if not reserve(state, gang):
-        message = f"{gang.least} GPUs wanted; {first.id} has been overtaken for long enough and goes first"
+        message = f"{count(gang.least, 'GPU')} wanted; {first.id} has been overtaken for long enough and goes first"
         state.wait(gang, Reason.NO_ROOM, message, behind=first.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.book import BORROWING
 from gpurun.scheduler.capacity import share_of
 from gpurun.scheduler.future import Release, first_fit
@@ -131,7 +132,8 @@ def reserve(state: PassState, gang: Gang) -> bool:
         return False
     at_s, placement = found
     state.keeping.hold(Hold(gang, placement, state.index.masks(placement), at_s))
-    message = f"{gang.least} GPUs wanted; {some_hosts(placement)} are reserved for when {_ends(state, placement, at_s)}"
+    until = f"{some_hosts(placement)} are reserved for when {_ends(state, placement, at_s)}"
+    message = f"{count(gang.least, 'GPU')} wanted; {until}"
     state.wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from gpurun.quantities.counts import count
 from gpurun.quantities.times import duration
 from gpurun.scheduler.explain import Explanation, Occupant
 from gpurun.scheduler.model import HostGroup
@@ -67,7 +68,8 @@ def _pool(explanation: Explanation) -> list[str]:
         return []
     limit = "none" if pool.limit is None else f"{pool.limit}"
     entitled = "" if pool.entitlement is None else f", entitled to {pool.entitlement:.0f} now"
-    return [f"  pool {pool.name}: uses {pool.used} GPUs{entitled}, reservation {pool.reservation}, limit {limit}"]
+    used = f"uses {count(pool.used, 'GPU')}{entitled}"
+    return [f"  pool {pool.name}: {used}, reservation {pool.reservation}, limit {limit}"]
 
 
 def _group(group: HostGroup, fold: Fold) -> str:
@@ -79,7 +81,7 @@ def _group(group: HostGroup, fold: Fold) -> str:
 
 
 def _holder(holder: Occupant, now_s: float) -> str:
-    where = f"{holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}"
+    where = f"{count(holder.gpus, 'GPU')} on {count(holder.hosts, 'host')}"
     if holder.stopping:
         return f"{where}, is stopping"
     if holder.free_s is None:

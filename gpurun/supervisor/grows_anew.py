@@ -15,6 +15,7 @@ from gpurun.errors import OUTLIVED, words_of
 from gpurun.head.looks import look_while_growing
 from gpurun.jobs.record import CancelRequest
 from gpurun.leases.members import larger
+from gpurun.quantities.counts import count
 from gpurun.supervisor.job import SupervisedJob
 
 LOOK_S = 5.0
@@ -65,7 +66,7 @@ class GrowsAnew:
             look_while_growing(job.home, os.environ, job.inventory)
             return False
         job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
-        reason = f"it is formed again with {found.gpus} GPUs, on {', '.join(found.hosts)}"
+        reason = f"it is formed again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
         job.folder.ask_to_cancel(CancelRequest("preempt", by="its growth", asked_s=job.clock(), reason=reason))
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpurun.quantities.counts import count
 from gpurun.top.rows import Duration, Moment, TopRow, host_rows, job_rows, queue_rows, summary
 
 CALM = 10
@@ -59,7 +60,7 @@ def _job_line(row: TopRow) -> str:
 
 def _waits(row: TopRow) -> str:
     place, job, _, name, gpus, waits, why = row.cells
-    return f"queue {place}: {job} {name}, {gpus} GPUs, waits {waits}: {why}"
+    return f"queue {place}: {job} {name}, {count(int(gpus), 'GPU')}, waits {waits}: {why}"
 
 
 def _host_line(row: TopRow) -> str:

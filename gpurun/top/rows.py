@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpurun.documents.plain import printable
 from gpurun.facts.samples import GpuSample, HostSample
+from gpurun.quantities.counts import count
 from gpurun.views.picture import MARKS, HostCells, JobRow, Picture, WaitingJob
 
 NONE = "–"
@@ -86,9 +87,10 @@ def summary(moment: Moment) -> str:
     """Return one sentence for the top of the screen."""
     picture = moment.picture
     running = sum(job.state.value == "RUNNING" for job in picture.jobs)
-    parts = [f"{picture.free} of {picture.gpus} GPUs free", f"{running} jobs running", f"{len(moment.queue)} waiting"]
+    free = f"{picture.free} of {picture.gpus} GPUs free"
+    parts = [free, f"{count(running, 'job')} running", f"{len(moment.queue)} waiting"]
     if outs := len(picture.outs):
-        parts.append(f"{outs} host{'s' * (outs != 1)} out")
+        parts.append(f"{count(outs, 'host')} out")
     if silent := silent_hosts(moment):
         shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
         parts.append(f"no answer from {shown}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpurun.documents.plain import printable
 from gpurun.jobs.states import State
+from gpurun.quantities.counts import count
 from gpurun.views.picture import FREE, KEPT, MARKS, JobRow, OutHost, Picture
 from gpurun.views.racks import Alike, RackView, racks_of
 
@@ -76,7 +77,7 @@ def total_line(picture: Picture) -> Line:
     hosts = len(picture.hosts)
     rest = picture.free_elsewhere
     more = f"; {rest} more on hosts that get no new gangs" if rest else ""
-    return [(f"{picture.free} of {picture.gpus} GPUs free on {hosts} host{'s' * (hosts != 1)}{more}", "")]
+    return [(f"{picture.free} of {picture.gpus} GPUs free on {count(hosts, 'host')}{more}", "")]
 
 
 def out_lines(outs: Iterable[tuple[str, OutHost]], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:
@@ -143,7 +144,7 @@ def _width(line: Line) -> int:
 
 def _heading(rack: RackView, fold: Fold) -> tuple[Span, Span]:
     names = fold(rack.racks) if len(rack.racks) > 1 else rack.racks[0]
-    each = f"{rack.hosts} host{'s' * (rack.hosts != 1)}"
+    each = count(rack.hosts, "host")
     kind = ", ".join(rack.generations)
     return (printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {rack.gpus} GPUs free", "dim")
 

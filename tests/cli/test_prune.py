@@ -112,7 +112,7 @@ def test_a_person_is_asked_and_sees_how_much(gpurun, store, monkeypatch, answer,
     monkeypatch.setattr(agreement.typer, "confirm", lambda *_, **__: answer)
     found, out, _ = gpurun("prune", folder.id)
     assert found == code
-    assert "1 jobs, 1.0 MiB" in out
+    assert "1 job, 1.0 MiB" in out
     assert folder.path.exists() is not answer
 
 
