@@ -15,8 +15,10 @@ from gpurun.launch.launchers.direct import SRUN, TASKS
 from gpurun.launch.launchers.identity import is_told
 from gpurun.launch.launchers.lines.flags import CHOSEN, NO_COUNTS, Counts, Meaning, Typed, as_gnu, read_flags
 from gpurun.launch.launchers.lines.line import CommandLine, read_line
+from gpurun.launch.launchers.lines.mpi import MPIRUN as MPI
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 from gpurun.launch.launchers.lines.shell import SHELLS
+from gpurun.launch.launchers.lines.table import SRUN as BY_SLURM
 from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
 from gpurun.launch.launchers.texts import once_on_hosts, refuse_left
 
@@ -169,7 +171,7 @@ def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
     raise BadInput(
         f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
         f"{spec.gpus} ranks would each start it",
-        hint=f"write what {other.name} and its files set into the script, and: "
+        hint=f"write, with gpurun's own flags for what {other.name} sets besides: "
         f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
         f"or choose --launcher {ALONE}, which runs this command once for each GPU",
     )
@@ -246,7 +248,11 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         raise BadInput(
             f"{name}: the line wants {some}, and the job has {spec.gpus} GPUs, one for each process",
             hint=f"write -n {most}{elastic}, or leave the numbers out of the line"
-            + (", or choose --one-per-host if each process uses all GPUs of its host" if most < spec.gpus else ""),
+            + (
+                ", or choose --one-per-host if each process uses all GPUs of its host"
+                if name in (MPI.name, BY_SLURM.name) and most < spec.gpus
+                else ""
+            ),
         )
     if least in (most, spec.gpus):
         return spec

@@ -125,8 +125,8 @@ def _chosen(spec: JobSpec, given: Collection[str], found: ProgramClues) -> Launc
 def _as_srun(choice: LauncherChoice, found: ProgramClues) -> LauncherChoice:
     """Return the choice for a line with ``srun``: its processes are told what Slurm and PyTorch tell.
 
-    Programs that need MPI or a launcher of their own keep it. A compiled program behind ``srun`` uses MPI as a rule, but
-    a command of a Python package does not: without ``--mpi``, a gang of such a program is in doubt.
+    Programs that need MPI or a launcher of their own keep it. A compiled program behind ``srun`` uses MPI as a rule,
+    but a command of a Python package does not: without ``--mpi``, a gang of such a program is in doubt.
     """
     spec, line = choice.spec, read_line(choice.spec.command)
     is_told = spec.launcher in (TASKS.name, TORCHRUN.name) and not spec.one_per_host

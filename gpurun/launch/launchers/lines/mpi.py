@@ -6,6 +6,8 @@ of its own Hydra 2021; examples for HPE's PALS; `horovod.runner.launch` of Horov
 
 from __future__ import annotations
 
+import re
+
 from gpurun.errors import BadInput
 from gpurun.launch.launchers.lines.flags import (
     CHOSEN,
@@ -47,6 +49,13 @@ def _decided(each: FoundFlag) -> str:
     return ""
 
 
+def _slots(found: list[FoundFlag]) -> int | None:
+    """Return the sum of the slots that ``-H a:4,b:4`` names, so many processes start; None if it names none."""
+    hosts = [host for each in found if each.name in ("-H", "--host") for host in each.values[0].split(",")]
+    slots = [host.rpartition(":")[2] for host in hosts]
+    return sum(map(int, slots)) if slots and all(re.fullmatch("[0-9]{1,5}", each) for each in slots) else None
+
+
 def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Meaning:
     if ":" in words:
         raise BadInput(
@@ -66,7 +75,8 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
             env[name] = each.values[1] if len(each.values) == 2 else value
         elif each.flag.does == "kept":
             kept.append(each)
-    counts = Counts(number_of("mpirun", found, "--np", "-n", "-c", "--n"))
+    ranks = number_of("mpirun", found, "--np", "-n", "-c", "--n")
+    counts = Counts(_slots(found) if ranks is None else ranks)
     return Meaning(words, kept_of(kept), taken_of(taken), env, counts)
 
 
@@ -123,7 +133,8 @@ MPIRUN = Typed(
                 "write -x NAME for each variable"),
         **flags("refused", "--dvm= --hnp= --ompi-server= --wait-for-server --server-wait-time= --do-not-launch "
                 "--stop-on-exec --stop-in-init", "leave it out: gpurun starts mpirun and waits for it"),
-        **flags("refused", "--debug -d --tv --debugger= --gdb --gtool= --gtoolfile= --trace --check-mpi",
+        **flags("refused", "-d", "leave it out: it starts a debugger, or is for another MPI's cores"),
+        **flags("refused", "--debug --tv --debugger= --gdb --gtool= --gtoolfile= --trace --check-mpi",
                 "start the tool in front of the program: mpirun TOOL PROGRAM"),
         **flags("refused", "-V --version -h --help", "ask the image: docker run IMAGE mpirun …"),
     },

@@ -183,12 +183,12 @@ def _behind(words: tuple[str, ...], at: int, options: str, operands: int) -> Inn
 
 
 def _exec(words: tuple[str, ...]) -> Inner | None:
-    """Read a shell's ``exec``: the command takes the shell's place."""
-    return Inner(words[1:]) if words[0] == "exec" and words[1:] and not words[1].startswith("-") else None
+    """Read a shell's ``exec`` and ``command``: the command takes the shell's place."""
+    return Inner(words[1:]) if words[0] in ("exec", "command") and words[1:] and not words[1].startswith("-") else None
 
 
 READERS: Mapping[str, Callable[[tuple[str, ...]], Inner | None]] = {
-    "env": _env, "exec": _exec, **dict.fromkeys(SHELLS, _shell),
+    "env": _env, "exec": _exec, "command": _exec, **dict.fromkeys(SHELLS, _shell),
 }  # fmt: skip
 """The wrappers that set variables, or have a text instead of words."""
 
