@@ -52,6 +52,23 @@ def page(title: str, *parts: str) -> str:
     return "\n\n".join((f"# {title}", MADE, *parts)) + "\n"
 
 
+VALUES = (
+    (
+        "`TIME`",
+        "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` (hours, minutes, seconds) "
+        "and Slurm's `1-12:00:00`. A number without a unit is refused, and so is `1:30`",
+    ),
+    (
+        "`WHEN`",
+        "A time ago: `10m`, `7d`; `today`, `yesterday 18:00`, `08:00`; `2026-11-27`, `2026-11-27 10:00`, "
+        "`2026-11-27T10:00:00Z`, `'2026-11-27 10:00 +01:00'`. Without a zone it is local time",
+    ),
+    ("`SIZE`", "`512MiB`, `16GiB`, `500GB`, `1T`. `G` and `GiB` are 1024³ bytes, `GB` is 1000³ bytes, as in `dd` and `du`"),
+    ("`RATE`", "Bits per second: `10gbit`, `2.5gbit`, `100mbit`, `25Gb/s`"),
+)
+"""The words for values that have units, and what a person may write."""
+
+
 def commands() -> str:
     """Every command, argument and option."""
     found = pages()
@@ -61,6 +78,8 @@ def commands() -> str:
         "Commands",
         "This is what `gpurun COMMAND --help` prints. `gpurun man --to DIR` writes the same as manual pages.",
         overview,
+        "## Values\n\nOptions, recipes and the inventory read these in one way, in upper or lower case. "
+        "[Why](../decisions/0061-numbers-have-units.md).\n\n" + table(("word", "what you may write"), VALUES),
         *(command(one) for one in found),
     )
 
@@ -76,9 +95,9 @@ def command(one: CommandPage) -> str:
     parts = [f"{level} {one.name}", *map(text, one.about), f"```text\n{one.name} {one.usage}\n```"]
     if one.examples:
         parts.append("```console\n" + "\n".join(f"$ {example}" for example in one.examples) + "\n```")
-    for title, entries in (("Argument", one.arguments), ("Option", one.options)):
-        if entries:
-            parts.append(table((title, "Meaning"), ((code(name), text(help_text)) for name, help_text in entries)))
+    for title, entries in one.groups.items():
+        head = {"Arguments": "Argument", "Options": "Option"}.get(title, title)
+        parts.append(table((head, "Meaning"), ((code(name), text(help_text)) for name, help_text in entries)))
     if len(one.words) == 2 and one.commands:
         rows = ((f"[`{name}`](#{'-'.join((*one.words, name))})", text(summary)) for name, summary in one.commands)
         parts.append(table(("Command", "What it does"), rows))
@@ -160,6 +179,7 @@ def recipes() -> str:
         "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. A flag of "
         "`gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` add to it. "
         "A flag has the key's name, such as `--min-gpus`, unless this page says otherwise. "
+        "How to write [times and sizes](reference/commands.md#values). "
         "`gpurun submit RECIPE --dry-run` prints everything that gpurun would do on every host. gpurun refuses keys "
         "that are not listed here: `gpurun validate RECIPE` finds them, without an inventory. "
         "`gpurun validate --schema` prints a JSON Schema, with which editors check while you type.",

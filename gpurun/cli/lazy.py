@@ -117,7 +117,27 @@ class _LazyGroup(_Examples, TyperGroup):
                 formatter.write_dl(lines)
 
 
+def parameters_of(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments and options of a command as its help shows them: by heading, each with its text.
+
+    ``--help`` stands in the last group of options.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        line = parameter.get_help_record(ctx)
+        last = next(reversed(groups), "Arguments")
+        other = "Arguments" if isinstance(parameter, click.Argument) else last if last != "Arguments" else "Options"
+        if line is not None:
+            groups.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(line)
+    return groups
+
+
 class _Command(_Examples, TyperCommand):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, lines in parameters_of(self, ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
@@ -134,21 +154,6 @@ def _is_text(text: str) -> bool:
 
 
 class _TakesCommand(_Command):
-    """A command that runs a program. Its options stand in groups, where they have any."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            line = parameter.get_help_record(ctx)
-            is_argument = parameter.param_type_name == "argument"
-            last = next(reversed(groups), "Arguments")
-            other = "Arguments" if is_argument else last if last != "Arguments" else "Options"
-            if line is not None:
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(line)
-        for title, lines in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(lines)
-
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpurun.cli.config import VARIABLES
 from gpurun.cli.tree import CommandPage
@@ -25,7 +25,7 @@ def manual_page(page: CommandPage, version: str) -> str:
     lines += [".SH SYNOPSIS", f".B {_text(page.name)}", _line(page.usage)]
     lines += [".SH DESCRIPTION", *_paragraphs(page.about)]
     lines += _section("ARGUMENTS", page.arguments)
-    lines += _section("OPTIONS", page.options)
+    lines += _options({title: entries for title, entries in page.groups.items() if title != "Arguments"})
     lines += _section("COMMANDS", ((f"{page.name} {name}", summary) for name, summary in page.commands))
     lines += _examples(page.examples)
     if len(page.words) == 1:
@@ -54,9 +54,22 @@ def _paragraphs(texts: Iterable[str]) -> list[str]:
     return lines
 
 
+def _options(groups: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    if list(groups) == ["Options"]:
+        return _section("OPTIONS", groups["Options"])
+    return [
+        ".SH OPTIONS",
+        *(line for title, some in groups.items() for line in (f".SS {_text(title)}", *_entries(some))),
+    ]
+
+
 def _section(title: str, entries: Iterable[tuple[str, str]]) -> list[str]:
-    lines = [part for name, text in entries for part in (".TP", rf"\fB{_text(name)}\fR", _line(text))]
+    lines = _entries(entries)
     return [f".SH {title}", *lines] if lines else []
+
+
+def _entries(entries: Iterable[tuple[str, str]]) -> list[str]:
+    return [part for name, text in entries for part in (".TP", rf"\fB{_text(name)}\fR", _line(text))]
 
 
 def _examples(examples: Iterable[str]) -> list[str]:

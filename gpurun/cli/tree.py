@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 from typer.main import get_command
 
-from gpurun.cli.lazy import EXAMPLE
+from gpurun.cli.lazy import EXAMPLE, parameters_of
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,7 @@ class CommandPage:
         usage: what follows `words`.
         about: the paragraphs of its help, examples left out.
         examples: the commands in its help.
-        arguments: each argument as written, and its help.
-        options: each option as written, and its help.
+        groups: by heading, each argument or option as written, and its help.
         commands: for a group, each command's name and summary.
     """
 
@@ -31,14 +30,23 @@ class CommandPage:
     usage: str
     about: tuple[str, ...]
     examples: tuple[str, ...]
-    arguments: tuple[tuple[str, str], ...]
-    options: tuple[tuple[str, str], ...]
+    groups: Mapping[str, Sequence[tuple[str, str]]]
     commands: tuple[tuple[str, str], ...]
 
     @property
     def name(self) -> str:
         """The command as people type it."""
         return " ".join(self.words)
+
+    @property
+    def arguments(self) -> Sequence[tuple[str, str]]:
+        """Each argument as written, and its help."""
+        return self.groups.get("Arguments", ())
+
+    @property
+    def options(self) -> Sequence[tuple[str, str]]:
+        """Each option as written, and its help."""
+        return [one for title, entries in self.groups.items() if title != "Arguments" for one in entries]
 
 
 def pages() -> tuple[CommandPage, ...]:
@@ -68,19 +76,13 @@ def _children(context: click.Context) -> Iterator[tuple[str, click.Command]]:
 def _page(context: click.Context) -> CommandPage:
     command = context.command
     paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
-    entries: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None:
-            entries[isinstance(parameter, click.Argument)].append(record)
     return CommandPage(
         words=tuple(context.command_path.split()),
         summary=_summary(command),
         usage=" ".join(command.collect_usage_pieces(context)),
         about=tuple(text for text in paragraphs if text and not text.startswith(EXAMPLE)),
         examples=tuple(text for text in paragraphs if text.startswith(EXAMPLE)),
-        arguments=tuple(entries[True]),
-        options=tuple(entries[False]),
+        groups=parameters_of(command, context),
         commands=tuple((name, _summary(child)) for name, child in _children(context)),
     )
 

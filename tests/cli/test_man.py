@@ -61,7 +61,7 @@ def test_a_page_says_what_the_help_says(written, name):
 
 def test_what_roff_would_take_for_its_own_is_printed_letter_for_letter():
     hostile = (".so /etc/passwd", "'br", r"back\\slash \fB \n[x]", "-minus --long-one", '^~`"quoted" … → ü')
-    page = CommandPage(("gpurun", "x"), ".TH no", "[OPTIONS]", hostile, (), (), (), ())
+    page = CommandPage(("gpurun", "x"), ".TH no", "[OPTIONS]", hostile, (), {}, ())
     shown, warnings = formatted(manual_page(page, "1"))
     assert warnings == ""
     assert [each for each in hostile if flat(each) not in flat(shown)] == []
