@@ -8,18 +8,27 @@ job.result()
 
 from __future__ import annotations
 
-from typing import Any
-
 __version__ = "0.1.0"
 _PLACES = {
-    "job": "asking", "map": "asking", "submit": "asking", "Job": "job", "RemoteError": "results", "NoResult": "results",
+    "cancel": "api.asking", "job": "api.asking", "map": "api.asking", "submit": "api.asking", "jobs": "jobs",
+    "Job": "api.job", "RemoteError": "api.results", "NoResult": "api.results",
 }  # fmt: skip
+__all__ = ["Job", "NoResult", "RemoteError", "cancel", "job", "jobs", "map", "submit"]
 
 
-def __getattr__(name: str) -> Any:
-    """Return a part of the Python API. Loads it only when used, because every command imports this package."""
+def __getattr__(name: str) -> object:
+    """Return a part of the Python API. Loads it only when used, because every command imports this package.
+
+    ``gpurun.jobs`` is the package of that name, which can be called.
+    """
     if name not in _PLACES:
         raise AttributeError(f"module 'gpurun' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415  lazy, like the module it imports
 
-    return getattr(import_module(f"gpurun.api.{_PLACES[name]}"), name)
+    module = import_module(f"gpurun.{_PLACES[name]}")
+    return module if name == "jobs" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """Return the Python API, which notebooks complete."""
+    return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""`gpurun.submit`, `gpurun.map`, `gpurun.job`."""
+"""`gpurun.submit`, `gpurun.map`, `gpurun.job`, `gpurun.jobs`, `gpurun.cancel`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND, pack
 from gpurun.api.telling import clues_of_call
 from gpurun.environments.log import BuildLines
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateError
 from gpurun.head.reading import clues_of
 from gpurun.head.submission import submit_jobs
 from gpurun.head.waiter import resume
@@ -23,14 +24,18 @@ from gpurun.head.wish import spec_of
 from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.recipe import Recipe
 from gpurun.jobs.recipe import read as read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
 from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import JobStore
 from gpurun.state.home import home
 
 OUTPUTS = "/outputs"
+_OWN = ("args", "kwargs", "inventory")
+"""Arguments of `submit` that are no settings."""
 
 
 def submit(
@@ -99,10 +104,57 @@ def job(text: str) -> Job:
     Raises:
         BadInput: no job matches, or several do.
     """
+    return _future(_open().find(text))
+
+
+def jobs(*states: str, everybody: bool = False) -> list[Job]:
+    """Return this user's jobs, oldest first: ``gpurun.jobs()`` those that have not ended, ``gpurun.jobs("FAILED")``.
+
+    Args:
+        states: the states to look for, such as ``RUNNING``; none: all in which a job has not ended.
+        everybody: also other users' jobs.
+
+    Raises:
+        BadInput: a text is not a state.
+    """
+    names = {state.upper() for state in states}
+    if wrong := sorted(names - set(State.__members__)):
+        raise BadInput(f"{wrong[0]!r} is not a state", hint=f"the states are {', '.join(State.__members__)}")
+    wanted = {State[name] for name in names} or set(State) - ENDED
+    store = _open()
+    ids = store.ids() if wanted & ENDED else store.live_ids()
+    found = [
+        record for record in store.records(lambda _: None, ids=ids)
+        if record.state in wanted and (everybody or record.owner_uid == os.getuid())
+    ]  # fmt: skip
+    return [_future(store.get(record.id)) for record in sorted(found, key=lambda record: record.submitted_s)]
+
+
+def cancel(*which: Job | str) -> list[Job]:
+    """Request the end of jobs, named as on the command line or given as futures. Returns the jobs; waits for none.
+
+    Raises:
+        BadInput: no job matches, or several do. Then no job is cancelled.
+        NotYours: a job belongs to another user.
+    """
+    found = [each if isinstance(each, Job) else job(each) for each in which]
+    for each in found:
+        each.cancel()
+    return found
+
+
+def _open() -> JobStore:
     store = JobStore(home(os.environ))
     resume(store.home, os.environ)
-    folder = store.find(text)
-    return Job(folder, returns=folder.spec().command[-3:] == COMMAND)
+    return store
+
+
+def _future(folder: JobFolder) -> Job:
+    try:
+        returns = folder.spec().command[-3:] == COMMAND
+    except StateError:  # damaged: the job can still be watched and cancelled
+        returns = False
+    return Job(folder, returns=returns)
 
 
 def _submit(
@@ -154,9 +206,10 @@ def _spec(
         settings = {**places, **settings, "constraints": None}
     unknown = sorted(settings.keys() - (FIELDS.keys() - {"sweep"}) - CONSTRAINTS.keys())
     if unknown:
-        raise BadInput(
-            f"there is no setting {unknown[0]!r}", hint="the keys of a recipe, and of its constraints: docs/recipes.md"
-        )
+        known = [*FIELDS.keys() - {"sweep"}, *CONSTRAINTS, *_OWN]
+        meant = get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {meant[0]}?" if meant else "the keys of a recipe, and of its constraints: docs/recipes.md"
+        raise BadInput(f"there is no setting {unknown[0]!r}", hint=hint)
     flags = {key: (key, value) for key, value in settings.items()}
     spec, said = spec_of(
         recipe, inventory, flags, reads=(lambda _spec: clues_of_call(what)) if callable(what) else clues_of

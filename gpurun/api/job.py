@@ -59,9 +59,14 @@ class Job(Future[Any]):
         return not record.state.ended and record.state is not State.QUEUED
 
     def cancel(self) -> bool:
-        """Request a cancel; return False if the job has ended. `result` raises CancelledError after the job's end."""
+        """Request a cancel; return False if the job has ended. `result` raises CancelledError after the job's end.
+
+        Raises:
+            NotYours: the job belongs to another user.
+        """
         if self.done() or self._folder.record().state.ended:
             return self.cancelled()
+        requests.refuse_others(self._folder)
         requests.cancel(self._folder, by=myself(), reason="cancel()", environ=os.environ)
         return True
 

@@ -51,7 +51,7 @@ def cancel(
 
     gpurun cancel @last
     """
-    from gpurun.cli.follow import refuse_others
+    from gpurun.head.requests import refuse_others
 
     store = open_store()
     folders = _chosen(store, jobs or (), mine=mine, everybody=everybody)

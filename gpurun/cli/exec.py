@@ -32,8 +32,8 @@ def exec_(
 
     gpurun exec @last --rank 1 -- nvidia-smi
     """
-    from gpurun.cli.follow import refuse_others
     from gpurun.cli.ssh import become
+    from gpurun.head.requests import refuse_others
     from gpurun.launch.docker import container_name
     from gpurun.leases.store import LeaseStore
     from gpurun.remote import ssh_argv

@@ -16,12 +16,12 @@ from gpurun.cli.event_words import because, event_text
 from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.cli.sending import going_out
-from gpurun.errors import GpurunError, NotYours
+from gpurun.errors import GpurunError
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.events import EventTail
 from gpurun.jobs.sending import Sent, read_sent
 from gpurun.jobs.states import ENDED, State
-from gpurun.state.people import myself, user_name
+from gpurun.state.people import myself
 from gpurun.supervisor.loglines import LoggedLine, LogTail
 
 if TYPE_CHECKING:
@@ -90,28 +90,13 @@ def follow(
     raise typer.Exit(follow_job(find_job(job), first_lines=tail))
 
 
-def refuse_others(folder: JobFolder, what: str = "end it") -> None:
-    """Refuse users other than the job's owner and root: only they may stop or enter a job.
-
-    Raises:
-        NotYours: the job belongs to another user.
-    """
-    owner = folder.record().owner_uid
-    if os.getuid() not in (owner, 0):
-        raise NotYours(
-            f"belongs to {user_name(owner)}; only they or root may {what}", job=folder.id,
-            hint=f"ask them: gpurun cancel {folder.id}" if what == "end it"
-            else "gpurun refuses; whoever may use Docker on the job's hosts can still do it there",
-        )  # fmt: skip
-
-
 def cancel_job(folder: JobFolder, *, reason: str) -> None:
     """Request a job's cancellation. If the job is only queued, cancel it immediately.
 
     Raises:
         NotYours: the job belongs to another user.
     """
-    from gpurun.head.requests import cancel
+    from gpurun.head.requests import cancel, refuse_others
 
     refuse_others(folder)
     cancel(folder, by=myself(), reason=reason, environ=os.environ)

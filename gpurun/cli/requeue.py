@@ -34,7 +34,7 @@ def requeue(
 
     gpurun requeue JOB
     """
-    from gpurun.cli.follow import refuse_others
+    from gpurun.head.requests import refuse_others
     from gpurun.head.requests import requeue as request
     from gpurun.state.people import myself
 

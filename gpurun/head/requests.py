@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun.errors import NotYours
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
@@ -14,6 +16,22 @@ from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit, clock
+from gpurun.state.people import user_name
+
+
+def refuse_others(folder: JobFolder, what: str = "end it") -> None:
+    """Refuse users other than the job's owner and root: only they may stop or enter a job.
+
+    Raises:
+        NotYours: the job belongs to another user.
+    """
+    owner = folder.record().owner_uid
+    if os.getuid() not in (owner, 0):
+        raise NotYours(
+            f"belongs to {user_name(owner)}; only they or root may {what}", job=folder.id,
+            hint=f"ask them: gpurun cancel {folder.id}" if what == "end it"
+            else "gpurun refuses; whoever may use Docker on the job's hosts can still do it there",
+        )  # fmt: skip
 
 
 def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str]) -> None:

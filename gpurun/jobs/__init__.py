@@ -11,3 +11,21 @@ live, index          the jobs that have not ended, quickly
 attempts, events, gpu_use
                      what each attempt left for people and the history
 """
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """``gpurun.jobs`` is this package once anything has imported it; ``gpurun.jobs()`` is a part of the Python API."""
+
+    def __call__(self, *states: str, everybody: bool = False) -> Any:
+        """Return this user's jobs: see `gpurun.api.asking.jobs`."""
+        return import_module("gpurun.api.asking").jobs(*states, everybody=everybody)  # a room above: only by its name
+
+
+sys.modules[__name__].__class__ = _CallablePackage

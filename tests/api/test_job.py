@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
+import subprocess
 import sys
 from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -17,7 +20,7 @@ from gpurun.api import job as jobs
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND
 from gpurun.api.telling import clues_of_call
-from gpurun.errors import BadInput, JobFailed, NeverFits, StateError
+from gpurun.errors import BadInput, JobFailed, NeverFits, NotYours, StateError
 from gpurun.head.submission import Submission
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import FirstFailure
@@ -316,3 +319,67 @@ def test_a_wrong_setting_is_named_and_nothing_is_submitted(asked, settings, said
     with pytest.raises(NeverFits):
         gpurun.submit(len, ("x",), gpus=99, image="i")
     assert asked == []
+
+
+def test_a_wrong_setting_says_which_one_was_meant(asked):
+    for wrong, meant in {"gpu": "gpus", "gpus_per_hosts": "gpus_per_host", "arg": "args", "imgae": "image"}.items():
+        with pytest.raises(BadInput, match=f"there is no setting '{wrong}'") as refused:
+            gpurun.submit(["true"], **{wrong: 1})
+        assert refused.value.hint == f"did you mean {meant}?"
+    with pytest.raises(BadInput) as refused:
+        gpurun.submit(["true"], **{"a'; b\n": 1})
+    assert "docs/recipes.md" in refused.value.hint
+
+
+def test_the_api_can_be_completed_and_costs_nothing_before_it_is_used():
+    """`dir(gpurun)` was what the module itself had imported."""
+    assert dir(gpurun) == sorted([*gpurun.__all__, "__version__"])
+    for name in gpurun.__all__:
+        assert callable(getattr(gpurun, name)), name
+    stub = (Path(gpurun.__file__).parent / "__init__.pyi").read_text()
+    assert sorted(re.findall(r"import (\w+) as", stub)) == sorted(gpurun.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'sumbit'"):
+        _ = gpurun.sumbit
+    code = "import sys, gpurun; dir(gpurun); print([name for name in sys.modules if name.startswith('gpurun')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert done.stdout == "['gpurun']\n"
+
+
+@pytest.fixture
+def nobody_starts(monkeypatch):
+    monkeypatch.setattr(asking, "resume", lambda *_: ())
+    monkeypatch.setattr("gpurun.head.requests.run_pass_and_start", lambda *_, **__: None)
+
+
+def test_jobs_are_this_user_s_that_have_not_ended_or_those_of_a_state(home, folder, nobody_starts):
+    spec = JobSpec("done", "i", 2, ("true",))
+    ended = JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=1.0)
+    end(ended, State.FAILED)
+    assert [each.id for each in gpurun.jobs()] == [folder.id]
+    assert [each.id for each in gpurun.jobs("failed", "QUEUED")] == [folder.id, ended.id]
+    assert gpurun.jobs("RUNNING") == []
+    with pytest.raises(BadInput, match="'DONE' is not a state"):
+        gpurun.jobs("FAILED", "DONE")
+    (folder.path / "spec.json").plain.write_bytes(b"{")
+    assert [each.id for each in gpurun.jobs()] == [folder.id], "a damaged spec hides no job"
+    (folder.path / "state.json").plain.write_bytes(b"{")
+    assert gpurun.jobs() == []
+
+
+def test_cancel_takes_names_and_futures_and_all_or_none(home, folder, nobody_starts):
+    other = JobStore(home).create(
+        JobSpec("o'; x", "i", 2, ("true",)), inventory=home.parent / "inventory.yaml", now_s=1.0
+    )
+    with pytest.raises(BadInput, match="there is no job"):
+        gpurun.cancel("train", "nobody's")
+    assert folder.record().state is State.QUEUED
+    assert [each.id for each in gpurun.cancel("o'; x", gpurun.job("train"))] == [other.id, folder.id]
+    assert folder.record().state is other.record().state is State.CANCELLED
+    assert gpurun.cancel() == []
+
+
+def test_nobody_cancels_the_job_of_another_user(folder, nobody_starts, monkeypatch):
+    monkeypatch.setattr("gpurun.head.requests.os", SimpleNamespace(getuid=lambda: 4711))
+    with pytest.raises(NotYours, match="belongs to"):
+        gpurun.cancel(gpurun.job(folder.id))
+    assert folder.cancel_request() is None

@@ -159,6 +159,6 @@ def test_requeue_refuses_what_has_ended_and_leaves_all_alone_then(store, gpurun,
     assert waits.cancel_request() is None
     stops = made(store, "stops", state=State.STOPPING)
     assert "is about to end: STOPPING" in gpurun("requeue", stops.id)[2]
-    monkeypatch.setattr("gpurun.cli.follow.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
+    monkeypatch.setattr("gpurun.head.requests.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
     code, _, err = gpurun("requeue", waits.id)
     assert code == 2 and "only they or root may put it back into the queue" in err
