@@ -55,15 +55,18 @@ def page(title: str, *parts: str) -> str:
 VALUES = (
     (
         "`TIME`",
-        "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` (hours, minutes, seconds) "
-        "and Slurm's `1-12:00:00`. A number without a unit is refused, and so is `1:30`",
+        "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` and Slurm's `1-12:00:00`. "
+        "A number without a unit is refused, and so is `1:30`",
     ),
     (
         "`WHEN`",
         "A time ago: `10m`, `7d`; `today`, `yesterday 18:00`, `08:00`; `2026-11-27`, `2026-11-27 10:00`, "
         "`2026-11-27T10:00:00Z`, `'2026-11-27 10:00 +01:00'`. Without a zone it is local time",
     ),
-    ("`SIZE`", "`512MiB`, `16GiB`, `500GB`, `1T`. `G` and `GiB` are 1024³ bytes, `GB` is 1000³ bytes, as in `dd` and `du`"),
+    (
+        "`SIZE`",
+        "`512MiB`, `16GiB`, `500GB`, `1T`. `G` and `GiB` are 1024³ bytes, `GB` is 1000³ bytes, as in `dd` and `du`",
+    ),
     ("`RATE`", "Bits per second: `10gbit`, `2.5gbit`, `100mbit`, `25Gb/s`"),
 )
 """The words for values that have units, and what a person may write."""
