@@ -55,7 +55,7 @@ def page(title: str, *parts: str) -> str:
 VALUES = (
     (
         "`TIME`",
-        "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` and Slurm's `1-12:00:00`. "
+        "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` and `1-12:00:00`. "
         "A number without a unit is refused, and so is `1:30`",
     ),
     (
