@@ -109,7 +109,7 @@ def _step(number: int, what: str) -> None:
 def _asked() -> str:
     """Ask the person for hosts, and show the files on this machine that list hosts."""
     if not sys.stdin.isatty():
-        raise BadInput("says not which hosts", where="init", hint="gpurun init 'gpu-[01-16]', or gpurun init FILE")
+        raise BadInput("name the hosts", where="init", hint="gpurun init 'gpu-[01-16]', or gpurun init FILE")
     for place in found_sources():
         say(f"  {place}")
     answer = typer.prompt("Which hosts? (names such as gpu-[01-16], or a file)", err=True)
@@ -220,7 +220,7 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
     gpus, racks = count(found.total_gpus, "GPU"), count(len(found.racks), "rack")
     say(f"\n{target}: {count(len(found.hosts), 'host')}, {gpus}, {racks}")
     if len(found.racks) == 1 and len(found.hosts) > 1:
-        say("All hosts are in one rack. If there are more, edit `racks:`: gpurun keeps gangs within a rack.")
+        say("All hosts are in one rack. If there are more, edit `racks:`: gpurun prefers one rack for a gang.")
     if failed:
         hosts = count(len(failed), "host")
         say(f"{hosts} did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")

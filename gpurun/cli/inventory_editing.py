@@ -283,7 +283,10 @@ def _draft(path: Path, text: bytes) -> Path:
 
 
 def _run_editor(draft: Path) -> None:
-    words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not chosen and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInput("inventory edit needs a terminal", hint="`gpurun inventory set HOSTS KEY=VALUE` changes values")
+    words = shlex.split(chosen or "vi")
     try:
         code = subprocess.run([*words, str(draft)], check=False).returncode
     except OSError as error:

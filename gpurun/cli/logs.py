@@ -17,6 +17,7 @@ from gpurun.cli.printing import printable, printed, say
 from gpurun.cli.values import WHEN
 from gpurun.errors import BadInput
 from gpurun.head.caretaker import Caretaker
+from gpurun.jobs.states import State
 from gpurun.quantities.local_time import of_log
 
 if TYPE_CHECKING:
@@ -58,13 +59,14 @@ def logs(
 
     folder = find_job(job)
     wanted = _Wanted(_checked_rank(folder, rank), _since(since_s), _pattern(grep))
-    lines, caretaker = LogTail(folder.log), Caretaker()
+    lines, caretaker, printed_some = LogTail(folder.log), Caretaker(), False
     if tail is not None:
         lines.skip_to_last(tail, wanted.has)
     while True:
         record = folder.record()
         for logged in lines.new():
             if wanted.has(logged):
+                printed_some = True
                 sys.stdout.write(_json(logged) if as_json else _text(logged, rank, timestamps=timestamps))
         sys.stdout.flush()
         if record.state.ended or not follow:
@@ -73,6 +75,8 @@ def logs(
         time.sleep(POLL_S)
     if record.state.ended:
         _say_first_failure(record)
+    if not printed_some:
+        _say_why_nothing(folder, record)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,16 @@ def _text(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> str:
 def _json(logged: LoggedLine) -> str:
     line = logged.line
     return json.dumps({"time": logged.time, "rank": line.rank, "stream": line.stream, "text": line.text}) + "\n"
+
+
+def _say_why_nothing(folder: JobFolder, record: JobRecord) -> None:
+    """Say why no line is printed: the job waits, its ranks have not printed, or no line matches."""
+    if folder.log.exists() and folder.log.stat().st_size:
+        say(f"no line of {record.id}'s log matches")
+    elif record.state is State.QUEUED:
+        say(f"{record.id} has printed nothing: it waits; `gpurun why {record.id}` says for what")
+    else:
+        say(f"{record.id} has printed nothing{'' if record.state.ended else ' yet'}: it is {record.state.value}")
 
 
 def _say_first_failure(record: JobRecord) -> None:

@@ -72,15 +72,16 @@ def prune(
         return
     if not (jobs or older_than_s or keep_below_mib is not None or state):
         raise BadInput(
-            "says not which jobs", where="prune", hint="name jobs, or give --older-than, --keep-below or --state"
+            "name the jobs to remove", where="prune", hint="or give --older-than, --keep-below or --state"
         )
-    for name in state or ():
+    state = [name.upper() for name in state or ()]
+    for name in state:
         if name not in ENDS:
             raise BadInput(f"{name!r} is not a state of a job that has ended", where="--state", hint=", ".join(ENDS))
     store = open_store()
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
-        states=frozenset(State(name) for name in state or ()),
+        states=frozenset(map(State, state)),
         ended_before_s=None if older_than_s is None else clock.now_s() - older_than_s,
         keep_below_bytes=None if keep_below_mib is None else keep_below_mib << 20,
         outputs_only=outputs_only, also_unbrought=also_unbrought,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def rerun(
     from dataclasses import replace
 
     from gpurun.cli.follow import follow_job
+    from gpurun.cli.submit import say_what_happens
     from gpurun.head.submission import queue_jobs
     from gpurun.images.code import kept_code
     from gpurun.images.engine import Engine
@@ -126,6 +128,7 @@ def rerun(
     if follow:
         raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))
     typer.echo(new.id)
+    say_what_happens(new.record(), again, inventory, is_decided=made.problem is None)
 
 
 def _inventory_for(record: JobRecord) -> Path:
@@ -275,5 +278,5 @@ def _placement(event: Mapping[str, Any]) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
+        return shlex.join(map(str, value))
     return "-" if value is None else str(value)

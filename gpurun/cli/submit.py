@@ -12,13 +12,14 @@ import typer
 from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of, job_options
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say, say_problem
-from gpurun.errors import GpurunError
+from gpurun.errors import BadInput, GpurunError
 
 if TYPE_CHECKING:
     from gpurun.head.wish import Flags
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
+    from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
 
 
@@ -43,10 +44,13 @@ def submit(
     """
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
+    from gpurun.jobs.recipe import WITHOUT_RECIPE
     from gpurun.jobs.recipe import read as read_recipe
 
-    found = load(find(inventory, os.environ))
     read = read_recipe(Path(recipe)) if recipe is not None else None
+    if read is None and context.obj is None:
+        raise BadInput("there is neither a recipe nor a command", hint=f"name a recipe, or: {WITHOUT_RECIPE}")
+    found = load(find(inventory, os.environ))
     spec, said = spec_of(read, found, flags_of(given, context.obj, read, found), is_plan=dry_run)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
@@ -84,8 +88,6 @@ def _of_workdir(spec: JobSpec) -> tuple[str, ...]:
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.printing import job_json
-    from gpurun.cli.shares import expected, lines
-    from gpurun.cli.why import waits_for
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
@@ -100,17 +102,26 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
     record = folder.record()
     if as_json:
         print_json({"job": job_json(record)})
-    elif record.granted:
-        say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
+    else:
+        say_what_happens(record, spec, inventory, is_decided=problem is None)
+    if problem is not None:
+        raise problem
+
+
+def say_what_happens(record: JobRecord, spec: JobSpec, inventory: Inventory, *, is_decided: bool) -> None:
+    """Say where a job starts that was submitted, or what it waits for."""
+    from gpurun.cli.shares import expected, lines
+    from gpurun.cli.why import waits_for
+
+    if record.granted:
+        say(f"{record.id} starts on {', '.join(grant.host for grant in record.granted)}")
         for line in lines(expected(spec, record.granted, inventory)):
             say(f"  {line}")
     elif record.state.ended:
-        say(f"{folder.id} is {record.state.value}: {printable(record.reason)}")
+        say(f"{record.id} is {record.state.value}: {printable(record.reason)}")
     else:
-        what = "" if problem is not None else waits_for(record)
-        say(f"{folder.id} waits{': ' if what else ''}{printable(what)}; `gpurun why {folder.id}` says more")
-    if problem is not None:
-        raise problem
+        what = waits_for(record) if is_decided else ""
+        say(f"{record.id} waits{': ' if what else ''}{printable(what)}; `gpurun why {record.id}` says more")
 
 
 def _store(

@@ -175,7 +175,10 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     metric = _metric_of(folder, plan)
     found = folder.trials().best(metric)
     if found is None:
-        raise BadInput(f"no trial of {folder.id} has come to its end with a value of {metric.name}")
+        raise BadInput(
+            f"no trial of {folder.id} has come to its end with a value of {metric.name}",
+            hint=f"`gpurun sweep status {folder.id}` shows them all",
+        )
     outputs = JobStore(store.home).get(found.job).outputs
     where = str(outputs) if outputs.is_dir() else ""
     if as_json:

@@ -137,8 +137,9 @@ def stop(sweep: SweepArgument) -> None:
     from gpurun.sweeps.starting import ensure_conductors
 
     folder = own_sweep(sweep, or_root=True)
-    if folder.done.exists():
-        raise BadInput(f"{folder.id} has ended")
+    if folder.done.exists():  # as `gpurun cancel` of a job that has ended
+        say(f"{folder.id} has ended already")
+        return
     folder.stop.touch()
     audit.note(_home(), "sweep stop", sweep=folder.id)
     ensure_conductors(_home(), os.environ)

@@ -95,6 +95,7 @@ def print_text(text: str) -> None:
     columns = _columns()
     lines = [text] if columns is None else wrapped(text, columns, whole_words=True)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _columns() -> int | None:
@@ -143,6 +144,7 @@ def print_lines(lines: Sequence[Line]) -> None:
     """Write lines to stdout, coloured if stdout is a terminal that wants colours."""
     paint = painted if wants_colour(sys.stdout) else plain
     sys.stdout.write("".join(f"{paint(line)}\n" for line in lines))
+    sys.stdout.flush()  # messages on stderr follow
 
 
 def painted(line: Line) -> str:

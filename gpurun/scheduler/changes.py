@@ -157,7 +157,9 @@ def _hosts_back(snapshot: Snapshot) -> Iterator[tuple[Change, Snapshot]]:
     names = sorted(snapshot.unusable)
     for name in names[:MAX_UNCORDON]:
         rest = {host: why for host, why in snapshot.unusable.items() if host != name}
-        yield Change(_way_back(snapshot, [name]), name, f"{name} back in use"), replace(snapshot, unusable=rest)
+        what = _way_back(snapshot, [name])
+        text = f"`gpurun inventory uncordon {name}`" if what == "uncordon" else f"{name} repaired, and back in use"
+        yield Change(what, name, text), replace(snapshot, unusable=rest)
     if len(names) > 1:
         what = _way_back(snapshot, names)
         yield Change(what, ",".join(names), f"all {len(names)} hosts back in use"), replace(snapshot, unusable={})

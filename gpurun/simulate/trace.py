@@ -126,7 +126,7 @@ class _Row:
         except ValueError:
             value = _timestamp(self.cells[column]) if column == "submit_time_s" else math.nan
         if not math.isfinite(value) or value < least:
-            raise self.wrong(column, f"a number of at least {least:g}")
+            raise self.wrong(column, "a number" if least == -math.inf else f"a number of at least {least:g}")
         return value
 
     def whole(self, column: str, least: int, most: int = MAX_GPUS) -> int:

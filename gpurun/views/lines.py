@@ -76,7 +76,8 @@ def total_line(picture: Picture) -> Line:
     """Return the number of free GPUs in one sentence."""
     hosts = len(picture.hosts)
     rest = picture.free_elsewhere
-    more = f"; {rest} more on hosts that get no new gangs" if rest else ""
+    are = "free GPU is on a host" if rest == 1 else "free GPUs are on hosts"
+    more = f"; {rest} more {are} that get no new gangs" if rest else ""
     return [(f"{picture.free} of {picture.gpus} GPUs free on {count(hosts, 'host')}{more}", "")]
 
 

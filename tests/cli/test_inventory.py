@@ -212,6 +212,12 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) 
     monkeypatch.setenv("EDITOR", shlex.quote(str(script)))
 
 
+def test_edit_starts_no_editor_of_its_own_without_a_terminal(gpurun: Gpurun, inventory: Path) -> None:
+    said = gpurun("edit")
+    assert said.code == 2 and "inventory edit needs a terminal" in said.err
+    assert inventory.read_text() == TEXT
+
+
 def test_edit(gpurun: Gpurun, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor(tmp_path, monkeypatch, "# old row", "# older row")
     assert gpurun("edit").code == 0

@@ -68,6 +68,11 @@ def test_du_without_any_job(gpurun, store):
     assert json.loads(gpurun("du", "--json")[1])["jobs"] == []
 
 
+def test_a_state_may_be_in_lower_case_as_for_history(gpurun, store):
+    folder = ended(store)
+    assert folder.id in gpurun("prune", "--state", folder.record().state.value.lower(), "--dry-run")[1]
+
+
 def test_du_of_a_damaged_job_says_so(gpurun, store):
     folder = ended(store)
     (folder.path.plain / "state.json").write_text("{")
@@ -79,7 +84,7 @@ def test_du_of_a_damaged_job_says_so(gpurun, store):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((), "says not which jobs"),
+        ((), "name the jobs to remove"),
         (("--older-than", "never"), "'never' is not a time; write a number with its unit"),
         (("--older-than", "30"), "'30' has no unit; write 30s, 30m, 30h or 30d"),
         (("--keep-below", "5 apples"), "'5 apples' has the unknown unit 'apples'"),

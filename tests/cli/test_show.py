@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from gpurun.images.code import write_code
 from gpurun.images.tree import scan
 from gpurun.jobs.origin import Origin
 from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.supervisor.joblog import JobLog
 
@@ -114,6 +116,28 @@ def test_a_repository_starts_no_program_of_its_own(world):
     assert not (world / "ran").exists()
 
 
+def test_a_command_is_printed_as_it_is_typed(gpurun, world):
+    words = ("sh", "-c", "while sleep 1; do echo 'a b'; done", "", "$x")
+    shown = gpurun("show", store(world, replace(SPEC, command=words)).id)[1]
+    (line,) = (line.strip() for line in shown.splitlines() if line.strip().startswith("command "))
+    assert shlex.split(line) == ["command", *words]
+
+
+def test_logs_of_a_job_that_has_printed_nothing_say_why(gpurun, world):
+    folder = store(world)
+    code, out, err = gpurun("logs", folder.id)
+    assert (code, out) == (0, "")
+    assert err == f"{folder.id} has printed nothing: it waits; `gpurun why {folder.id}` says for what\n"
+    assert gpurun("-q", "logs", folder.id)[2] == "" and gpurun("logs", folder.id, "--json")[1] == ""
+    folder.write(folder.record().but(state=State.PREPARING))
+    assert gpurun("logs", folder.id)[2] == f"{folder.id} has printed nothing yet: it is PREPARING\n"
+    log = JobLog(folder.log, attempt=1, now=lambda: 1.0)
+    log.take_output("h/0.1.1", 0, "o", 7, b"loss 1\n")
+    log.close()
+    assert gpurun("logs", folder.id, "--grep", "nope")[2] == f"no line of {folder.id}'s log matches\n"
+    assert "loss 1" in gpurun("logs", folder.id)[1] and gpurun("logs", folder.id)[2] == ""
+
+
 def test_diff_names_settings_lines_and_what_came_of_them(gpurun, world):
     one = store(world)
     report(one, 0.5)
@@ -163,8 +187,10 @@ def rerun(gpurun, world, monkeypatch):
 def test_another_user_s_job_runs_again_with_ones_own_inventory(rerun, world):
     """An inventory names an ssh_config, which can run commands."""
     folder = store(world)
-    assert rerun(folder) == (0, "", [world / "own.yaml"])
-    assert rerun(folder, os.getuid()) == (0, "", [world / "i.yaml"])
+    code, err, queued = rerun(folder)
+    assert (code, queued) == (0, [world / "own.yaml"])
+    assert err.startswith(f"{folder.id} waits: "), "as submit says it"
+    assert rerun(folder, os.getuid())[::2] == (0, [world / "i.yaml"])
     (world / "i.yaml").unlink()
     assert rerun(folder)[0] == 0
 

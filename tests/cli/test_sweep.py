@@ -153,6 +153,14 @@ def test_a_plot_is_written_where_it_is_asked_for(gpurun, store, tmp_path, monkey
     assert code == 2 and "compares nothing" in err
 
 
+def test_a_sweep_that_has_ended_is_stopped_already_and_one_without_a_result_has_no_best(gpurun, store):
+    folder = begin(store, *ENTRIES[:2])
+    code, _, err = gpurun("sweep", "best", folder.id)
+    assert code == 2 and f"`gpurun sweep status {folder.id}` shows them all" in err
+    folder.done.touch()
+    assert gpurun("sweep", "stop", folder.id) == (0, "", f"{folder.id} has ended already\n")
+
+
 @pytest.mark.parametrize("command", ["status", "best", "table", "plot", "stop", "resume"])
 @pytest.mark.parametrize("name", ["nope", "", "../../etc", "a'; touch /tmp/x #", "s-"])
 def test_a_sweep_that_does_not_exist(gpurun, store, command, name):
