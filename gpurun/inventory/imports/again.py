@@ -164,7 +164,7 @@ def _compare_host(
 
 
 def _stays(changes: _Changes, host: str, key: str, old: str | None) -> None:
-    """Keep what the source said earlier, so that the next import tells of the conflict again."""
+    """Keep what the source said earlier, so that the next import reports the conflict again."""
     if old is None:
         changes.said[host].pop(key, None)
     else:
