@@ -21,6 +21,7 @@ INSTEAD = [
      "-n 8 … -- A=1 B=2 torchrun --nnodes=2 --nproc-per-node=4 t.py --lr 1"),
     ("torchx run -s slurm -cfg partition=x dist.ddp -j 1x8 -m pkg.t", "-n 8 … -- torchrun --nproc-per-node=8 -m pkg.t"),
     ("torchx run dist.spmd --script t.py", "-n 8 … -- torchrun t.py"),
+    ("torchx run --dryrun utils.echo --msg hello", "-n 8 … -- torchrun SCRIPT.py ARGUMENTS"),
     ("torchx run ./mine.py:ddp -j 2x1", "-n 8 … -- torchrun SCRIPT.py ARGUMENTS"),
     ("jsrun -n6 -c1 -g1 -a1 -r3 ./a 1", "-n 6 … -- mpirun ./a 1"),
     ("jsrun --nrs=2 -a 4 -E A=1 -b packed:1 python3 x.py", "-n 8 … -- mpirun -x A=1 python3 x.py"),
@@ -37,6 +38,7 @@ INSTEAD = [
     ("srun -l apptainer exec --nv docker://me/x torchrun t.py", "-n 8 --image me/x … -- torchrun t.py"),
     ("singularity exec --nv x.sif bash -c 'cd a; ./b'", "-n 8 --image IMAGE … -- bash -c 'cd a; ./b'"),
     ("apptainer exec x.sif ./a", "-n 8 --image IMAGE … -- COMMAND"),
+    ("salloc -N 2 --gres=gpu:4 torchrun t.py", "-n 8 … -- torchrun t.py"),
     ("sky launch -c x t.yaml", "-n 8 … -- bash SCRIPT"),
 ]  # fmt: skip
 
@@ -52,8 +54,23 @@ def test_the_refusal_has_the_line_that_does_the_same():
         settled(replace(spec, gpus=gpus, command=tuple(command), one_per_host=once, launcher="tasks"), is_named=once)
 
 
+def test_a_launcher_that_runs_itself_or_its_processes_start_no_other_launcher():
+    for line, hint in (
+        ("accelerate launch --no_python torchrun t.py", "alone: torchrun t.py"),
+        ("accelerate launch -m torch.distributed.run t.py", "alone: python3 -u -m torch.distributed.run t.py"),
+        ("composer -c deepspeed t.py", "alone: deepspeed t.py"),
+        ("mpirun -np 8 -x A=1 singularity exec --nv x.sif python3 t.py",
+         "--image IMAGE … -- mpirun -np 8 -x A=1 python3 t.py"),
+        ("mpirun -np 8 sbatch x.sh", "write: gpurun submit -n 8 … -- bash x.sh"),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match="8 ranks would each start it") as refused:
+            settled(replace(SPEC, gpus=8, command=tuple(shlex.split(line))), is_named=False)
+        assert hint in refused.value.hint, line
+
+
 WORDS = (
-    "-n", "-n4", "-a", "-j", "2x", "x2", "--script", "-m", "--env", "A", "=,=", "--", "-", "", "dist.ddp", "t.py", "é",
+    "-n", "-n4", "-a", "-j", "2x", "x2", "--script", "-m", "--env", "A", "--frob", "=,=", "--", "-", "", "dist.ddp",
+    "t.py", "é", "python3", "bash",
 )  # fmt: skip
 OTHERS = [each for each in LAUNCHERS if each.instead is not None]
 

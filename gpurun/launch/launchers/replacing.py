@@ -14,11 +14,13 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import SRUN, TASKS
 from gpurun.launch.launchers.identity import is_told
 from gpurun.launch.launchers.lines.flags import CHOSEN, NO_COUNTS, Counts, Meaning, Typed, as_gnu, read_flags
-from gpurun.launch.launchers.lines.line import CommandLine, read_line
+from gpurun.launch.launchers.lines.instead import in_the_image
+from gpurun.launch.launchers.lines.line import PYTHON, CommandLine, read_line
 from gpurun.launch.launchers.lines.mpi import MPIRUN as MPI
 from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
 from gpurun.launch.launchers.lines.shell import SHELLS
 from gpurun.launch.launchers.lines.table import SRUN as BY_SLURM
+from gpurun.launch.launchers.lines.torch import python
 from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
 from gpurun.launch.launchers.texts import once_on_hosts, refuse_left
 
@@ -61,7 +63,7 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
     assert typed.read is not None
     reading = typed.read(found, words, line.interpreter)
     name = spec.launcher if is_named else typed.launcher
-    _refuse_two(spec, replace(line, env={**line.env, **reading.env}), typed, reading, words)
+    _refuse_two(spec, replace(line, env={**line.env, **reading.env}), typed, reading.command, words)
     taken = _joined(line.taken, reading.taken)
     kept, controller = reading.kept, reading.controller
     if name != typed.launcher:
@@ -81,16 +83,30 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
     )  # fmt: skip
 
 
-def _refuse_two(spec: JobSpec, line: CommandLine, typed: Typed, reading: Meaning, words: tuple[str, ...]) -> None:
-    """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``."""
-    inner = read_line(reading.command)
-    if (other := inner.typed or inner.hidden) is not None and spec.gpus > 1:
-        alone = words if (by_name := read_line(words)).typed or by_name.hidden else reading.command
-        raise BadInput(
-            f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
-            hint=f"write the inner line alone: {_front(line)}{shlex.join(alone)}\n"
-            f"    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
-        )
+def _refuse_two(
+    spec: JobSpec, line: CommandLine, typed: Typed, command: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """Refuse a launcher that starts a launcher, as in ``mpirun -npernode 1 torchrun …``.
+
+    Args:
+        command: what each of its processes runs.
+        words: the same, without an interpreter.
+    """
+    inner = read_line(command)
+    if (other := inner.typed or inner.hidden) is None or spec.gpus == 1:
+        return
+    alone = words if (by_name := read_line(words)).typed or by_name.hidden else command
+    write = f"write the inner line alone: {_front(line)}{shlex.join(alone)}"
+    if inner.typed is not None and other.instead is in_the_image:
+        own = line.whole[: len(line.whole) - len(words)]
+        instead = other.instead(inner.words, spec.gpus).replace(" -- ", f" -- {shlex.join(own)} ", 1)
+        write = f"gpurun starts the container, so write: {instead}"
+    elif inner.typed is not None and other.instead is not None:
+        write = f"write: {other.instead(inner.words, spec.gpus)}"
+    raise BadInput(
+        f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
+        hint=f"{write}\n    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
+    )
 
 
 def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
@@ -103,6 +119,9 @@ def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: b
         )
     assert typed.each_host is not None
     reading = typed.each_host(line.whole[: len(line.whole) - len(line.words)], line.words)
+    if typed.flags:
+        found, words = read_flags(typed, line.words)
+        _refuse_two(spec, line, typed, python(found, words, PYTHON), words)
     spec = replace(_sized(spec, typed.name, reading.counts), launcher=ALONE, one_per_host=True)
     spec, lines = _with_env(spec, {**reading.env, **line.env})
     spec = replace(spec, command=(*line.around, *reading.command))

@@ -25,9 +25,11 @@ def of_torchx(words: tuple[str, ...], gpus: int) -> str:
     """Return torchrun's line for TorchX's components dist.ddp and dist.spmd."""
     found, component = _flags_of(_TORCHX, words)
     of_component, arguments = _flags_of(_TORCHX_DDP, component[1:])
+    if found is None or of_component is None or component[:1] not in (("dist.ddp",), ("dist.spmd",)):
+        return behind_torchrun(words, gpus)
     script, module = value_of(of_component, "--script"), value_of(of_component, "-m")
     program = (script,) if script is not None else ("-m", module) if module is not None else None
-    if found is None or component[:1] not in (("dist.ddp",), ("dist.spmd",)) or program is None:
+    if program is None:
         return behind_torchrun(words, gpus)
     nodes, _, each = (value_of(of_component, "-j") or str(gpus)).rpartition("x")
     size = re.fullmatch(r"(?:[0-9]+:)?([0-9]{1,4})", nodes or "1")
@@ -65,12 +67,17 @@ def behind_mpirun(name: str) -> Callable[[tuple[str, ...], int], str]:
 
 def in_the_image(words: tuple[str, ...], gpus: int) -> str:
     """Return the line for what another container shall run: gpurun starts the container of each host."""
-    at = next((at for at, word in enumerate(words) if at > 0 and _STARTS.match(word.rpartition("/")[2])), None)
+    at = _program_at(words)
     if at is None:
         return f"gpurun submit -n {gpus} --image IMAGE … -- COMMAND"
     image = words[at - 1].removeprefix("docker://")
     is_image = _IMAGE.fullmatch(image) is not None and not image.endswith((".sif", ".simg", ".img"))
     return f"gpurun submit -n {gpus} --image {image if is_image else 'IMAGE'} … -- {shlex.join(words[at:])}"
+
+
+def _program_at(words: tuple[str, ...]) -> int | None:
+    """Return where a command begins behind flags that gpurun does not know: at Python, a shell or a launcher."""
+    return next((at for at, word in enumerate(words) if at > 0 and _STARTS.match(word.rpartition("/")[2])), None)
 
 
 def _is_launcher(program: tuple[str, ...]) -> bool:
@@ -158,6 +165,8 @@ def in_this_queue(words: tuple[str, ...], gpus: int) -> str:
     )
     script = words[first:] if (first := next(scripts, None)) is not None else ("SCRIPT",)
     command = f"bash -c {shlex.quote(text)}" if text else f"bash {shlex.join(script)}"
+    at = _program_at(words) if not text and first is None else None
+    command = shlex.join(words[at:]) if at is not None else command
     if "--" in words:
         command = shlex.join(words[words.index("--") + 1 :])
     return f"gpurun submit -n {_gpus(words) or gpus} … -- {command}"

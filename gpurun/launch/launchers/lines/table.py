@@ -104,8 +104,9 @@ SRUN = Typed(
         **flags("taken", "-o= --output= -e= --error= -l --label -u --unbuffered -v --verbose -Q --quiet -i= --input= "
                 "--open-mode= -X --disable-status",
                 "gpurun keeps the output of every rank: `gpurun logs --rank N`"),
-        **flags("taken", "-K? --kill-on-bad-exit? -W= --wait= -k --no-kill? --signal= --pty? --propagate?",
+        **flags("taken", "-K? --kill-on-bad-exit? -W= --wait= -k --no-kill? --signal= --propagate?",
                 "gpurun stops all ranks when one fails"),
+        **flags("taken", "--pty?", "ranks have no terminal"),
         **flags("taken", "--cpu-bind= --mem-bind= --tres-bind= --hint= --threads-per-core= -B= "
                 "--extra-node-info= --cpu-freq= -S= --core-spec=",
                 "gpurun binds no rank to cores"),
