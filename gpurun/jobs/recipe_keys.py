@@ -62,21 +62,16 @@ class ConstraintKeys(TypedDict, total=False):
     ]
     min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB", flag=KeyFlag(WHERE, "SIZE"))]
     gpus_per_host: Annotated[
-        int,
-        Meta(ge=1, le=MOST_GPUS),
-        means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER")),
+        int, Meta(ge=1, le=MOST_GPUS), means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER"))
     ]
     locality: Annotated[
-        Locality,
-        means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=KeyFlag(WHERE)),
+        Locality, means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=KeyFlag(WHERE))
     ]
     prefer: Annotated[
-        Locality,
-        means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=KeyFlag(WHERE)),
+        Locality, means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=KeyFlag(WHERE))
     ]
     locality_wait: Annotated[
-        Duration,
-        means("how long to wait for the locality that `prefer` names", "10m", flag=KeyFlag(WHERE, "TIME")),
+        Duration, means("how long to wait for the locality that `prefer` names", "10m", flag=KeyFlag(WHERE, "TIME"))
     ]
     hosts: Annotated[
         tuple[Name, ...],
@@ -148,8 +143,7 @@ class RoleKeys(TypedDict, total=False):
         ),
     ]
     workers: Annotated[
-        Gpus,
-        means("number of workers. Each worker has one GPU, so this must equal `gpus`; you can leave it out", "8"),
+        Gpus, means("number of workers. Each worker has one GPU, so this must equal `gpus`; you can leave it out", "8")
     ]
     chief: Annotated[
         bool,
@@ -324,9 +318,10 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how much gpurun copies to the head of what ranks write at `/workspace`",
             "50GiB",
-            more="Default: 10GiB. A restart begins without the rest, and gpurun says so while the job runs. gpurun "
+            default="10GiB",
+            more="A restart begins without the rest, and gpurun says so while the job runs. gpurun "
             "copies no `__pycache__`",
-            flag=KeyFlag(FILES, "SIZE", more="Default: 10GiB"),
+            flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
     outputs: Annotated[
@@ -365,8 +360,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept",
             "10GiB",
-            more="Default: 2GiB",
-            flag=KeyFlag(FILES, "SIZE", more="Default: 2GiB"),
+            default="2GiB",
+            flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
     env: Annotated[
@@ -410,12 +405,11 @@ class RecipeKeys(TypedDict, total=False):
             "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, `srun` or "
             "`tasks`",
             "torchrun",
-            more="Default: the launcher in the command, or what the program uses",
+            default="the launcher in the command, or what the program uses",
             flag=KeyFlag(
                 WHAT,
                 "LAUNCHER",
                 complete="launchers",
-                more="Default: what the command or the program uses",
                 only=NO_CAMPAIGN,
                 why="its --launcher are all launchers to compare",
             ),
@@ -530,9 +524,9 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "memory of the job on each host, with its `/dev/shm`",
             "64GiB",
-            more="Default: the share of its GPUs, such as 1/8 for one of eight. If you ask for more than that and the "
-            "host runs out of memory, this job is killed first",
-            flag=KeyFlag(WHAT, "SIZE", more="Default: the share of its GPUs"),
+            default="the share of its GPUs, such as 1/8 for one of eight",
+            more="If you ask for more than that and the host runs out of memory, this job is killed first",
+            flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
     cpus: Annotated[
@@ -541,8 +535,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "cores of the job on each host while other jobs run there",
             "12",
-            more="Default: the share of its GPUs",
-            flag=KeyFlag(WHAT, "NUMBER", more="Default: the share of its GPUs"),
+            default="the share of its GPUs",
+            flag=KeyFlag(WHAT, "NUMBER"),
         ),
     ]
     shm_size: Annotated[
@@ -550,8 +544,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "size of `/dev/shm` in each container, part of its `memory`",
             "8GiB",
-            more="Default: half of it",
-            flag=KeyFlag(WHAT, "SIZE", more="Default: half of it"),
+            default="half of it",
+            flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
     constraints: Annotated[

@@ -95,16 +95,17 @@ class JobSetting:
         return self.flag.value or "|".join(self.kind.options)
 
 
-def means(meaning: str, *examples: str, more: str = "", flag: KeyFlag | str | None = None) -> Meta:
+def means(meaning: str, *examples: str, default: str = "", more: str = "", flag: KeyFlag | str | None = None) -> Meta:
     """What a key means, and values of it as people write them.
 
     Args:
-        meaning: the first sentence. It is the help of the flag, too.
+        meaning: the first sentence. It is the help of the flag, too, with the default.
         more: further sentences, for the documentation.
         flag: the key's flag, or why it has none; None for a key below another one that has no flags.
     """
-    about = ". ".join(filter(None, (meaning, more)))
-    return Meta(description=about, examples=list(examples), extra={"means": meaning, "flag": flag})
+    first = ". Default: ".join(filter(None, (meaning, default)))
+    about = ". ".join(filter(None, (first, more)))
+    return Meta(description=about, examples=list(examples), extra={"means": first, "flag": flag})
 
 
 def settings_of(*tables: type) -> dict[str, JobSetting]:
