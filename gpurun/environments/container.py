@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,11 +94,25 @@ def layer_request(plan: EnvironmentPlan, packages: tuple[str, ...]) -> dict[str,
     }
 
 
+def _files_of(index: Path) -> Iterator[Path]:
+    """Yield the folders beside an index that have its files.
+
+    Mirrors such as bandersnatch's call it ``packages``. Others call it ``files``, which may be a person's own folder,
+    so the page of a package must link to it.
+    """
+    if (packages := index.parent / "packages").is_dir():
+        yield packages
+    page = next(index.glob("*/index.html"), None)
+    with suppress(OSError):
+        if page is not None and b"../../files/" in page.read_bytes() and (files := index.parent / "files").is_dir():
+            yield files
+
+
 def _localised(settings: PipSettings) -> tuple[PipSettings, dict[str, str]]:
     """Return the settings with paths inside the container, and a map from paths on the head to paths in the container.
 
     gpurun mounts an index alone: the build runs code of packages, and the folder above may be somebody's home. Only
-    ``packages`` beside it comes too, where mirrors such as bandersnatch's keep the files of their index.
+    the index's own files beside it come too.
     """
     mounts: dict[str, str] = {}
     folders: dict[Path, str] = {}
@@ -113,7 +128,7 @@ def _localised(settings: PipSettings) -> tuple[PipSettings, dict[str, str]]:
         if key.endswith("index-url"):
             folder = folders.setdefault(path.parent.resolve(), f"{PLACE}/local/index{len(folders)}")
             there = mount(path, f"{folder}/{path.name}")
-            if (files := path.parent / "packages").is_dir():
+            for files in _files_of(path):
                 mount(files, f"{folder}/{files.name}")
         else:
             there = mount(path, f"{PLACE}/local/{len(mounts)}")

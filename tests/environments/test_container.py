@@ -51,6 +51,22 @@ def test_the_files_of_a_mirror_are_where_its_index_looks_for_them(home: Path) ->
     assert values["index-url"].endswith("/simple") and there[str(home / "packages")].endswith("/packages")
 
 
+def test_the_files_of_an_index_may_lie_in_a_folder_of_another_name_if_its_pages_say_so(home: Path) -> None:
+    """A folder `files` beside an index may be a person's. pip failed: "No such file or directory: …/files/x.whl"."""
+    (home / "files").mkdir()
+    (home / "simple/x").mkdir()
+    for page in (None, "<a href='https://a.example/files/x.whl'>", "<a href=../../.ssh/id>", "../../filesystem/x"):
+        if page is not None:
+            (home / "simple/x/index.html").write_text(page)
+        assert list(mounted(index_url=f"file://{home}/simple")[1]) == [str(home / "simple")]
+    (home / "simple/x/index.html").write_bytes(b'<a href="../../files/x-1-py3-none-any.whl#sha256=0">\xff')
+    _, there = mounted(index_url=f"file://{home}/simple")
+    assert [target.rpartition("/")[2] for target in there.values()] == ["simple", "files"]
+    (home / "simple/x/index.html").unlink()
+    (home / "simple/x/index.html").mkdir()
+    assert list(mounted(index_url=f"file://{home}/simple")[1]) == [str(home / "simple")]
+
+
 def test_a_folder_of_wheels_and_a_certificate_are_mounted_as_themselves(home: Path) -> None:
     (home / "ca.pem").touch()
     values, there = mounted(find_links=f"{home}/wheels", cert=f"{home}/ca.pem", index_url="file:///no/such/simple")
