@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -57,6 +58,56 @@ def script_of(tmp_path, job):
 def test_argv_is_what_was_typed_with_every_launcher(tmp_path, launcher):
     words = [*map(os.fsencode, FLAGS), *ODD, *EVERY_BYTE]
     done = subprocess.run([script_of(tmp_path, spec(*words, launcher=launcher))], capture_output=True, check=True)
+    assert done.stdout.split(b"\0") == words
+
+
+TYPED = (
+    "accelerate launch --config_file a.yaml", "composer -n 4", "colossalai run --nproc_per_node 4 -m",
+    "tune run --nproc_per_node 4", "fabric run --precision 16", "swift sft", "llamafactory-cli train", "torchrun",
+    "axolotl train --",
+)  # fmt: skip
+"""Launchers that run themselves once on each host."""
+
+
+def test_argv_is_what_was_typed_with_every_launcher_that_runs_itself_on_each_host(tmp_path):
+    """The words reach the launcher: what it makes of them is its own."""
+    words = [word for word in (*map(os.fsencode, FLAGS), *ODD, *EVERY_BYTE) if word != b"--"]
+    for line in TYPED:
+        program, *flags = line.split()
+        (tmp_path / program).write_text(f"#!{sys.executable}\n{PRINT}\n")
+        (tmp_path / program).chmod(0o755)
+        command = (program, *flags, "t.py", *map(os.fsdecode, words))
+        job = build(None, {"image": "i:1", "gpus": 4, "command": command, "one_per_host": True}, {})
+        job, _ = settled(job, is_named=False)
+        assert (job.launcher, job.one_per_host) == ("tasks", True), line
+        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NNODES": "2", "NPROC_PER_NODE": "4"}
+        done = subprocess.run([script_of(tmp_path, job)], env=environ, capture_output=True, check=True)
+        got = done.stdout.split(b"\0")
+        at = got.index(b"t.py")
+        assert got[at + 1 : at + 1 + len(words)] == words, line
+        assert program == "axolotl" or len(got) == at + 1 + len(words), line
+
+
+def test_argv_is_what_was_typed_behind_wrappers_and_launchers_that_gpurun_replaces(tmp_path):
+    words = [
+        *map(os.fsencode, FLAGS),
+        *(word for word in (*ODD, *EVERY_BYTE) if word != b":"),
+    ]  # for mpirun, it ends one
+    typed = ("env -u A nice -n 1", "timeout 60", "A=1 srun -n 4", "mpirun -np 4 -x A=1", "torchrun --no-python",
+             "horovodrun -np 4", "deepspeed --no_python", "bash -ec 'exec \"$@\"' x")  # fmt: skip
+    for line in typed:
+        command = (*shlex.split(line), sys.executable, "-c", PRINT, *map(os.fsdecode, words))
+        job = build(None, {"image": "i:1", "gpus": 4, "command": command}, {})
+        job, _ = settled(job, is_named=False)
+        done = subprocess.run([script_of(tmp_path, job)], capture_output=True, check=True)
+        assert done.stdout.split(b"\0") == words, line
+
+
+@pytest.mark.parametrize("launcher", ["tasks", "torchrun", "jax", "mpirun", "srun"])
+def test_argv_is_what_was_typed_with_one_process_for_each_host(tmp_path, launcher):
+    words = [*map(os.fsencode, FLAGS), *ODD, *EVERY_BYTE]
+    job = replace(spec(*words, launcher=launcher), one_per_host=True)
+    done = subprocess.run([script_of(tmp_path, job)], capture_output=True, check=True)
     assert done.stdout.split(b"\0") == words
 
 

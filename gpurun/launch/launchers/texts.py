@@ -72,7 +72,9 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
     hosts = max((each.hosts for each in launches if each.hosts is not None), default=None)
     numbers = [(each.per_host, each) for each in launches if each.per_host is not None]
     numbers = [(number, each) for number, each in numbers if each.typed is not MPIRUN or number > spec.gpus]
-    per_host = max((number for number, _ in numbers), default=None)
+    per_host = (
+        max([number for number, _ in numbers] + [sum(number for number, each in numbers if each.at_once)]) or None
+    )
     total = hosts * per_host if hosts is not None and per_host is not None else None
     wanted = per_host if total is None else total
     if wanted is not None and (spec.gpus % wanted if total is None else spec.gpus != wanted):

@@ -93,7 +93,7 @@ def choose_launcher(spec: JobSpec, given: Collection[str], found: ProgramClues) 
     try:
         choice = _as_srun(_chosen(spec, given, found), found)
     except BadInput as error:
-        error.hint = "\n    ".join((error.hint, *about))
+        error.hint = "\n    ".join(filter(None, (error.hint, *about)))
         raise
     return replace(choice, said=(*choice.said, *about))
 

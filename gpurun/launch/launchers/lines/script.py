@@ -16,7 +16,7 @@ from gpurun.errors import BadInput
 from gpurun.launch.launchers.lines.each_host import ACCELERATE, FABRIC, LLAMAFACTORY, SWIFT
 from gpurun.launch.launchers.lines.flags import NO_COUNTS, FoundFlag, Typed, read_flags, value_of
 from gpurun.launch.launchers.lines.line import Start, begun
-from gpurun.launch.launchers.lines.shell import left_in_background, simple_commands
+from gpurun.launch.launchers.lines.shell import in_background, simple_commands
 from gpurun.launch.launchers.lines.torch import LAUNCH, TORCHRUN
 
 GIVEN = frozenset({
@@ -59,6 +59,7 @@ class ScriptLaunch(NamedTuple):
         names_hosts: it says itself where the other hosts are, or which one this is.
         line: its command line for people, with ``…`` for what words cannot tell.
         is_left: the text ends without it: it stands in front of ``&``.
+        at_once: it stands in front of ``&``, so it runs beside others.
     """
 
     typed: Typed
@@ -67,6 +68,7 @@ class ScriptLaunch(NamedTuple):
     names_hosts: bool = False
     line: str = ""
     is_left: bool = False
+    at_once: bool = False
 
 
 def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = False) -> tuple[ScriptLaunch, ...]:
@@ -78,13 +80,13 @@ def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = F
     """
     commands = [words[:MOST_WORDS] for words in islice(simple_commands(text), MOST_COMMANDS)]
     values = _Values(commands, arguments, GIVEN | BEHIND_SRUN if by_srun else GIVEN)
-    left = {words[:MOST_WORDS] for words in islice(left_in_background(text), MOST_COMMANDS)}
-    found = [(version, words in left) for words in commands for version in values.versions(words)]
+    behind = {words[:MOST_WORDS]: is_left for words, is_left in islice(in_background(text), MOST_COMMANDS)}
+    found = [(version, behind.get(words)) for words in commands for version in values.versions(words)]
     evaluated = " ; ".join(" ".join(words[1:]) for words, _ in found if words[:1] == ("eval",))[:MOST_CHARACTERS]
-    found += [(values.of(words), False) for words in simple_commands(evaluated)]
+    found += [(values.of(words), None) for words in simple_commands(evaluated)]
     starts = ((begun(words), is_left) for words, is_left in found if words[:1] != ("eval",))
     launches = (
-        _launch(start, values)._replace(line=_shown(start), is_left=is_left)
+        _launch(start, values)._replace(line=_shown(start), is_left=bool(is_left), at_once=is_left is not None)
         for start, is_left in starts
         if start is not None
     )

@@ -57,9 +57,10 @@ def simple_commands(text: str) -> Iterator[tuple[str, ...]]:
             texts += [(inner, depth + 1) for inner in reversed(reader.inner)]
 
 
-def left_in_background(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the commands that a text starts with ``&`` and leaves behind at its end, without a ``wait``."""
+def in_background(text: str) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield the commands that a text starts with ``&``, and whether it ends without a ``wait`` for them."""
     reader, left, chain = _TextReader(text), list[tuple[str, ...]](), list[tuple[str, ...]]()
+    awaited = list[tuple[str, ...]]()
     for words in reader.commands():
         chain.append(words)
         if reader.ended_by in ("|", "&&"):
@@ -67,9 +68,10 @@ def left_in_background(text: str) -> Iterator[tuple[str, ...]]:
         if reader.ended_by == "&":
             left += chain
         elif not all(each[0] in ENDS or _ARRAY.match(each[0]) for each in chain):
-            left = []
+            awaited, left = [*awaited, *left], []
         chain = []
-    yield from left
+    yield from ((words, False) for words in awaited)
+    yield from ((words, True) for words in left)
 
 
 @dataclass
