@@ -38,16 +38,22 @@ SIZES = "8,1024,65536,1048576,8388608,67108864"
 def bench(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    image: Annotated[str, typer.Option(help="Image with mpi4py, and Horovod where GPUs are measured.")] = IMAGE,
-    gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host, for allreduce only.")] = 1,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Image with mpi4py, and Horovod where GPUs are measured.")
+    ] = IMAGE,
+    gpus_per_host: Annotated[
+        int, typer.Option(min=1, metavar="GPUS", help="Ranks on each host, for allreduce only.")
+    ] = 1,
     seconds: Annotated[
         float,
         typer.Option(
             "--time", click_type=TIME, help="Measure each figure for this long, after a warm-up.", show_default="0.5s"
         ),
     ] = 0.5,
-    sizes: Annotated[str, typer.Option(help="Allreduce sizes in bytes, with commas.")] = SIZES,
-    engine: Annotated[str, typer.Option(help="Allreduce by auto, mpi (host memory) or horovod.")] = "auto",
+    sizes: Annotated[str, typer.Option(metavar="SIZES", help="Allreduce sizes in bytes, with commas.")] = SIZES,
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="Allreduce by auto, mpi (host memory) or horovod.")
+    ] = "auto",
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a heat map to this SVG file.", show_default=False)
     ] = None,

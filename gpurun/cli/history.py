@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gpurun.history.select import Wanted
 
 SHOWN = 50
-UserOption = Annotated[str | None, typer.Option("--user", metavar="U", help="Only jobs of this user.")]
-PoolOption = Annotated[str | None, typer.Option("--pool", metavar="P", help="Only jobs of this pool.")]
-ProjectOption = Annotated[str | None, typer.Option("--project", metavar="P", help="Only jobs of this project.")]
+UserOption = Annotated[str | None, typer.Option("--user", metavar="USER", help="Only jobs of this user.")]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="POOL", help="Only jobs of this pool.")]
+ProjectOption = Annotated[str | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project.")]
 SinceOption = Annotated[
     float | None,
     typer.Option("--since", click_type=WHEN, help="Start of the period: 7d (ago), yesterday or '2026-11-01 10:00'."),
@@ -38,10 +38,10 @@ def history(
     user: UserOption = None,
     pool: PoolOption = None,
     project: ProjectOption = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="H", help="Only attempts on this host.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Only attempts on this host.")] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="S", help="Only this outcome, such as FAILED; may be repeated."),
+        typer.Option("--state", metavar="STATE", help="Only this outcome, such as FAILED; may be repeated."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="TEXT", help="Only jobs whose name or id contains this text.")

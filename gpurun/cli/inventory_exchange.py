@@ -43,12 +43,16 @@ def import_(
     merge: Annotated[
         bool, typer.Option("--merge", help="Add the hosts to an inventory that was not imported from this source.")
     ] = False,
-    gpus: Annotated[int | None, typer.Option(help="GPUs per host, for hosts whose source does not say.")] = None,
-    generation: Annotated[str | None, typer.Option(help="GPU generation of those hosts.")] = None,
-    user: Annotated[str | None, typer.Option(help="User that SSH logs in as.")] = None,
-    fabric: Annotated[str, typer.Option(help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
-    interface: Annotated[str | None, typer.Option(help="Network interface that ranks use.")] = None,
-    hca: Annotated[list[str] | None, typer.Option(help="RDMA device, such as mlx5_0; may be repeated.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source does not say.")
+    ] = None,
+    generation: Annotated[str | None, typer.Option(metavar="NAME", help="GPU generation of those hosts.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="USER", help="User that SSH logs in as.")] = None,
+    fabric: Annotated[str, typer.Option(metavar="KIND", help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
+    interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface that ranks use.")] = None,
+    hca: Annotated[
+        list[str] | None, typer.Option(metavar="DEVICE", help="RDMA device, such as mlx5_0; may be repeated.")
+    ] = None,
     racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: which groups are racks.")] = None,
     groups: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")

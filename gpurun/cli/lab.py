@@ -28,7 +28,9 @@ COMMANDS = {
 }
 app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Option("--name", help="Name of the lab. Several labs can run side by side.")]
+Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Name of the lab. Several labs can run side by side.")
+]
 Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]
 Port = Annotated[str, typer.Argument(help="Name of a host, or head: this machine's own link to the lab.")]
 
@@ -40,11 +42,11 @@ def _lab() -> None:
 
 def up(
     name: Name = "default",
-    racks: Annotated[int, typer.Option(help="Racks.")] = 2,
-    hosts: Annotated[int, typer.Option(help="Hosts in each rack.")] = 2,
-    gpus: Annotated[int, typer.Option(help="GPUs in each host.")] = 4,
+    racks: Annotated[int, typer.Option(metavar="COUNT", help="Racks.")] = 2,
+    hosts: Annotated[int, typer.Option(metavar="COUNT", help="Hosts in each rack.")] = 2,
+    gpus: Annotated[int, typer.Option(metavar="COUNT", help="GPUs in each host.")] = 4,
     generation: Annotated[
-        str, typer.Option(help="GPU generation; with commas, one for each rack: pascal,volta.")
+        str, typer.Option(metavar="NAMES", help="GPU generation; with commas, one for each rack: pascal,volta.")
     ] = "pascal",
     host_link: Annotated[
         int,
@@ -57,7 +59,9 @@ def up(
     disk: Annotated[
         int | None, typer.Option(click_type=SIZE, help="Give each host a disk of this size, such as 2GiB.")
     ] = None,
-    fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
+    fabric: Annotated[
+        str, typer.Option(metavar="KIND", help="Fabric in the inventory: tcp, or roce (a stand-in).")
+    ] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
 ) -> None:
     """Start a lab; print the folder with its inventory.
@@ -114,7 +118,7 @@ def run(
     host: Host,
     command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program and arguments.")],
     name: Name = "default",
-    user: Annotated[str, typer.Option(help="User that runs the command.")] = "root",
+    user: Annotated[str, typer.Option(metavar="USER", help="User that runs the command.")] = "root",
 ) -> None:
     """Run a command inside a host.
 

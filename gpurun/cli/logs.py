@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 def logs(
     job: JobArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Print only this rank.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help="Print only this rank.")] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Begin with the last N lines.")
+        int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last N lines.")
     ] = None,
     since_s: Annotated[
         float | None,

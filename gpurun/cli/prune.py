@@ -37,7 +37,8 @@ def prune(
         ),
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs with this outcome, such as FAILED.")
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only these outcomes, such as FAILED; may be repeated."),
     ] = None,
     outputs_only: Annotated[
         bool, typer.Option("--outputs-only", help="Remove only the outputs; keep logs and records.")
@@ -71,9 +72,7 @@ def prune(
         prune_caches(CacheWish(hosts, inventory, keep_below_mib, for_jobs, dry_run, yes), as_json=as_json)
         return
     if not (jobs or older_than_s or keep_below_mib is not None or state):
-        raise BadInput(
-            "name the jobs to remove", where="prune", hint="or give --older-than, --keep-below or --state"
-        )
+        raise BadInput("name the jobs to remove", where="prune", hint="or give --older-than, --keep-below or --state")
     state = [name.upper() for name in state or ()]
     for name in state:
         if name not in ENDS:

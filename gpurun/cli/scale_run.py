@@ -74,8 +74,8 @@ def run(
     from gpurun.state.home import home
 
     sizes, rates = parse_sizes(gpus), _rates(link)
-    found = load(find(inventory, os.environ))
     read = read_recipe(Path(recipe)) if recipe is not None else None
+    found = load(find(inventory, os.environ))
     launchers = tuple(dict.fromkeys(word.strip() for word in launcher.split(","))) if launcher else ()
     plan = plan_of(
         read, found, flags_of(given, context.obj, read, found), sizes=sizes, launchers=launchers,

@@ -16,7 +16,9 @@ MOST_DIGITS, NOBODY = 10, 2**32 - 1
 
 def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The state directory, such as /var/lib/gpurun.")],
-    group: Annotated[str, typer.Option("--group", metavar="G", help="Name or number of the group that may use it.")],
+    group: Annotated[
+        str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use it.")
+    ],
 ) -> None:
     """Make a state directory for several users, or repair the modes of one. Run it once, as root.
 

@@ -34,7 +34,8 @@ def simulate(
     ],
     inventory: InventoryOption = None,
     policy: Annotated[
-        str, typer.Option(help="Policy: fifo, sjf (knows durations) or default (the policy of submit).")
+        str,
+        typer.Option(metavar="POLICY", help="Policy: fifo, sjf (knows durations) or default (the policy of submit)."),
     ] = "default",
     patience_s: Annotated[
         float | None,

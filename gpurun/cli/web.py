@@ -21,7 +21,9 @@ def web(
     inventory: InventoryOption = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", metavar="N", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="a free one"),
+        typer.Option(
+            "--port", metavar="PORT", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="a free one"
+        ),
     ] = None,
     idle_s: IdleOption = HOUR_S,
 ) -> None:

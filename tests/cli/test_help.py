@@ -172,3 +172,14 @@ def test_commands_that_need_one_have_an_example_and_click_takes_each():
                 _, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
                 context = command.make_context(command.name, rest, parent=context)
             assert context.command_path.startswith(page.name), example
+
+
+def test_what_an_option_takes_is_said_in_a_word():
+    """Neither click's own names of types nor single letters; what may be given twice says so."""
+    for words, command in PAGES:
+        for one in command.params:
+            if isinstance(one, click.Option) and not one.is_flag and not one.hidden:
+                taken = one.make_metavar(click.Context(command))
+                assert taken not in ("INTEGER", "FLOAT", "INTEGER RANGE", "FLOAT RANGE")
+                assert len(taken.split("=")[0].strip("[]")) > 1, (words, one.name, taken)
+                assert not one.multiple or "may be repeated" in (one.help or "").lower(), (words, one.name)
