@@ -82,7 +82,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
 
 def rerun(
     job: JobArgument,
-    name: Annotated[str | None, typer.Option("--name", metavar="N", help="Name of the new job.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the new job.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show the new job until it ends; exit with its exit code.")
     ] = False,

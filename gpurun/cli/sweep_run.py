@@ -64,9 +64,9 @@ def run(
     from gpurun.sweeps.store import SweepStore
     from gpurun.sweeps.submitting import submit_sweep
 
-    found = load(find(inventory, os.environ))
     recipe_path, ranges = _split(words or ())
     recipe = read_recipe(Path(recipe_path)) if recipe_path is not None else None
+    found = load(find(inventory, os.environ))
     wish = _wish(recipe, {key: value for key, value in given.items() if key in SWEEP}, ranges)
     asked = {key: value for key, value in given.items() if key not in SWEEP}
     spec, said = spec_of(recipe, found, flags_of(asked, context.obj, recipe, found), is_plan=dry_run)
