@@ -67,6 +67,14 @@ SOURCES = {
         {"group_vars/slurm-node.yml": "gpus: 4\ngpu_type: v100\n"},
         "g[1-2]=8", "g[1-2]=4",
     ),
+    "Ansible, roles alone, all hosts in [all], the head itself": Listed(
+        "hosts",
+        {"hosts": "[all]\nm1 ansible_host=10.6.0.1\nl1 ansible_host=10.6.0.2\nw1 ansible_host=10.6.0.3\nw2\n"
+                  "[local]\nlocalhost ansible_connection=local\n[slurm_master]\nm1\n[login]\nl1\n[compute]\nw[1:2]\n"
+                  "[nfs-server]\nl1\n[all:vars]\nansible_connection=ssh\n"},
+        {"hosts": "[all]\nm1\nw1 ansible_host=10.6.0.33\nw2\nw3\n[head_node]\nm1\n[compute]\nw[1:3]\n"},
+        "w[1-2]=1", "w[1-3]=1",
+    ),
     "Slurm, topology, gres, partitions": Listed(
         "etc",
         {"etc/slurm.conf": "ClusterName=c\nNodeName=login1 CPUs=8\nNodeName=g[1-4] Gres=gpu:v100:4 State=UNKNOWN\n"
@@ -140,6 +148,17 @@ SOURCES = {
                    "Host *\n  Compression yes\n"},
         {"config": "host box2\n  port 22\nHOST box4\n"},
         "box[1-2]=2", "box2=2 box4=2", ("--gpus", "2", "--generation", "ada"),
+    ),
+    "OpenSSH, several names of one machine": Listed(
+        "config",
+        {"config": "Host n1 n1.example\n  HostName 10.7.0.1\nHost 10.7.0.1\n  User x\nHost a b\n  HostName %h.example\n"
+                   "Host t1\n  HostName localhost\n  ProxyJump j1\nHost t2\n  HostName localhost\n  ProxyJump j2\n"},
+        {"config": "Host n1 n1.example\n  HostName 10.7.0.1\nHost n2 n1b\n  HostName \"10.7.0.2\"\n"},
+        "n1=2 a=2 b=2 t[1-2]=2", "n[1-2]=2", ("--gpus", "2", "--generation", "ada"),
+    ),
+    "Grid Engine": Listed(
+        "pe_hostfile", {"pe_hostfile": "s1 4 all.q@s1 UNDEFINED\ns2 2 all.q@s2 <NULL>\n"},
+        {"pe_hostfile": "s1 2 all.q@s1 UNDEFINED\ns3 2 all.q@s3 UNDEFINED\n"}, "s1=4 s2=2", "s1=2 s3=2",
     ),
     "CSV with semicolons and a byte order mark": Listed(
         "machines.csv",

@@ -53,12 +53,13 @@ _GENERATION = "generation_"
 _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
 """Groups such as kubespray's, whose hosts are jump hosts."""
 _NO_WORKERS = re.compile(
-    r"(?:(?:.*[-_.])?(?:login|head|frontend|mgmt|management|monitoring|admin|cpu|nogpu|no_gpu|nfs|storage|backup|etcd|"
-    r"registry|master|masters|control_plane|calico_rr|lb|haproxy|proxy|dns|ntp|ldap|cloud)(?:[-_.]?(?:nodes?|hosts?|"
-    r"servers?))?|nfs[-_]server|slurm(?:ctld|dbd|_?server|_?controller))\Z",
+    r"(?:.*[-_.])?(?:login|head|front-?end|cache|metrics?|controllers?|ctrl|control[-_]?plane|calico[-_]rr|mgmt|management|"
+    r"monitor|monitoring|admin|maas|cpu|no[-_]?gpu|nfs|storage|backup|etcd|registry|masters?|lb|haproxy|proxy|dns|ntp|ldap|"
+    r"slurmctld|slurmdbd)(?:[-_.]?(?:nodes?|hosts?|servers?))?\Z",
     re.IGNORECASE,
 )
 """Groups whose hosts run no jobs, unless they are in another group, too."""
+_OVER_SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "")
 _TO_TAKE = "; --groups GLOB takes the hosts of these groups"
 
 VariableFiles = Callable[[str], Sequence[tuple[str, bytes]]]
@@ -82,10 +83,11 @@ class _Source:
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
     hosts: dict[str, Variables] = field(default_factory=dict)
     jumps: set[str] = field(default_factory=set)
+    unreached: dict[str, list[str]] = field(default_factory=dict)  # a connection without SSH → hosts
 
     def direct(self, host: str) -> list[str]:
-        """Return the groups that list a host itself."""
-        return [name for name, group in self.groups.items() if host in group.hosts]
+        """Return the groups that list a host itself, without those that mean no more than that it is there."""
+        return [name for name, group in self.groups.items() if host in group.hosts and name not in ("all", "ungrouped")]
 
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group())
@@ -250,6 +252,8 @@ def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) 
         for key, (text, where) in variables.items():
             _variable(host, key, text, source, draft, where)
     draft.with_gpus |= {host for host, groups in lineage.items() if any(says_gpu(name) for name in groups)}
+    for way, hosts in source.unreached.items():
+        draft.leave_out(hosts, f"ansible_connection={way}: not reached over SSH", source.file)
     _leave_out_jumps(source, lineage, draft)
     _leave_out_others(source, lineage, draft, meant)
     _say_what(source, kinds, draft)
@@ -295,9 +299,9 @@ def _group_says(host: str, name: str, kind: str, draft: Draft) -> None:
 
 def _variable(host: str, key: str, text: str, source: _Source, draft: Draft, where: str) -> None:
     key = _SAME.get(key, key)
-    if key in _WAYS:
-        source.jumps |= jumps_of(text)
-    if "{{" in text or text == "!vault":
+    if key == "ansible_connection" or key in _WAYS:
+        _way(host, key, text, source, draft, where)
+    elif "{{" in text or text == "!vault":
         draft.leave(f"{key}: a template or a secret", where)
     elif key == "gpu_type":
         draft.gpu_type(host, text, where)
@@ -309,10 +313,18 @@ def _variable(host: str, key: str, text: str, source: _Source, draft: Draft, whe
         return
     elif text and (key == "rack" or (key in fields.HOST and key != "labels")):
         draft.put(host, key, text, where)
-    elif key in _WAYS:
-        draft.leave(f"{key}: gpurun reads from ~/.ssh/config how SSH reaches hosts", where)
     elif text and key != "ansible_group_priority":
         draft.leave(f"variable {key}", where)
+
+
+def _way(host: str, key: str, text: str, source: _Source, draft: Draft, where: str) -> None:
+    """Note how Ansible reaches a host: over which jump hosts, or without SSH."""
+    if key == "ansible_connection":
+        if text not in _OVER_SSH and "{{" not in text:
+            source.unreached.setdefault(text, []).append(host)
+        return
+    source.jumps |= jumps_of(text)
+    draft.leave(f"{key}: gpurun reads from ~/.ssh/config how SSH reaches hosts", where)
 
 
 def _variables_beside(name: str, beside: VariableFiles) -> Variables:

@@ -1,7 +1,8 @@
 """Import MPI and DeepSpeed hostfiles: ``host slots=4``, ``host:4``; PBS's lists of nodes: a line for each slot.
 
 A slot is a GPU. Sources: Open MPI's mpirun(1), MPICH's Hydra hostfiles, DeepSpeed's "Resource Configuration
-(multi-node)", PBS's ``$PBS_NODEFILE`` and ``$PBS_GPUFILE``, Torque's ``server_priv/nodes``.
+(multi-node)", PBS's ``$PBS_NODEFILE`` and ``$PBS_GPUFILE``, Torque's ``server_priv/nodes``, Grid Engine's
+``$PE_HOSTFILE``.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def _slots(words: list[str], draft: Draft, where: str) -> tuple[str, int | None]
     colon = _COLON.match(name)
     if colon:
         name, count = colon.group(1), int(colon.group(2)[:6])
+    if len(words) > 2 and words[1].isdecimal() and "@" in words[2]:  # Grid Engine: host, slots, queue, processors
+        return name, int(words[1][:6])
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key.lower() in _COUNTS and value.isascii() and value.isdigit():

@@ -20,7 +20,7 @@ _FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "invent
 """Names of inventory files in a folder."""
 _ENDINGS = ("", ".yml", ".yaml", ".json")
 _MOST_FILES, _MOST_FOLDERS = 1000, 10
-_HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+)*\s*(#.*)?\Z")
+_HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+|\s+\d+\s+\S+@\S+(\s+\S+)?)*\s*(#.*)?\Z")
 _SHOWN_NOTES, _LONGEST_NOTE = 2, 160
 _SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
 _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)

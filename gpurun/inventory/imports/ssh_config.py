@@ -27,21 +27,29 @@ Included = Callable[[str], Iterator[tuple[str, str]]]
 @dataclass
 class _Named:
     where: str
-    users: set[str] = field(default_factory=set)
-    addresses: set[str] = field(default_factory=set)
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def machine(self, name: str) -> tuple[str, ...]:
+        """Return what leads to the machine: equal values are one machine, whatever its names."""
+        address = self.settings.get("hostname", name).replace("%h", name).lower()
+        return (address, *(self.settings.get(key, "") for key in ("port", "proxyjump", "proxycommand")))
 
 
 def read(text: str, draft: Draft, file: str, included: Included) -> None:
     """Fill a draft. ``Host`` patterns are settings, not hosts; a jump host is not a host for gangs."""
     reader = _BlockReader(draft, included)
     reader.file(text, file, 0)
+    known: dict[tuple[str, ...], str] = {}
     for name, named in reader.hosts.items():
-        if ({name} | named.addresses) & reader.jumps:
+        machine = named.machine(name)
+        if {name, machine[0]} & reader.jumps:
             draft.leave(f"{name}: {IS_JUMP}", named.where)
-        elif "git" in named.users:
+        elif named.settings.get("user") == "git":
             draft.leave(f"{name}: User git", named.where)
-        else:
-            draft.host(name, named.where)
+        elif machine in known:
+            draft.leave(f"{name}: another name of {known[machine]}", named.where)
+        elif draft.host(name, named.where):
+            known[machine] = name
     draft.ssh_config = file
     taken = fold(draft.values) if draft.values else "no host"
     draft.took.append(f"{taken}; how they are reached stays in {file}")
@@ -88,9 +96,8 @@ class _BlockReader:
             self.jumps.update(hops(value))
         elif keyword == "proxycommand":
             self.jumps |= jumps_of_command(value)
-        elif keyword in ("user", "hostname"):
-            for named in self._block:
-                (named.users if keyword == "user" else named.addresses).add(value)
+        for named in self._block:
+            named.settings.setdefault(keyword, value.strip('"'))
 
 
 def _names(value: str, draft: Draft, where: str) -> Iterator[str]:
