@@ -194,7 +194,10 @@ def test_behind_srun_a_text_finds_the_hosts_by_slurms_variables():
 @pytest.mark.parametrize(
     ("text", "proposed"),
     [
-        (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint …:29500 ddp.py"),
+        (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d ddp.py"),
+        ("export L=\"accelerate launch --num_machines $N --main_process_ip $(a) --debug \"\nsrun -c 4 $L t.py",
+         "-- srun accelerate launch --debug t.py\n    gpurun reads it, and leaves srun out\n    -c 4: write "),
+        ("srun -w $H bash -c \"cd x; ./a $Y\"", "-- srun bash -c 'cd x; ./a …'"),
         ("torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'",
          "-- torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'"),
         ("mpirun -n 128 -hostfile /job/hosts -x A=1 ./a", "-n 128 … -- mpirun -n 128 -hostfile /job/hosts -x A=1 ./a"),

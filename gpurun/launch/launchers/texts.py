@@ -33,11 +33,13 @@ def once_on_hosts(
     names = ", ".join(dict.fromkeys(each.typed.name for each in launches))
     refuse_left(launches, where)
     if slurms := [each for each in launches if each.typed is SRUN or each.typed.is_queue]:
-        srun = max((each.line for each in slurms if each.typed is SRUN), key=len, default="PROGRAM ARGUMENTS")
+        found = max((each for each in slurms if each.typed is SRUN), key=lambda each: len(each.line), default=None)
+        srun = found.line if found is not None else "PROGRAM ARGUMENTS"
+        besides = "".join(f"\n    {each}" for each in (found.besides if found is not None else ()))
         raise BadInput(
             f"{where} calls {slurms[0].typed.name}, and gpurun takes the place of such a queue",
             hint=f"write the line that starts the ranks as the command: gpurun submit -n {spec.gpus} … -- {srun}\n    "
-            "gpurun reads it, and leaves srun out",
+            f"gpurun reads it, and leaves srun out{besides}",
         )
     if any(each.names_hosts for each in launches):
         raise BadInput(

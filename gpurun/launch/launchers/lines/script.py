@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from gpurun.errors import BadInput
 from gpurun.launch.launchers.lines.each_host import ACCELERATE, FABRIC, LLAMAFACTORY, SWIFT
-from gpurun.launch.launchers.lines.flags import NO_COUNTS, FoundFlag, Typed, read_flags, value_of
+from gpurun.launch.launchers.lines.flags import CHOSEN, NO_COUNTS, FoundFlag, Typed, read_flags, value_of
 from gpurun.launch.launchers.lines.line import Start, begun
 from gpurun.launch.launchers.lines.shell import in_background, simple_commands
+from gpurun.launch.launchers.lines.table import SRUN
 from gpurun.launch.launchers.lines.torch import LAUNCH, TORCHRUN
 
 GIVEN = frozenset({
@@ -58,6 +60,7 @@ class ScriptLaunch(NamedTuple):
         hosts: the hosts on which it is right; None = as many as gpurun says.
         names_hosts: it says itself where the other hosts are, or which one this is.
         line: its command line for people, with ``…`` for what words cannot tell.
+        besides: what to write for flags that this line leaves out.
         is_left: the text ends without it: it stands in front of ``&``.
         at_once: it stands in front of ``&``, so it runs beside others.
     """
@@ -67,6 +70,7 @@ class ScriptLaunch(NamedTuple):
     hosts: int | None = None
     names_hosts: bool = False
     line: str = ""
+    besides: tuple[str, ...] = ()
     is_left: bool = False
     at_once: bool = False
 
@@ -86,17 +90,48 @@ def launches_in(text: str, arguments: tuple[str, ...] = (), *, by_srun: bool = F
     found += [(values.of(words), None) for words in simple_commands(evaluated)]
     starts = ((begun(words), is_left) for words, is_left in found if words[:1] != ("eval",))
     launches = (
-        _launch(start, values)._replace(line=_shown(start), is_left=bool(is_left), at_once=is_left is not None)
+        _launch(start, values)._replace(line=line, besides=besides, is_left=bool(is_left), at_once=is_left is not None)
         for start, is_left in starts
         if start is not None
+        for line, besides in [_shown(start)]
     )
     return tuple(islice(launches, MOST_LAUNCHES))
 
 
-def _shown(start: Start) -> str:
+def _shown(start: Start) -> tuple[str, tuple[str, ...]]:
+    """Return the command line of a launcher for people, and what to write for the flags that it leaves out.
+
+    Flags that gpurun replaces have no unknown values here, and Slurm's flags that it refuses are left out, so that
+    gpurun reads the line.
+    """
     program = start.typed.programs[0] if start.typed.programs else f"python3 -m {start.typed.modules[0]}"
-    words = [re.sub(f"[{TOLD}{UNKNOWN}]+", "…", word) for word in start.words]
-    return " ".join([program, *(word if "…" in word else shlex.quote(word) for word in words)])[:MOST_SHOWN]
+    words, besides = _readable(start.typed, start.words)
+    return " ".join([program, *map(_word, words)])[:MOST_SHOWN], besides
+
+
+def _readable(typed: Typed, words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    known = {name: flag._replace(does="taken") for name, flag in typed.flags.items()}
+    try:
+        found, rest = read_flags(replace(typed, flags=known), words)
+    except BadInput:
+        return words, ()
+    kept, besides = list[str](), list[str]()
+    for each in found:
+        if typed.flags[each.name].does == "refused":
+            besides.append(f"{' '.join(map(_word, each.words))}: {each.flag.why}")
+        elif each.flag.why != CHOSEN or not any(mark in "".join(each.values) for mark in (TOLD, UNKNOWN)):
+            kept += each.words
+    inner = begun(rest) if typed is SRUN and rest else None
+    if inner is not None and inner.words and inner.typed is not SRUN and rest[-len(inner.words) :] == inner.words:
+        behind, more = _readable(inner.typed, inner.words)
+        rest, besides = (*rest[: len(rest) - len(inner.words)], *behind), [*besides, *more]
+    return (*kept, *rest), tuple(besides)
+
+
+def _word(word: str) -> str:
+    """Return a word as a person types it, with ``…`` for what words cannot tell."""
+    shown = re.sub(f"[{TOLD}{UNKNOWN}]+", "…", word)
+    return shown if shlex.quote(shown.replace("…", "x")) == shown.replace("…", "x") else shlex.quote(shown)
 
 
 class _Values:
