@@ -59,7 +59,7 @@ def test_so_does_none_that_is_written_in_front_of_the_command(line):
         settled(job("horovod", command=line), is_named=False)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "mpirun"])
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_places_are_replaced_and_a_line_says_so(launcher, gpus):
     places = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "NNODES": "2", "NODE_RANK": "0", "PET_NNODES": "2"}
@@ -73,7 +73,7 @@ def test_places_are_replaced_and_a_line_says_so(launcher, gpus):
     assert "MASTER_ADDR=x y" in "\n".join(said)
 
 
-@pytest.mark.parametrize("launcher", ["tasks", "horovod", "mpirun", "jax", "tensorflow"])
+@pytest.mark.parametrize("launcher", ["tasks", "horovod", "jax", "tensorflow"])
 def test_places_that_nothing_replaces_are_refused_for_a_gang_and_stay_on_one_gpu(launcher):
     with pytest.raises(BadInput, match="MASTER_ADDR would be the same for each rank"):
         settled(job(launcher, MASTER_ADDR="n1"), is_named=True)

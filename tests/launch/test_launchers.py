@@ -154,6 +154,16 @@ def test_a_launcher_that_takes_one_interface_for_all_is_refused_hosts_that_diffe
         plan("mpirun", "h2", "h3")
 
 
+def test_a_program_of_pytorch_that_mpirun_starts_finds_the_first_rank():
+    """Accelerate's line `mpirun … python nlp_example.py` died: environment variable MASTER_ADDR expected."""
+    launch = " ".join(plan("mpirun", "h2", "h4").launch)
+    for each in ("MASTER_ADDR=<eth0 of h2>", "MASTER_PORT=23022", "GLOO_SOCKET_IFNAME=eth0"):
+        assert launch.count(f" -x {each} ") == 1
+    own = " ".join(plan("mpirun", "h2", "h4", spec=replace(SPEC, env={"GLOO_SOCKET_IFNAME": "ib0"})).launch)
+    assert "GLOO_SOCKET_IFNAME" not in own and " -x MASTER_ADDR=<eth0 of h2> " in own
+    assert " -x MASTER_ADDR=127.0.0.1 " in " ".join(plan("mpirun", "h2").launch)
+
+
 def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interface():
     launch = plan("mpirun", "h2", "h4").launch
     assert launch[0] == "mpirun"

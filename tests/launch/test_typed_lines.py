@@ -174,6 +174,7 @@ def test_a_word_that_is_no_flag_of_a_launcher_is_refused_by_name():
 
 
 ARGV = "mpirun --allow-run-as-root -np 3 -H h2:2,h3:1"
+MASTER = "-x MASTER_ADDR=10.0.0.2 -x MASTER_PORT=23022 -x GLOO_SOCKET_IFNAME=eth0"
 MAPS, TCP = "--map-by slot --rank-by slot --bind-to none", "-mca pml ob1 -mca btl ^openib"
 
 
@@ -186,13 +187,14 @@ MAPS, TCP = "--map-by slot --rank-by slot --bind-to none", "-mca pml ob1 -mca bt
         ("--mca btl tcp,self", f"{MAPS} -mca pml ob1 --mca btl tcp,self"),
         ("--mca oob_tcp_if_include ib0", f"{MAPS} {TCP}"),
         ("-wdir /w -x A", f"{MAPS} {TCP} -wdir /w -x A"),
+        ("-x MASTER_ADDR -x MASTER_PORT=1", f"{MAPS} {TCP}"),
     ],
 )
 def test_what_mpirun_gets_has_each_setting_once(flags, launch):
     spec, _ = read(3, f"mpirun -np 3 {flags} python3 train.py")
     argv = " ".join(launcher_of(spec).argv(spec, GANG))
     argv = argv.replace(" -mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0", "")
-    assert argv == f"{ARGV} {launch} -x PATH -x PYTHONPATH /gpurun/bin/rank"
+    assert argv == f"{ARGV} {launch} -x PATH -x PYTHONPATH {MASTER} /gpurun/bin/rank"
 
 
 def test_horovodrun_gets_the_flags_that_were_typed_behind_those_of_gpurun():

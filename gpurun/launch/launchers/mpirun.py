@@ -10,6 +10,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.lines.flags import as_mpi
 from gpurun.launch.rank import RANK_SCRIPT
+from gpurun.launch.seats import RankSeat
 
 RADIX = 64
 """``mpirun`` starts so many daemons itself, and these start the others (``plm_rsh_no_tree_spawn``)."""
@@ -36,10 +37,24 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
     if gang.is_tcp:
         for name, value in (("pml", "ob1"), ("btl", "^openib")):
             command += ["-mca", name, value] if name not in spec.launcher_flags else []
-    return (*command, *spec.launcher_flags, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT)
+    told = environment(gang, gang.places[0])
+    own = {name: told[name] for name in told if name not in gang.given and name not in spec.launcher_flags}
+    sent = ("PATH", "PYTHONPATH", *(f"{name}={value}" for name, value in own.items()))
+    return (*command, *spec.launcher_flags, *(word for each in sent for word in ("-x", each)), RANK_SCRIPT)
+
+
+def environment(gang: PlacedGang, _: RankSeat) -> dict[str, str]:
+    """Return what a program of PyTorch needs beside MPI's numbers to form a group: where rank 0 listens, by which way.
+
+    The job's own sshd listens on the same port, and not on the first host.
+    """
+    return {
+        "MASTER_ADDR": gang.addresses[gang.first], "MASTER_PORT": str(gang.port),
+        "GLOO_SOCKET_IFNAME": gang.interfaces[gang.first],
+    }  # fmt: skip
 
 
 MPIRUN = Launcher(
     "mpirun", "/bin/sh, Open MPI and OpenSSH's client", rank_variable="OMPI_COMM_WORLD_RANK", tells="group",
-    argv=argv, program="mpirun", elastic="anew",
+    argv=argv, environment=environment, program="mpirun", elastic="anew",
 )  # fmt: skip

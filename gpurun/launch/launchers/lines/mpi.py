@@ -22,7 +22,7 @@ from gpurun.launch.launchers.lines.flags import (
     taken_of,
 )
 
-SENT = ("PATH", "PYTHONPATH")
+SENT = ("PATH", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")
 """gpurun's own command line has these variables."""
 OWN_PARAMETERS = frozenset({
     "btl_tcp_if_include", "btl_tcp_if_exclude", "oob_tcp_if_include", "oob_tcp_if_exclude", "plm_rsh_agent",
