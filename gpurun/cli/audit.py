@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpurun.cli.options import JsonOption
-from gpurun.cli.printing import print_json, printable
+from gpurun.cli.printing import print_json, printable, say
 from gpurun.quantities.local_time import UNKNOWN, date_time
 
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
@@ -33,6 +33,8 @@ def audit(
         return
     for entry in entries:
         typer.echo(printable(_line(entry)))
+    if not entries:
+        say("no entry matches")
 
 
 def _is_about(entry: Mapping[str, Any], job: str) -> bool:

@@ -14,7 +14,7 @@ from gpurun.cli.printing import print_json, printable, say
 from gpurun.state import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpurun.inventory.model import Host, Inventory
     from gpurun.leases.cluster import Cluster
@@ -51,9 +51,21 @@ def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_
     elif hosts is None:
         _print_indented(document)
     else:
-        for host in document["hosts"]:
-            typer.echo(f"{host.pop('name')}:")
+        for names, host in _alike(document["hosts"]):
+            typer.echo(f"{names}:")
             _print_indented(host, "  ")
+
+
+def _alike(hosts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is known of hosts; those that differ in nothing but their names are one entry."""
+    from gpurun.inventory.hostset import fold
+
+    groups: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for host in hosts:
+        rest = {key: value for key, value in host.items() if key != "name"}
+        groups.setdefault(repr(rest), ([], rest))[0].append(host["name"])
+    for names, rest in groups.values():
+        yield fold(names), rest
 
 
 def validate(

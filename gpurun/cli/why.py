@@ -83,7 +83,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
         print_json({"job": record.id, **before, **asdict(explanation), **after, **failed})
         return
-    print_explanation(without_reasons(explanation, outs), record.id)
+    print_explanation(without_reasons(explanation, outs), f"{record.name} ({record.id})")
     print_start_failures(record.start_failures, outs, clock.now_s())
     print_outs(outs, record.owner_uid)
     if record.reason and all(each.attempt != record.attempt for each in record.start_failures):
@@ -125,7 +125,7 @@ def queue(
     if rows:
         typer.echo("\n".join(_line(row, clock.now_s()) for row in rows))
     else:
-        say("nothing waits")
+        say("no job waits")
 
 
 def waits_for(record: JobRecord) -> str:

@@ -27,8 +27,7 @@ def lines(explanation: Explanation, *, now_s: float, fold: Fold, named: Callable
         fold: how host names are shortened.
         named: a gang's id to what people call it.
     """
-    head = f"{explanation.gang}: {explanation.state}"
-    text = [f"{head}: {explanation.message}" if explanation.message else head]
+    text = [f"{explanation.gang} {_state(explanation)}"]
     if explanation.placement is not None:
         text.append(f"  on {fold(explanation.placement.hosts)} ({', '.join(explanation.placement.racks)})")
     if explanation.state not in ("waits", "never"):
@@ -46,6 +45,13 @@ def lines(explanation: Explanation, *, now_s: float, fold: Fold, named: Callable
         changes = _section("it would start now with", explanation.changes, lambda change: change.text)
         text += changes or ["  no single change of the job would start it now"]
     return text
+
+
+def _state(explanation: Explanation) -> str:
+    if explanation.state in ("runs", "starts"):  # the message is a verb, too
+        return explanation.message or explanation.state
+    state = {"never": "can never start", "unknown": "is unknown"}.get(explanation.state, explanation.state)
+    return f"{state}: {explanation.message}" if explanation.message else state
 
 
 def _section(title: str, entries: Sequence[Entry], in_words: Callable[[Entry], str]) -> list[str]:

@@ -194,6 +194,14 @@ def test_cordons_are_state_not_inventory(gpurun: Gpurun, inventory: Path, tmp_pa
     assert gpurun("cordon", "gpu-r1-01", "--reason", "a\x1b[2Jb").code == 2
 
 
+def test_hosts_that_are_alike_are_shown_once(gpurun: Gpurun) -> None:
+    out = gpurun("show", "@rack:r1").out
+    assert gpurun("cordon", "gpu-r1-02", "--reason", "fan").code == 0
+    apart = gpurun("show", "@rack:r1").out
+    assert out.count("generation:") < apart.count("generation:")
+    assert "gpu-r1-02:\n" in apart and "gpu-r1-[" in out
+
+
 def test_a_damaged_cordon_file_is_named(gpurun: Gpurun, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "cordons.json").write_text("{")
