@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from placed_gangs import GANG, SPEC
+from public_lines import MORE
 from typed_lines import LINES
 
 from gpurun.errors import BadInput
@@ -39,7 +40,7 @@ def lost(words, spec, said):
 NAMED = {word for each in LAUNCHERS for name in (*each.programs, *each.modules) for word in name.split()}
 READ = NAMED | {
     "-m", "--module", "--no-python", "--run-path", "--no_python", "--no_local_rank", "--use_env", "-c", "--role", "-x",
-    "-genv", "--env", "--mpi", "--gloo", "bash", "/bin/bash", "env", "-S", "-vS", "--export", "srun",
+    "-genv", "--env", "--mpi", "--gloo", "bash", "command", "/bin/bash", "env", "-S", "-vS", "--export", "srun",
 }  # fmt: skip
 """They are in the command, the variables or the controller that the person sees."""
 
@@ -54,20 +55,30 @@ def typed(command):
     return (*command[: at - 2], *words[:first], *command[at + 2 :])
 
 
-@pytest.mark.parametrize(("gpus", "line", "becomes"), LINES, ids=[line for _, line, _ in LINES])
-def test_a_line_that_people_type_runs_as_it_is_meant_or_is_refused(gpus, line, becomes):
-    if becomes.startswith("refused: "):
-        with pytest.raises(BadInput) as refused:
-            read(gpus, line)
-        assert refused.value.message.startswith(becomes.removeprefix("refused: "))
-        assert refused.value.hint
-        return
-    spec, said = read(gpus, line)
+def becomes_what(gpus, line):
+    """What becomes of a line, after a look for words that have gone without a word."""
+    try:
+        spec, said = read(gpus, line)
+    except BadInput as refused:
+        assert refused.hint
+        return f"refused: {refused.message}"
     once = ", once on each host" if spec.one_per_host else ""
-    became = f"{spec.launcher}{once}: {shlex.join(typed(spec.command))}".replace(WITH_LOCAL_RANK, "LOCAL_RANK")
-    assert re.sub(r"sh -c 'version=.*' torch.distributed.launch", "LOCAL-RANK", became) == becomes
     words = [part for word in lost(shlex.split(line), spec, said) for part in shlex.split(word)]
     assert {word.rpartition("/")[2] for word in lost(words, spec, said)} <= READ
+    became = f"{spec.launcher}{once}: {shlex.join(typed(spec.command))}".replace(WITH_LOCAL_RANK, "LOCAL_RANK")
+    return re.sub(r"sh -c 'version=.*' torch.distributed.launch", "LOCAL-RANK", became)
+
+
+@pytest.mark.parametrize(("gpus", "line", "becomes"), LINES, ids=[line for _, line, _ in LINES])
+def test_a_line_that_people_type_runs_as_it_is_meant_or_is_refused(gpus, line, becomes):
+    became = becomes_what(gpus, line)
+    assert became.startswith(becomes) if becomes.startswith("refused: ") else became == becomes
+
+
+def test_more_lines_run_as_they_are_meant_or_are_refused():
+    for gpus, line, becomes in MORE:
+        became = becomes_what(gpus, line)
+        assert became.startswith(becomes) if becomes.startswith("refused: ") else became == becomes, line
 
 
 def test_there_are_many_lines():
