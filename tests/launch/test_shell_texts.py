@@ -197,6 +197,9 @@ def test_behind_srun_a_text_finds_the_hosts_by_slurms_variables():
         (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d ddp.py"),
         ("export L=\"accelerate launch --num_machines $N --main_process_ip $(a) --debug \"\nsrun -c 4 $L t.py",
          "-- srun accelerate launch --debug t.py\n    gpurun reads it, and leaves srun out\n    -c 4: write "),
+        ("export L=\"torchrun --nproc_per_node 4 --nnodes $N --master_addr $(a) \" C='x.py --lr 1'\n"
+         "srun --jobid $J bash -c '$L --node_rank $SLURM_PROCID $C' 2>&1 | tee x",
+         "-- srun torchrun --nproc_per_node 4 x.py --lr 1\n"),
         ("srun -w $H bash -c \"cd x; ./a $Y\"", "-- srun bash -c 'cd x; ./a …'"),
         ("torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'",
          "-- torchrun --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 t.py 'a b'"),

@@ -104,9 +104,13 @@ def _shown(start: Start) -> tuple[str, tuple[str, ...]]:
     Flags that gpurun replaces have no unknown values here, and Slurm's flags that it refuses are left out, so that
     gpurun reads the line.
     """
-    program = start.typed.programs[0] if start.typed.programs else f"python3 -m {start.typed.modules[0]}"
     words, besides = _readable(start.typed, start.words)
-    return " ".join([program, *map(_word, words)])[:MOST_SHOWN], besides
+    return " ".join([*_program(start), *map(_word, words)])[:MOST_SHOWN], besides
+
+
+def _program(start: Start) -> tuple[str, ...]:
+    typed = start.typed
+    return tuple(typed.programs[0].split()) if typed.programs else ("python3", "-m", *typed.modules[0].split())
 
 
 def _readable(typed: Typed, words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -122,9 +126,10 @@ def _readable(typed: Typed, words: tuple[str, ...]) -> tuple[tuple[str, ...], tu
         elif each.flag.why != CHOSEN or not any(mark in "".join(each.values) for mark in (TOLD, UNKNOWN)):
             kept += each.words
     inner = begun(rest) if typed is SRUN and rest else None
-    if inner is not None and inner.words and inner.typed is not SRUN and rest[-len(inner.words) :] == inner.words:
+    if inner is not None and inner.words and inner.typed is not SRUN:
         behind, more = _readable(inner.typed, inner.words)
-        rest, besides = (*rest[: len(rest) - len(inner.words)], *behind), [*besides, *more]
+        front = rest[: len(rest) - len(inner.words)] if rest[-len(inner.words) :] == inner.words else _program(inner)
+        rest, besides = (*front, *behind), [*besides, *more]
     return (*kept, *rest), tuple(besides)
 
 
