@@ -1,4 +1,4 @@
-"""Words that the shell completes: jobs, hosts and pools as they are now.
+"""Words that the shell completes: jobs, hosts, pools and their like as they are now.
 
 A completion never fails: if gpurun cannot read a file, it offers no words.
 """
@@ -6,8 +6,15 @@ A completion never fails: if gpurun cannot read a file, it offers no words.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import wraps
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.spec import JobSpec
 
 MOST_JOBS = 100
 
@@ -44,23 +51,127 @@ def states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filte
 
 
 @_quietly
+def ended_states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete states of jobs that have ended."""
+    from gpurun.jobs.states import ENDED
+
+    return sorted(state.value for state in ENDED)
+
+
+@_quietly
+def sweeps(incomplete: str) -> Iterable[str]:
+    """Complete ids and names of sweeps."""
+    from gpurun.state.home import home
+    from gpurun.sweeps.store import SweepStore
+
+    store = SweepStore(home(os.environ))
+    ids = store.ids()[:MOST_JOBS]
+    return [*ids, *(() if incomplete.startswith("s-") else dict.fromkeys(store.get(each).plan().name for each in ids))]
+
+
+def jobs_and_sweeps(incomplete: str) -> list[str]:
+    """Complete jobs and sweeps."""
+    return [*jobs(incomplete), *sweeps(incomplete)]
+
+
+@_quietly
+def campaigns(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete names of campaigns."""
+    from gpurun.campaigns.store import CampaignStore
+    from gpurun.state.home import home
+
+    return CampaignStore(home(os.environ)).names()
+
+
+@_quietly
+def users(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete users who have jobs."""
+    return dict.fromkeys(record.owner for record in _records())
+
+
+@_quietly
+def images(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete images of recent jobs: to ask Docker takes longer than a person waits for a word."""
+    return dict.fromkeys(spec.image for spec in _specs())
+
+
+@_quietly
+def projects(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete projects of recent jobs."""
+    return dict.fromkeys(spec.project for spec in _specs() if spec.project)
+
+
+@_quietly
+def data_sources(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete where data may come from, besides a folder of the head."""
+    return ["host:/", *(f"{record.id}:outputs/" for record in _records() if record.state.ended)]
+
+
+@_quietly
+def launchers(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete launchers."""
+    from gpurun.launch.launchers import NAMES
+
+    return NAMES
+
+
+@_quietly
 def hosts(incomplete: str) -> Iterable[str]:
     """Complete the last host or group of a host set, such as ``gpu-r1-01,@ra``."""
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
-
-    inventory = load(find(None, os.environ))
+    found = _inventory().hosts
     before, comma, _ = incomplete.rpartition(",")
-    racks = [f"@rack:{rack}" for rack in dict.fromkeys(host.rack for host in inventory.hosts)]
-    generations = [f"@generation:{name}" for name in dict.fromkeys(host.generation for host in inventory.hosts)]
-    states = ["@cordoned", "@draining", "@lost"]
-    return (before + comma + word for word in (*(host.name for host in inventory.hosts), *racks, *generations, *states))
+    groups = [
+        f"@{group}:{name}"
+        for group in ("rack", "generation", "fabric")
+        for name in dict.fromkeys(getattr(host, group) for host in found)
+    ]
+    labels = dict.fromkeys(f"@label:{name}={value}" for host in found for name, value in host.labels.items())
+    states = ["@all", "@cordoned", "@draining", "@lost"]
+    return (before + comma + word for word in (*(host.name for host in found), *groups, *labels, *states))
+
+
+@_quietly
+def generations(incomplete: str) -> Iterable[str]:
+    """Complete the last generation of a list."""
+    before, comma, _ = incomplete.rpartition(",")
+    return [before + comma + name for name in _inventory().generations]
+
+
+@_quietly
+def gpu_models(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete models of GPUs."""
+    return dict.fromkeys(host.gpu_model for host in _inventory().hosts if host.gpu_model)
 
 
 @_quietly
 def pools(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete names of pools."""
+    return (pool.name for pool in _inventory().pools)
+
+
+def _inventory() -> Inventory:
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
 
-    return (pool.name for pool in load(find(None, os.environ)).pools)
+    return load(find(None, os.environ))
+
+
+def _records() -> list[JobRecord]:
+    """Return the jobs that have not ended, and those that ended last."""
+    from gpurun.jobs.store import JobStore
+    from gpurun.state.home import home
+
+    store = JobStore(home(os.environ))
+    ids = [*store.live_ids(), *store.recently_ended(MOST_JOBS)][:MOST_JOBS]
+    return list(store.records(lambda _: None, ids=ids))
+
+
+def _specs() -> Iterator[JobSpec]:
+    from gpurun.errors import StateError
+    from gpurun.jobs.store import JobStore
+    from gpurun.state.home import home
+
+    store = JobStore(home(os.environ))
+    for record in _records():
+        with suppress(StateError):  # damaged
+            yield store.get(record.id).spec()

@@ -75,7 +75,10 @@ def status(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Also show all jobs that have ended.")] = False,
     mine: Annotated[bool, typer.Option("--mine", help="Show only your jobs, and no hosts.")] = False,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Show only this user's jobs, and no hosts.")
+        str | None,
+        typer.Option(
+            "--user", metavar="USER", help="Show only this user's jobs, and no hosts.", autocompletion=completion.users
+        ),
     ] = None,
     states: Annotated[
         list[str] | None,

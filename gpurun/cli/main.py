@@ -10,9 +10,10 @@ from typing import Annotated
 
 import click
 import typer
+from typer.main import get_command
 
 from gpurun import __version__, faults
-from gpurun.cli import printing
+from gpurun.cli import printing, shell_words
 from gpurun.cli.lazy import Place, lazy_group
 from gpurun.cli.streams import disk_problem, open_closed_streams, output_written, shortage
 from gpurun.errors import GpurunError
@@ -136,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # of whoever started it: exit codes would be lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     open_closed_streams()
+    if (shell := shell_words.asked_by(os.environ)) is not None:
+        shell_words.answer(shell, get_command(app), os.environ)
+        sys.exit(0)
+    shell_words.use_scripts()
     args, command = split_command(sys.argv[1:] if argv is None else argv)
     with output_written():
         code = _run(args, command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.jobs import open_store
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable, say
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from gpurun.campaigns.store import CampaignStore
 
 SHOWN = ("launcher", "GPUs", "rate", "of linear", "of one host", "GPU hours", "step s")
-CampaignArgument = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="The campaign's name.")]
+CampaignArgument = Annotated[
+    str, typer.Argument(metavar="CAMPAIGN", help="The campaign's name.", autocompletion=completion.campaigns)
+]
 
 
 def list_(as_json: JsonOption = False) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.jobs import beside_text, find_job
 from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import job_json, print_json, printable, ran_text, say, say_problem
@@ -161,8 +162,10 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def diff(
-    one: Annotated[str, typer.Argument(metavar="JOB", help="A job.")],
-    other: Annotated[str, typer.Argument(metavar="JOB", help="The job to compare it with.")],
+    one: Annotated[str, typer.Argument(metavar="JOB", help="A job.", autocompletion=completion.jobs)],
+    other: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job to compare it with.", autocompletion=completion.jobs)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Compare two jobs: settings, image, code line by line, and results.

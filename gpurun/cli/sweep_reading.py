@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say, say_problem
 from gpurun.cli.sweep_run import SweepArgument, open_sweeps
@@ -30,7 +31,13 @@ REFRESH_S = 1.0
 
 def status(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Show the trials of this sweep.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP]",
+            help="Show the trials of this sweep.",
+            show_default=False,
+            autocompletion=completion.sweeps,
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until it ends.")] = False,
     as_json: JsonOption = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.job_options import DryRunOption, Given, flags_of, job_options
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
@@ -31,7 +32,10 @@ NO_SWEEP = "s-00000000"
 """The id of a sweep that is only thought of."""
 NOT_RUN = "its process does not run now; the next command of its owner starts it"
 SweepArgument = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="The sweep's id, the beginning of it, or its name.")
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="The sweep's id, the beginning of it, or its name.", autocompletion=completion.sweeps
+    ),
 ]
 
 

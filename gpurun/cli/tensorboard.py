@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.options import IdleOption
 from gpurun.cli.printing import duration, printable, say
 from gpurun.cli.serving import say_url, told_to_end
@@ -32,7 +33,10 @@ def tensorboard(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB|SWEEP...", help="Jobs or sweeps: an id, the beginning of an id, or a name.", show_default=False
+            metavar="JOB|SWEEP...",
+            help="Jobs or sweeps: an id, the beginning of an id, or a name.",
+            show_default=False,
+            autocompletion=completion.jobs_and_sweeps,
         ),
     ],
     port: Annotated[

@@ -1,0 +1,195 @@
+"""What a shell completes: the words themselves, and a real bash, zsh and fish on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from typer._completion_shared import get_completion_script
+from typer.main import get_command
+
+from gpurun.cli import shell_words
+from gpurun.cli.main import app
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.sweeps.store import SweepStore
+from gpurun.sweeps.wish import Wish
+
+LIMIT_S = 60
+INVENTORY = """\
+version: 1
+defaults: {generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks: {r1: {hosts: {"gpu-[01-02]": {labels: {owner: me}}}}}
+pools: {vision: {reservation: 4}}
+"""
+ODD = "my job'; $x [a-b]"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.chdir(tmp_path)
+    found = JobStore(tmp_path / "home")
+    for name in ("ns:train", ODD, "evil\nname", "-flag"):
+        spec = JobSpec(name=name, image="me/net:1", gpus=1, command=("true",), project="cats")
+        folder = found.create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0)
+        folder.write(folder.record().but(owner="eve"))
+    folder.write(folder.record().but(state=State.FAILED))
+    plan = Wish(grid={"lr": ("1", "2")}).plan(JobSpec(name="tune", image="i", gpus=1, command=("x",)), "i.yaml", 1.0)
+    SweepStore(tmp_path / "home").create(plan, None)
+    return found
+
+
+def words(capsys, line, shell="zsh", breaks=""):
+    shell_words.answer(shell, get_command(app), {shell_words.LINE: f"gpurun {line}", shell_words.BREAKS: breaks})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_every_value_is_completed(store, capsys):
+    """`status JOB`, `diff`, `tensorboard`, sweeps, campaigns and most options of `submit` completed nothing."""
+    for line, found in {
+        "status ns": ["ns:train"], "diff @": ["@last"], "diff @last ns": ["ns:train"], "requeue ns": ["ns:train"],
+        "events ns": ["ns:train"], "tensorboard tu": ["tune"], "tensorboard ns": ["ns:train"],
+        "sweep status tu": ["tune"], "sweep stop tu": ["tune"], "sweep st": ["status", "stop"], "scale sh": ["show"],
+        "status --state RUN": ["RUNNING"], "status --user e": ["eve"], "submit --host gpu-01,@ra": ["gpu-01,@rack:r1"],
+        "submit --avoid @label": ["@label:owner=me"], "submit --launcher torch": ["torchrun"],
+        "submit --generation pa": ["pascal"], "submit --pool v": ["vision"], "submit --project c": ["cats"],
+        "submit --locality ra": ["rack"], "submit --image me/": ["me/net:1"], "submit --data x=ho": ["x=host:/"],
+        "submit --host=@rack": ["--host=@rack:r1"], "sweep run --launcher torch": ["torchrun"],
+        "sweep recipe --pool v": ["vision"], "inventory cordon @fa": ["@fabric:tcp"], "exec @l": ["@last"],
+        "exec @last -- @l": [], "nonsense x": [], "logs 'my": [ODD], "logs @last nothing": [],
+    }.items():  # fmt: skip
+        assert words(capsys, line) == found, line
+    assert "submit" in words(capsys, "") and "--rank" in words(capsys, "logs --r")
+    for folder in store.folder.plain.iterdir():
+        (folder / "state.json").write_bytes(b"{")
+    Path("inventory.yaml").write_text("{")
+    assert words(capsys, "logs ns") == words(capsys, "submit --host gpu") == []
+
+
+def test_bash_gets_what_follows_the_last_character_at_which_it_splits(capsys):
+    breaks = " \t\n\"'@><=;|&(:"
+    for line, found in {
+        "logs @l": ["@last"], "inventory list @rack:r": ["r1"], "inventory list @rack:": ["r1"],
+        "logs ns": ["ns:train"], "submit --host=@rack:r": ["r1"], "submit --host=gpu-01,@rack:": ["r1"],
+        "logs my": [r"my\ job\'\;\ \$x\ \[a-b\]"], "logs 'my": [ODD], "logs my\\ j": [r"my\ job\'\;\ \$x\ \[a-b\]"],
+    }.items():  # fmt: skip
+        assert words(capsys, line, "bash", breaks) == found, line
+
+
+def test_the_command_answers_shells(tmp_path):
+    env = {**os.environ, "_GPURUN_COMPLETE": "words_fish", "_GPURUN_LINE": "gpurun logs @l"}
+    run = {"capture_output": True, "text": True, "timeout": LIMIT_S, "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-m", "gpurun"], env=env, **run)
+    assert (done.returncode, done.stdout) == (0, "@last\n"), done.stderr
+
+
+CLIENT = f"""#!{sys.executable} -IS
+import json, os, socket, sys
+told = {{"argv": sys.argv[1:], "env": {{k: v for k, v in os.environ.items() if k.startswith("_GPURUN")}}}}
+server = socket.socket(socket.AF_UNIX)
+server.connect(SOCKET)
+server.sendall(json.dumps(told).encode())
+server.shutdown(socket.SHUT_WR)
+with server.makefile("rb") as answer:
+    sys.stdout.buffer.write(answer.read())
+"""
+
+
+@pytest.fixture
+def typed(tmp_path, capsys):
+    """Answers the shells' questions in this process; the queue gets the arguments of commands that they run."""
+    here, ran = str(tmp_path / "socket"), queue.Queue()
+    (tmp_path / "bin").mkdir()
+    client = tmp_path / "bin" / "gpurun"
+    client.write_text(CLIENT.replace("SOCKET)", f"{here!r})"))
+    client.chmod(0o755)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(here)
+    server.listen()
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                asks, _ = server.accept()
+                with asks, asks.makefile("rb") as file:
+                    told = json.load(file)
+                    if (shell := shell_words.asked_by(told["env"])) is None:
+                        ran.put(told["argv"])
+                    else:
+                        shell_words.answer(shell, get_command(app), told["env"])
+                        asks.sendall(capsys.readouterr().out.encode())
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield ran
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(LIMIT_S)
+
+
+SHELLS = {
+    "bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"],
+    "fish": ["fish", "--no-config", "--private", "--interactive"],
+}  # fmt: skip
+BEGIN = {"bash": "source {0}\n", "zsh": "autoload -U compinit; compinit -u -D; source {0}\n", "fish": "source {0}\n"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_real_shell_completes(typed, tmp_path, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}: .ci/install-packages installs it")
+    script = tmp_path / "script"
+    shell_words.use_scripts()
+    script.write_text(get_completion_script(prog_name="gpurun", complete_var=shell_words.VARIABLE, shell=shell))
+    ours, theirs = pty.openpty()
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "xterm", "LANG": "C.UTF-8",
+        "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path),
+    }  # fmt: skip
+    process = subprocess.Popen(["setsid", "-c", *SHELLS[shell]], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = bytearray()
+
+    def read():
+        with suppress(OSError):
+            while data := os.read(ours, 1 << 16):
+                shown.extend(data)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        os.write(ours, BEGIN[shell].format(script).encode() + b"gpurun ready\r")
+        try:
+            assert typed.get(timeout=LIMIT_S) == ["ready"]
+        except queue.Empty:
+            pytest.fail(f"{shown!r}")
+        for line, argv in {
+            "logs @l": ["logs", "@last"], "inventory list @rack:r": ["inventory", "list", "@rack:r1"],
+            "logs ns:t": ["logs", "ns:train"], "submit --host=gpu-01,@ra": ["submit", "--host=gpu-01,@rack:r1"],
+            "logs my": ["logs", ODD], "status --state RUNN": ["status", "--state", "RUNNING"],
+        }.items():  # fmt: skip
+            os.write(ours, f"gpurun {line}\t\r".encode())
+            try:
+                assert typed.get(timeout=LIMIT_S) == argv, shown[-400:]
+            except queue.Empty:
+                pytest.fail(f"{line}: {shown[-600:]!r}")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        reader.join(LIMIT_S)
