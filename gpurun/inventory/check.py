@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 
 from gpurun.errors import BadInput, StateError
@@ -21,14 +21,7 @@ def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: t
     is a fault of gpurun, and the caller must not write the file.
     """
     named = dict.fromkeys(hosts)
-    for name, host in after.by_name.items():
-        if name not in named and before.by_name.get(name) != host:
-            raise _fault(f"host {name} would change too")
-    gone = before.by_name.keys() - after.by_name.keys()
-    if gone != (set(named) if settings is None else set()):
-        raise _fault(f"hosts {fold(gone) if gone else '(none)'} would go")
-    if replace(before, hosts=(), racks=()) != replace(after, hosts=(), racks=()):
-        raise _fault("more than hosts would change")
+    _check_others(before, after, named, set(named) if settings is None else set())
     for name in named if settings is not None else ():
         _check_host(before.by_name.get(name), after.by_name[name], settings or ())
     for setting in settings or ():
@@ -36,6 +29,30 @@ def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: t
             for name, address in zip(named, expand(setting.text), strict=True):
                 if getattr(after.by_name[name], setting.field) != address:
                     raise _fault(f"{setting.field} of {name} would not be {address}")
+
+
+def check_each(before: Inventory, after: Inventory, settings: Mapping[str, tuple[HostSetting, ...]]) -> None:
+    """Like `check`, for settings that differ from host to host; each address is that of one host."""
+    _check_others(before, after, settings, set())
+    for name, own in settings.items():
+        _check_host(before.by_name[name], after.by_name[name], own)
+        for setting in own:
+            if setting.field in PER_HOST and setting.value is not None:
+                have = getattr(after.by_name[name], setting.field)
+                if have != setting.value:
+                    raise _fault(f"{setting.field} of {name} would be {have}")
+
+
+def _check_others(before: Inventory, after: Inventory, named: Collection[str], goes: set[str]) -> None:
+    """Raise unless only the named hosts change, and those of `goes` are gone."""
+    for name, host in after.by_name.items():
+        if name not in named and before.by_name.get(name) != host:
+            raise _fault(f"host {name} would change too")
+    gone = before.by_name.keys() - after.by_name.keys()
+    if gone != goes:
+        raise _fault(f"hosts {fold(gone) if gone else '(none)'} would go")
+    if replace(before, hosts=(), racks=()) != replace(after, hosts=(), racks=()):
+        raise _fault("more than hosts would change")
 
 
 def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, ...]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
-from gpurun.inventory.check import check
+from gpurun.inventory.check import check, check_each
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import collector_at_rest, parse
@@ -47,7 +47,19 @@ class RemoveHosts:
     hosts: tuple[str, ...]
 
 
-Edit = SetFields | AddHosts | RemoveHosts
+@dataclass(frozen=True)
+class SetEach:
+    """Set values of several hosts at once, such as addresses that they exchange; each host is in one of the edits."""
+
+    edits: tuple[SetFields, ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts."""
+        return tuple(name for edit in self.edits for name in edit.hosts)
+
+
+Edit = SetFields | SetEach | AddHosts | RemoveHosts
 _SECTION = "racks:\n"
 
 
@@ -67,8 +79,11 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
             raise BadInput(f"the inventory has no {fold(missing)}", where=str(source))
     with collector_at_rest():
         after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
-    settings = None if isinstance(edit, RemoveHosts) else edit.settings
-    check(before, _read_again(after, source), edit.hosts, settings)
+    result = _read_again(after, source)
+    if isinstance(edit, SetEach):
+        check_each(before, result, {name: each.settings for each in edit.edits for name in each.hosts})
+    else:
+        check(before, result, edit.hosts, None if isinstance(edit, RemoveHosts) else edit.settings)
     return after
 
 
@@ -97,13 +112,18 @@ def _spliced(text: str, lines: tuple[int, int], edit: Edit, hosts: Sequence[str]
 
 def _is_local(edit: Edit) -> bool:
     """Return True if gpurun can make an edit rack by rack: it moves no host and distributes no addresses."""
+    if isinstance(edit, SetEach):
+        return False
     settings = () if isinstance(edit, RemoveHosts) else edit.settings
     return not any(setting.field == "rack" or setting.field in PER_HOST for setting in settings)
 
 
 def _with_edit(text: str, edit: Edit, hosts: Sequence[str]) -> str:
     tree = InventoryTree(text)
-    if isinstance(edit, SetFields):
+    if isinstance(edit, SetEach):
+        for each in edit.edits:
+            tree.set(each.hosts, each.settings)
+    elif isinstance(edit, SetFields):
         tree.set(hosts, edit.settings)
     elif isinstance(edit, AddHosts):
         tree.add(hosts, edit.rack, edit.settings)

@@ -160,3 +160,29 @@ def test_damaged_memory_is_no_memory(imported, place):
             path.write_bytes(b"{")
     code, _, err = imported(HOSTS.replace("[1:3]", "[1:2]"))
     assert (code, "kept: n3 is not in the source" in err) == (0, True)
+
+
+def addresses(first: int) -> str:
+    return "[rack1]\n" + "".join(f"n{n} gpus=4 ansible_host=10.0.{first + n}.1\n" for n in range(1, 60))
+
+
+def test_hosts_that_exchange_their_addresses(imported):
+    """One after the other, two hosts would be one machine in between."""
+    assert imported(addresses(0))[0] == 0
+    assert imported(addresses(1))[0] == 0
+    there = "[rack1]\nn1 gpus=4 ansible_host=10.0.9.2\nn2 gpus=4 ansible_host=10.0.9.1\n"
+    assert imported(there)[0] == 0
+    back = there.replace("9.2", "9.3").replace("9.1", "9.2").replace("9.3", "9.1")
+    code, _, err = imported(back)
+    assert (code, told(err)[-1]) == (0, "changed: n2: address 10.0.9.1 → 10.0.9.2")
+    assert {host.name: host.address for host in load(Path("inventory.yaml")).hosts} == {
+        "n1": "10.0.9.1",
+        "n2": "10.0.9.2",
+    }
+
+
+def test_two_names_of_one_machine_are_one_host(imported):
+    code, _, err = imported("[rack1]\nn1 gpus=4 ansible_host=10.0.0.1\nalias gpus=4 ansible_host=10.0.0.1\n")
+    assert code == 0
+    assert "hosts: alias: another name of n1: both are 10.0.0.1:22" in err
+    assert set(load(Path("inventory.yaml")).by_name) == {"n1"}

@@ -17,7 +17,7 @@ from yaml.nodes import Node, ScalarNode
 
 from gpurun.documents.nodes import ProblemReport, compose, entries
 from gpurun.errors import BadInput
-from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetFields, apply
+from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetEach, SetFields, apply
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import quoted
@@ -195,14 +195,12 @@ def _edits(
 ) -> Iterator[Edit]:
     if changes.gone:
         yield RemoveHosts(tuple(changes.gone))
-    alike: dict[tuple[HostSetting, ...], list[str]] = {}
+    alike: dict[tuple[object, ...], list[str]] = {}
     for name, settings in changes.settings.items():
-        if any(setting.field in PER_HOST for setting in settings):
-            yield SetFields((name,), tuple(settings))
-        else:
-            alike.setdefault(tuple(settings), []).append(name)
-    for common, names in alike.items():
-        yield SetFields(tuple(names), common)
+        own = (name,) if any(setting.field in PER_HOST for setting in settings) else ()
+        alike.setdefault((*settings, *own), []).append(name)
+    if changes.settings:
+        yield SetEach(tuple(SetFields(tuple(names), tuple(changes.settings[names[0]])) for names in alike.values()))
     if changes.added:
         yield from _additions(data, path, inventory, draft, changes.added, stated)
 

@@ -12,6 +12,7 @@ from gpurun.inventory.fields import LABEL_PATTERN, PER_HOST, is_address
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
 from gpurun.inventory.imports.generations import generation_of, is_slice
+from gpurun.inventory.model import SSH_PORT, machine_at
 from gpurun.inventory.settings import HostSetting, parse
 
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
@@ -135,6 +136,16 @@ class Draft:
     def leave_out_sliced(self, where: str) -> None:
         """Remove the hosts whose GPUs are slices."""
         self.leave_out([host for host in self.values if host in self.sliced], "its only GPUs are slices (MIG)", where)
+
+    def leave_out_twins(self, where: str) -> None:
+        """Remove hosts that are other names of a machine that is a host already: its GPUs would count twice."""
+        first: dict[str, str] = {}
+        for host, values in list(self.values.items()):
+            address, port = (values[key].text if key in values else "" for key in ("address", "port"))
+            machine = machine_at(address or host, int(port or SSH_PORT))
+            if machine in first:
+                self.leave_out([host], f"another name of {first[machine]}: both are {machine}", where)
+            first.setdefault(machine, host)
 
     def telling(self) -> set[str]:
         """Return the hosts of which the source says that they have GPUs."""

@@ -47,6 +47,7 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
     draft = Draft(str(file))
     _read_as(kind, data, text, draft, file, meant)
     draft.leave_out_sliced(str(file))
+    draft.leave_out_twins(str(file))
     if not draft.values:
         raise BadInput(f"no host was found, read as {kind}", where=str(file), hint=_short(draft.out or draft.left))
     return draft
