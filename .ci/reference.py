@@ -214,7 +214,9 @@ def flag_of(key: str, kind: Kind) -> str:
     if setting.flag is None:
         return f" No flag: {text(setting.no_flag)}."
     has_own_name = setting.names[-1] == f"--{key.replace('_', '-')}"
-    return "" if has_own_name else f" Flag: {code(setting.names[-1])}."
+    name = "" if has_own_name else f" Flag: {code(setting.names[-1])}."
+    lacks = "scale run" not in setting.flag.only and "submit" in setting.flag.only
+    return name + (f" {text(setting.flag.why)}." if lacks else "")
 
 
 def sentence(plain: str) -> str:

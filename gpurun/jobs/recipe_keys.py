@@ -37,7 +37,7 @@ GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""
 HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
 NO_CAMPAIGN = ("submit", "sweep run")
-ONE_SIZE = "each run has one size and no rehearsal, so that runs can be compared"
+ONE_SIZE = "`gpurun scale` has no such flag: it compares runs of one size each, without rehearsals"
 
 
 class ConstraintKeys(TypedDict, total=False):
@@ -245,7 +245,10 @@ class RecipeKeys(TypedDict, total=False):
             "name of the job, or of the sweep",
             "resnet-a",
             flag=KeyFlag(
-                WHAT, "NAME", only=NO_CAMPAIGN, why="its --name is the campaign's: the same name continues it"
+                WHAT,
+                "NAME",
+                only=NO_CAMPAIGN,
+                why="`gpurun scale --name` is the campaign's name: the same name continues it",
             ),
         ),
     ]
@@ -277,7 +280,7 @@ class RecipeKeys(TypedDict, total=False):
                 "GPUS",
                 ("-n", "--gpus"),
                 only=NO_CAMPAIGN,
-                why="its --gpus are all sizes to run",
+                why="`gpurun scale --gpus` has all sizes to run",
                 more="auto:80%: the most GPUs that still give 80 % of their speed, by what `gpurun scale` measured",
             ),
         ),
@@ -411,7 +414,7 @@ class RecipeKeys(TypedDict, total=False):
                 "LAUNCHER",
                 complete="launchers",
                 only=NO_CAMPAIGN,
-                why="its --launcher are all launchers to compare",
+                why="`gpurun scale --launcher` has all launchers to compare",
             ),
         ),
     ]
