@@ -21,7 +21,7 @@ from gpurun.documents.convert import Kind, kind_of
 Words = Literal[
     "data_sources", "files", "folders", "generations", "gpu_models", "hosts", "images", "launchers", "pools", "projects"
 ]
-"""What a shell offers for a value. Each is a function of `gpurun.cli.completion`."""
+"""What a shell offers for a value: a function of `gpurun.cli.completion`. Shells offer files and folders themselves."""
 _KEY = re.compile(r"`([a-z_]+)`")
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gpurun.api import asking
+from gpurun.cli import completion
 from gpurun.cli.job_options import MEASURE, OUTPUT, flags_of, settings_for
 from gpurun.cli.lazy import _load
 from gpurun.cli.main import COMMANDS
@@ -90,6 +91,7 @@ def test_each_setting_has_a_flag_of_the_same_words_on_three_commands_or_a_reason
         assert setting.names[-1] == f"--{key.replace('_', '-')}" or key in ("hosts", "mounts", "secrets", "python"), key
         assert bool(setting.flag.why) == (len(setting.flag.only) < len(PLACES)), key
         assert setting.is_switch or setting.value.strip("aAbBrw[]:|"), key
+        assert setting.flag.complete in (None, "files", "folders", *vars(completion)), key
         assert setting.is_many == setting.help.endswith("May be repeated."), key
         for command in setting.flag.only:
             option = option_of(command, key)
