@@ -6,7 +6,7 @@ A completion never fails: if gpurun cannot read a file, it offers no words.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING
@@ -108,11 +108,12 @@ def data_sources(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller
 
 
 @_quietly
-def launchers(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
-    """Complete launchers."""
+def launchers(incomplete: str) -> Iterable[str]:
+    """Complete the last launcher of a list."""
     from gpurun.launch.launchers import NAMES
 
-    return NAMES
+    before, comma, _ = incomplete.rpartition(",")
+    return [before + comma + name for name in NAMES]
 
 
 @_quietly
@@ -175,3 +176,12 @@ def _specs() -> Iterator[JobSpec]:
     for record in _records():
         with suppress(StateError):  # damaged
             yield store.get(record.id).spec()
+
+
+BY_VALUE: Mapping[str, Callable[[str], list[str]]] = {
+    "JOB": jobs, "[JOB…]": jobs, "HOST": hosts, "HOSTS": hosts, "POOL": pools, "PROJECT": projects, "IMAGE": images,
+    "history STATE": ended_states, "prune STATE": ended_states, "history USER": users, "report USER": users,
+    "LAUNCHER,LAUNCHER…": launchers,
+}  # fmt: skip
+"""What completes a value that its declaration says nothing of: by the word for it in the help, with or without a
+command. Of other commands, a USER is an account on hosts."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import click
-from click.shell_completion import ShellComplete, split_arg_string
+from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
 VARIABLE, LINE, BREAKS = "_GPURUN_COMPLETE", "_GPURUN_LINE", "_GPURUN_BREAKS"
 SCRIPTS = {
@@ -73,6 +73,7 @@ def answer(shell: str, command: click.Command, environ: Mapping[str, str]) -> No
         return
     completer = ShellComplete(command, {}, "gpurun", VARIABLE)
     given = _with_default(command, words[1:], incomplete)
+    _complete_by_value(command, given)
     found = [item.value for item in completer.get_completions(given, incomplete) if item.type == "plain"]
     before = _option_of(incomplete)
     written = [before + word for word in found if word.isprintable()]
@@ -80,6 +81,29 @@ def answer(shell: str, command: click.Command, environ: Mapping[str, str]) -> No
         cut = _cut(incomplete, environ.get(BREAKS, ""))
         written = [_BARE.sub(r"\\\1", word[cut:]) for word in written]
     sys.stdout.write("".join(f"{word}\n" for word in written))
+
+
+def _complete_by_value(command: click.Command, words: Sequence[str]) -> None:
+    """Let the words for values in a command's help say what completes them (`gpurun.cli.completion.BY_VALUE`)."""
+    from gpurun.cli.completion import BY_VALUE
+
+    name = ""
+    for word in (word for word in words if not word.startswith("-")):
+        below = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if below is None:
+            break
+        command, name = below, word
+    for parameter in command.params:
+        offered = BY_VALUE.get(f"{name} {parameter.metavar}") or BY_VALUE.get(str(parameter.metavar))
+        if offered is not None and not parameter.shell_complete(click.Context(command), ""):
+            _offer(parameter, offered)
+
+
+def _offer(parameter: click.Parameter, offered: Callable[[str], list[str]]) -> None:
+    def complete(_context: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in offered(incomplete)]
+
+    vars(parameter)["shell_complete"] = complete  # in place of the method
 
 
 def _with_default(command: click.Command, words: list[str], incomplete: str) -> list[str]:

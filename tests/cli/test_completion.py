@@ -71,6 +71,11 @@ def test_every_value_is_completed(store, capsys):
         "submit --locality ra": ["rack"], "submit --image me/": ["me/net:1"], "submit --data x=ho": ["x=host:/"],
         "submit --host=@rack": ["--host=@rack:r1"], "sweep run --launcher torch": ["torchrun"],
         "sweep recipe --pool v": ["vision"], "inventory cordon @fa": ["@fabric:tcp"], "exec @l": ["@last"],
+        "history --user e": ["eve"], "history --state F": ["FAILED"], "report --pool v": ["vision"],
+        "init --user e": [], "prune --state S": ["SUCCEEDED"], "audit --job ns": ["ns:train"], "du ns": ["ns:train"],
+        "ship me": ["me/net:1"], "data evict --host gpu-01,@fa": ["gpu-01,@fabric:tcp"],
+        "bench --image me": ["me/net:1"],
+        "scale run --launcher jax,torchr": ["jax,torchrun"], "history --project c": ["cats"],
         "exec @last -- @l": [], "nonsense x": [], "logs 'my": [ODD], "logs @last nothing": [],
     }.items():  # fmt: skip
         assert words(capsys, line) == found, line
