@@ -7,12 +7,13 @@ edit, so that no edit can change a host that it does not name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
+from gpurun.inventory.addresses import shares
 from gpurun.inventory.check import check, check_each
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
@@ -81,10 +82,23 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
         after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
     result = _read_again(after, source)
     if isinstance(edit, SetEach):
-        check_each(before, result, {name: each.settings for each in edit.edits for name in each.hosts})
+        check_each(before, result, {name: own for each in edit.edits for name, own in _of_each_host(each)})
     else:
         check(before, result, edit.hosts, None if isinstance(edit, RemoveHosts) else edit.settings)
     return after
+
+
+def _of_each_host(edit: SetFields) -> Iterator[tuple[str, tuple[HostSetting, ...]]]:
+    """Return the settings of each host, with its own address of a range of addresses."""
+    addresses = {setting.field: shares(setting, edit.hosts) for setting in edit.settings if setting.field in PER_HOST}
+    for name in edit.hosts:
+        yield (
+            name,
+            tuple(
+                replace(setting, value=addresses[setting.field][name]) if addresses.get(setting.field) else setting
+                for setting in edit.settings
+            ),
+        )
 
 
 def _edited(text: str, before: Inventory, edit: Edit) -> str:

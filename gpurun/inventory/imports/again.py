@@ -20,7 +20,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetEach, SetFields, apply
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.folding import fold
-from gpurun.inventory.hostset import quoted
+from gpurun.inventory.hostset import expand, quoted
 from gpurun.inventory.imports.compose import grouped, written
 from gpurun.inventory.imports.draft import Draft
 from gpurun.inventory.load import parse
@@ -147,7 +147,8 @@ def _compare_host(
             _stays(changes, host.name, key, old)
         elif mine == _value(key, old) or (before is None and mine is None):
             changes.settings.setdefault(host.name, []).append(_setting(key, new or ""))
-            changes.tell("changed", f"{{hosts}}: {key} {_shown(mine)} → {_shown(_value(key, new))}", host.name)
+            what = f"another {key}" if key in PER_HOST else f"{key} {_shown(mine)} → {_shown(_value(key, new))}"
+            changes.tell("changed", f"{{hosts}}: {what}", host.name)
         elif new is None:
             changes.tell("kept", f"{{hosts}}: {key} is {_shown(mine)} here; the source has none now", host.name)
             _stays(changes, host.name, key, old)
@@ -195,14 +196,39 @@ def _edits(
 ) -> Iterator[Edit]:
     if changes.gone:
         yield RemoveHosts(tuple(changes.gone))
-    alike: dict[tuple[object, ...], list[str]] = {}
-    for name, settings in changes.settings.items():
-        own = (name,) if any(setting.field in PER_HOST for setting in settings) else ()
-        alike.setdefault((*settings, *own), []).append(name)
     if changes.settings:
-        yield SetEach(tuple(SetFields(tuple(names), tuple(changes.settings[names[0]])) for names in alike.values()))
+        yield SetEach(tuple(_together(changes.settings, inventory)))
     if changes.added:
         yield from _additions(data, path, inventory, draft, changes.added, stated)
+
+
+def _together(changed: Mapping[str, Sequence[HostSetting]], inventory: Inventory) -> Iterator[SetFields]:
+    """Join equal settings of hosts, and addresses that follow the order of the names of a rack's hosts."""
+    alike: dict[object, list[str]] = {}
+    for name, settings in changed.items():
+        own = tuple(setting.field for setting in settings if setting.field in PER_HOST)
+        others = tuple(setting for setting in settings if setting.field not in PER_HOST)
+        alike.setdefault((others, own, own and inventory.by_name[name].rack), []).append(name)
+    for names in alike.values():
+        ordered = expand(fold(names))
+        folded = [_folded([changed[name][at] for name in ordered]) for at in range(len(changed[names[0]]))]
+        if all(setting is not None for setting in folded):
+            yield SetFields(ordered, tuple(setting for setting in folded if setting is not None))
+            continue
+        for name in ordered:
+            yield SetFields((name,), tuple(changed[name]))
+
+
+def _folded(settings: Sequence[HostSetting]) -> HostSetting | None:
+    """Return one setting for several hosts: equal values, or a range of addresses; None if there is none."""
+    first = settings[0]
+    texts = tuple(setting.text for setting in settings)
+    if set(texts) == {first.text}:
+        return first if len(texts) == 1 or first.value is None or first.field not in PER_HOST else None
+    if first.field not in PER_HOST or any(":" in text or not text for text in texts):
+        return None
+    folded = fold(texts)
+    return _setting(first.field, folded) if expand(folded) == texts else None
 
 
 def _additions(
