@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 import tempfile
@@ -10,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND, pack
 from gpurun.api.telling import clues_of_call
 from gpurun.environments.log import BuildLines
 from gpurun.errors import BadInput, StateError
+from gpurun.head.planned import planned
 from gpurun.head.reading import clues_of
 from gpurun.head.submission import submit_jobs
 from gpurun.head.waiter import resume
@@ -34,24 +36,36 @@ from gpurun.jobs.store import JobStore
 from gpurun.state.home import home
 
 OUTPUTS = "/outputs"
-_OWN = ("args", "kwargs", "inventory")
+What = Callable[..., Any] | Sequence[str] | str | Path
+_OWN = ("args", "kwargs", "inventory", "dry_run")
 """Arguments of `submit` that are no settings."""
 
 
+@overload
 def submit(
-    what: Callable[..., Any] | Sequence[str] | str | Path,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    inventory: str | None = None,
-    **settings: Any,
-) -> Job:
+    what: What, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, inventory: str | None = None,
+    dry_run: Literal[False] = False, **settings: Any,
+) -> Job: ...  # fmt: skip
+
+
+@overload
+def submit(
+    what: What, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, inventory: str | None = None,
+    dry_run: Literal[True], **settings: Any,
+) -> dict[str, Any]: ...  # fmt: skip
+
+
+def submit(
+    what: What, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, inventory: str | None = None,
+    dry_run: bool = False, **settings: Any,
+) -> Job | dict[str, Any]:  # fmt: skip
     """Run a function, a command or a recipe on a gang of GPUs. The same as ``gpurun submit``.
 
     Args:
         what: a function, which each rank calls; a command as a list of words; or a recipe's path.
         args, kwargs: the function's arguments.
         inventory: the inventory's file; default: as on the command line.
+        dry_run: submit nothing; return the plan, as ``gpurun submit --dry-run --json`` prints it.
         settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``.
             Without ``launcher``, what a function or its module imports says what starts the ranks. If nothing says it,
             one GPU needs no launcher, and several need the setting.
@@ -64,7 +78,14 @@ def submit(
         NeverFits: the inventory can never hold the job.
         StateError: gpurun cannot store the job.
     """
-    return _submit([(what, args, kwargs or {})], inventory, settings)[0]
+    call = (what, args, kwargs or {})
+    if not dry_run:
+        return _submit([call], inventory, settings)[0]
+    found = load(find(inventory, os.environ))
+    with ExitStack() as folders:
+        spec, said = _spec(call, found, dict(settings), folders, is_plan=True)
+        plan = planned(spec, found, said, os.environ).document
+    return dict(json.loads(json.dumps(plan, default=list)))
 
 
 def map(
@@ -162,7 +183,12 @@ def _submit(
 ) -> list[Job]:
     found = load(find(named, os.environ))
     with ExitStack() as folders:
-        specs = [_spec(call, found, dict(settings), folders) for call in calls]
+        specs = []
+        for call in calls:
+            spec, said = _spec(call, found, dict(settings), folders)
+            specs.append(spec)
+            for text in said:
+                sys.stderr.write(f"{text}\n")
         submission = submit_jobs(specs, found, home(os.environ), os.environ, on_build=BuildLines())
     returns = callable(calls[0][0])
     return [Job(folder, returns=returns) for folder in submission.folders]
@@ -185,7 +211,10 @@ def _spec(
     inventory: Inventory,
     settings: dict[str, Any],
     folders: ExitStack,
-) -> JobSpec:
+    *,
+    is_plan: bool = False,
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """Return a call as a spec, and lines that tell the user how gpurun read it."""
     what, args, kwargs = call
     recipe: Recipe | None = None
     workdir = settings.get("workdir")
@@ -211,9 +240,5 @@ def _spec(
         hint = f"did you mean {meant[0]}?" if meant else "the keys of a recipe, and of its constraints: docs/recipes.md"
         raise BadInput(f"there is no setting {unknown[0]!r}", hint=hint)
     flags = {key: (key, value) for key, value in settings.items()}
-    spec, said = spec_of(
-        recipe, inventory, flags, reads=(lambda _spec: clues_of_call(what)) if callable(what) else clues_of
-    )
-    for text in said:
-        sys.stderr.write(f"{text}\n")
-    return spec
+    reads = (lambda _spec: clues_of_call(what)) if callable(what) else clues_of
+    return spec_of(recipe, inventory, flags, reads=reads, is_plan=is_plan)

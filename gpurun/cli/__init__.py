@@ -6,6 +6,6 @@ jobs, inventory_options
                      find the jobs, hosts and files that a person named
 printing, tables, progress, patience, sending
                      output for people; JSON is in `shapes`
-completion, tree, manual
+completion, shell_words, tree, manual
                      help for shells, pages and manuals
 """

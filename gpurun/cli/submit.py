@@ -110,12 +110,13 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 
 def say_what_happens(record: JobRecord, spec: JobSpec, inventory: Inventory, *, is_decided: bool) -> None:
     """Say where a job starts that was submitted, or what it waits for."""
-    from gpurun.cli.shares import expected, lines
+    from gpurun.cli.shares import lines
     from gpurun.cli.why import waits_for
+    from gpurun.head.planned import expected
 
     if record.granted:
         say(f"{record.id} starts on {', '.join(grant.host for grant in record.granted)}")
-        for line in lines(expected(spec, record.granted, inventory)):
+        for line in lines(expected(spec, record.granted, inventory, os.environ)):
             say(f"  {line}")
     elif record.state.ended:
         say(f"{record.id} is {record.state.value}: {printable(record.reason)}")

@@ -383,3 +383,20 @@ def test_nobody_cancels_the_job_of_another_user(folder, nobody_starts, monkeypat
     with pytest.raises(NotYours, match="belongs to"):
         gpurun.cancel(gpurun.job(folder.id))
     assert folder.cancel_request() is None
+
+
+def test_a_dry_run_gives_the_plan_and_submits_nothing(asked, monkeypatch, capsys):
+    """The same document as ``gpurun submit --dry-run --json``; the head here has no Docker."""
+    monkeypatch.setattr("gpurun.head.planned.Engine", lambda _: SimpleNamespace(image=no_image))
+    plan = gpurun.submit(["python3", "-c", "a'; b\n"], gpus=2, image="i", launcher="tasks", dry_run=True)
+    assert plan["job"]["command"] == ["python3", "-c", "a'; b\n"] and list(plan["containers"]) == ["h1"]
+    assert plan["image_problem"] == "the head does not have i"
+    assert gpurun.submit(len, ("x",), gpus=1, image="i", dry_run=True)["job"]["command"] == list(COMMAND)
+    assert gpurun.submit(["true"], gpus=8, image="i", launcher="tasks", dry_run=True)["placement"]["racks"] == ["r1"]
+    with pytest.raises(BadInput, match="no image"):
+        gpurun.submit(len, ("x",), gpus=1, dry_run=True)
+    assert asked == [] and gpurun.jobs() == []
+
+
+def no_image(name):
+    raise BadInput(f"the head does not have {name}")
