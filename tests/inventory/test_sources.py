@@ -169,6 +169,15 @@ def test_notes_are_short_and_name_file_line_and_host(gpurun, place):
     assert "not mapped: hosts:3: n2: gpus: 'many' is not a whole number" in err
 
 
+def test_a_folder_of_several_inventories_says_what_was_not_read(gpurun, place):
+    write({"inv/hosts": "[rack1]\nn1 gpus=4\n", "inv/groups": "[train]\nn1\n", "inv/group_vars/train.yml": "gpus: 8\n"})
+    code, _, err = gpurun("inventory", "import", "inv")
+    assert (code, "not mapped: inv: not read, though Ansible reads each file of a folder: groups" in err) == (
+        0,
+        True,
+    ), err
+
+
 HOSTILE = {
     "ssh_node_pools.yaml": "a: {hosts: [-oX, good, 'a b', {ip: '$(x)'}, [1], {ip: [1]}]}\n",
     "f.dstack.yml": "type: fleet\nssh_config: {user: -oX, hosts: [good, -x, {hostname: good2, port: x, user: a;b}]}\n",

@@ -46,6 +46,8 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
     kind = kind or detect(file, text)
     draft = Draft(str(file))
     _read_as(kind, data, text, draft, file, meant)
+    if file != path and kind == "ansible" and (others := _others(path, file)):
+        draft.leave(f"not read, though Ansible reads each file of a folder: {', '.join(others)}", str(path))
     draft.leave_out_sliced(str(file))
     draft.leave_out_twins(str(file))
     if not draft.values:
@@ -66,6 +68,12 @@ def _file_in(folder: Path) -> Path:
             hint=f"name the file; in a folder, gpurun looks for {', '.join(_FILES)}",
         )  # fmt: skip
     return found
+
+
+def _others(folder: Path, file: Path) -> list[str]:
+    """Return the names of other files in a folder that Ansible would read as inventories."""
+    names = [path.name for path in sorted(folder.iterdir()) if path.is_file() and path != file]
+    return [name for name in names if name[0] != "." and Path(name).suffix in ("", ".ini", ".yml", ".yaml")][:5]
 
 
 def _read_as(kind: str, data: bytes, text: str, draft: Draft, file: Path, meant: ansible.Meant) -> None:
