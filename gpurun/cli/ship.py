@@ -10,7 +10,7 @@ from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say
-from gpurun.cli.values import TIME
+from gpurun.cli.values import RATE, TIME
 from gpurun.errors import BadInput, GpurunError, HostFailure
 from gpurun.quantities.counts import count
 
@@ -35,13 +35,8 @@ def ship(
         bool, typer.Option("--dry-run", help="Show what each host would receive; send nothing.")
     ] = False,
     rate_limit: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MIB_S",
-            min=0.001,
-            help="Highest sending rate of the head and of each host, in MiB/s.",
-            show_default=False,
-        ),
+        int | None,
+        typer.Option(click_type=RATE, help="Highest sending rate of the head and of each host, such as 1gbit."),
     ] = None,
     deadline_s: Annotated[
         float, typer.Option("--deadline", click_type=TIME, help="Give up after this long.", show_default="6h")
@@ -67,7 +62,7 @@ def ship(
         try:
             report = shipping.ship(
                 image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host,
-                progress=view.show, deadline_s=deadline_s, rate_bytes_s=rate_limit * MIB if rate_limit else None,
+                progress=view.show, deadline_s=deadline_s, rate_bytes_s=rate_limit / 8 if rate_limit else None,
             )  # fmt: skip
         finally:
             view.close()

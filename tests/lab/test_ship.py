@@ -247,7 +247,7 @@ SHIP = [sys.executable, "-m", "gpurun", "ship"]
 
 def test_the_head_is_killed_in_the_middle_and_the_next_ship_goes_on(lab, head, send, tmp_path):
     made = head.make(f"{NAMES}/h:1", [layer("h", 20 * MIB)])
-    argv = [*SHIP, f"{NAMES}/h:1", "-i", str(lab.inventory), "--rate-limit", "5", "--json"]
+    argv = [*SHIP, f"{NAMES}/h:1", "-i", str(lab.inventory), "--rate-limit", "42mbit", "--json"]
     process = subprocess.Popen(
         argv,
         stdout=subprocess.DEVNULL,
