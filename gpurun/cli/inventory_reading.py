@@ -11,6 +11,7 @@ import typer
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.quantities.counts import count
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _cluster_json(inventory: Inventory) -> dict[str, Any]:
 
 def _sum(inventory: Inventory) -> str:
     counts = {"host": len(inventory.hosts), "GPU": inventory.total_gpus, "rack": len(inventory.racks)}
-    return ", ".join(f"{count} {thing}{'' if count == 1 else 's'}" for thing, count in counts.items())
+    return ", ".join(count(number, thing) for thing, number in counts.items())
 
 
 def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:

@@ -15,6 +15,7 @@ from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.cli.values import RATE
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.campaigns.plan import CampaignPlan, RunKey
@@ -101,7 +102,7 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
     largest = max(plan.jobs, key=lambda job: job.gpus)
     if not as_json:
         _say_refused(plan)
-        typer.echo(f"{runs} run{'s' * (runs != 1)}, one after the other; the largest:")
+        typer.echo(f"{count(runs, 'run')}, one after the other; the largest:")
     more = {"runs": runs, "refused": [asdict(each) for each in plan.refused]}
     show_plan(largest, inventory, (), as_json=as_json, more=more)
 

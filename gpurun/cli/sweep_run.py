@@ -17,6 +17,7 @@ from gpurun.cli.printing import print_json, say
 from gpurun.cli.submit import spec_of
 from gpurun.errors import BadInput, NotYours
 from gpurun.jobs.recipe_keys import SETTINGS, SWEEP
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
@@ -78,11 +79,11 @@ def run(
         _show_plan(wish, spec, found, said, as_json=as_json)
         return
     folder = submit_sweep(wish, spec, found, SweepStore(_home()), os.environ, BuildLines())
-    count = folder.plan().trials
-    say(f"{folder.id}: {count} trial{'s' * (count != 1)} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
+    trials = folder.plan().trials
+    say(f"{folder.id}: {count(trials, 'trial')} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
     code = _follow(folder) if follow else 0
     if as_json:
-        print_json({"sweep": folder.id, "trials": count})
+        print_json({"sweep": folder.id, "trials": trials})
     elif not follow:
         typer.echo(folder.id)
     raise typer.Exit(code)
@@ -97,7 +98,7 @@ def _show_plan(wish: Wish, spec: JobSpec, inventory: Inventory, said: Sequence[s
     plan = wish.plan(spec, inventory.source, time.time())
     trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
     if not as_json:
-        typer.echo(f"{plan.trials} trial{'s' * (plan.trials != 1)}; the first:")
+        typer.echo(f"{count(plan.trials, 'trial')}; the first:")
     show_plan(trial, inventory, said, as_json=as_json, more={"trials": plan.trials})
 
 

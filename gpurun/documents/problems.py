@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 _SHOWN_CHARACTERS = 80
 _SHOWN_PROBLEMS, _LONG_LIST = 20, 12
@@ -56,5 +57,5 @@ class DocumentError(BadInput):
         self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.column)))
         lines = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
         if (more := len(self.problems) - _SHOWN_PROBLEMS) > 0:
-            lines.append(f"… and {more} more problem{'s' * (more != 1)}")
+            lines.append(f"… and {count(more, 'more problem')}")
         super().__init__("\n".join(lines))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gpurun.documents.plain import printable
 from gpurun.environments.inside import COMPILING
+from gpurun.quantities.counts import count
 
 Report = Callable[[str, float], object]
 """Told what a build does, and for how many seconds it has run; again and again."""
@@ -53,8 +54,7 @@ class BuildLog:
 
     def _read(self, line: str) -> None:
         if found := _INSTALLING.match(line):
-            count = len(found[1].split(","))
-            self.stage = f"installing {count} package{'s' if count > 1 else ''}"
+            self.stage = f"installing {count(len(found[1].split(',')), 'package')}"
         elif line.startswith("Collecting "):
             self._collected += 1
             self.stage = f"resolving, {self._collected} so far"

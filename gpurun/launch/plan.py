@@ -21,6 +21,7 @@ from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
 from gpurun.launch.launchers.identity import unset_names
 from gpurun.launch.share import HostShare, shares, threads
 from gpurun.node.gpu.claim_rules import Card, Claimant
+from gpurun.quantities.counts import count
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 THREADS = "OMP_NUM_THREADS"
@@ -204,7 +205,7 @@ def _threads(share: HostShare, ranks: int, hardware: Hardware | None, *, one_per
     each = threads(share, parts, cores)
     if each is None:
         return []
-    why = f"the job's share of {cores} cores, divided by {parts} {what}{'s' if parts > 1 else ''}"
+    why = f"the job's share of {cores} cores, divided by {count(parts, what)}"
     return [fabric.Setting(THREADS, str(each), why, "probe")]
 
 

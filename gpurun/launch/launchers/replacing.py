@@ -23,6 +23,7 @@ from gpurun.launch.launchers.lines.table import SRUN as BY_SLURM
 from gpurun.launch.launchers.lines.torch import python
 from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
 from gpurun.launch.launchers.texts import once_on_hosts, refuse_left
+from gpurun.quantities.counts import count
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 ALONE = TASKS.name
@@ -263,7 +264,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
     least, most = wanted
     if not (1 <= least <= spec.gpus <= most):
         elastic = f" --min-gpus {least}" if least < most else ""
-        some = f"{most} process{'es' * (most != 1)}" if least == most else f"{least} to {most} processes"
+        some = count(most, "process", "processes") if least == most else f"{least} to {most} processes"
         raise BadInput(
             f"{name}: the line wants {some}, and the job has {spec.gpus} GPUs, one for each process",
             hint=f"write -n {most}{elastic}, or leave the numbers out of the line"

@@ -81,7 +81,7 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
     wanted = per_host if total is None else total
     if wanted is not None and (spec.gpus % wanted if total is None else spec.gpus != wanted):
         on = "on each host" if hosts is None else "on one host" if hosts == 1 else f"on {hosts} hosts"
-        some = f"{wanted} process{'es' * (wanted != 1)}"
+        some = count(wanted, "process", "processes")
         taken = next((each.line for number, each in numbers if number == per_host and each.typed.launcher), "")
         line = f"\n    or the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
         raise BadInput(
