@@ -89,7 +89,8 @@ SOURCES = {
         "slurm.conf",
         {"slurm.conf": "GresTypes=gpu,shard\nNodeName=a1 Gres=gpu:a100:8\nNodeName=a2 Gres=gpu:a100_1g.5gb:56\n"
                        "NodeName=a3 Gres=gpu:a100:6,gpu:3g.20gb:4,shard:32\n"
-                       "NodeName=h1 Gres=gpu:nvidia_h100_80gb_hbm3:4\nNodeName=a4 Gres=gpu\nNodeName=n1 Gres=nvme:1\n",
+                       "NodeName=h1 Gres=gpu:nvidia_h100_80gb_hbm3:4\nNodeName=a4 Gres=gpu\nNodeName=n1 Gres=nvme:1\n"
+                       "NodeName=gpu9 Gres=gpu:a100:0\nNodeName=dgx-login\n",
          "gres.conf": "NodeName=a4 Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"
                       "NodeName=a4 Name=gpu Type=a100 File=/dev/nvidia1,/dev/nvidia2\n"},
         {"slurm.conf": "NodeName=a1 Gres=gpu:a100:8\nNodeName=a2 Gres=gpu:a100:8\nNodeName=a3 Gres=gpu:3g.20gb:14\n"
@@ -131,12 +132,13 @@ SOURCES = {
         "q1=2 q2=1", "q1=1 q2=2",
     ),
     "Torque's nodes": Listed(
-        "nodes", {"nodes": "t1 np=16 gpus=4\nt2 np=16 gpus=4\nt3 np=64 gpus=0\n"},
+        "nodes", {"nodes": "t1 np=16 gpus=4 ib\nt2 np=16 gpus=4\nt3 np=64 gpus=0\nt4 np=64\n"},
         {"nodes": "t1 np=16 gpus=2\nt3 np=64 gpus=1\n"}, "t[1-2]=4", "t1=2 t3=1",
     ),
     "OpenSSH, jump hosts in ProxyJump and ProxyCommand": Listed(
         "config",
-        {"config": "Host gate\n  HostName 192.0.2.1\nHost old\n  User ops\nHost github.com\n  User git\n"
+        {"config": "Host gate\n  HostName 192.0.2.1\nHost old nas login-2.example\n  User ops\n"
+                   "Host github.com\n  User git\n"
                    "Host g1 g2\n  ProxyJump ops@192.0.2.1:22\nHost g3\n  ProxyCommand ssh -q -p 22 -W %h:%p old\n"
                    "Host g*\n  User train\n"},
         {"config": "Host gate\nHost g1\n  ProxyJump gate\nHost g3 g4\n  ProxyCommand /usr/bin/ssh gate nc %h %p\n"},
@@ -195,7 +197,7 @@ SOURCES = {
     "/etc/hosts": Listed(
         "hosts",
         {"hosts": "127.0.0.1 localhost\n::1 ip6-localhost\nff02::1 ip6-allnodes\n"
-                  "10.4.0.1\te1 e1.example\n10.4.0.2 e2 # new\n"},
+                  "10.4.0.1\te1 e1.example\n10.4.0.2 e2 # new\n10.4.0.9 head01\n"},
         {"hosts": "127.0.0.1 localhost\n10.4.0.12 e2\n10.4.0.3 e3\n"},
         "e[1-2]=1", "e[2-3]=1", ("--gpus", "1", "--generation", "turing"),
     ),

@@ -22,7 +22,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory import fields
 from gpurun.inventory.hostset import MAX_HOSTS
 from gpurun.inventory.imports.ansible_groups import MOST_DEPTH, Group, Variables, lineages
-from gpurun.inventory.imports.draft import Draft, says_gpu
+from gpurun.inventory.imports.draft import NO_WORKERS, Draft, says_gpu
 from gpurun.inventory.imports.generations import generation_of
 from gpurun.inventory.imports.jumps import IS_JUMP, jumps_of
 
@@ -52,13 +52,6 @@ _GENERATION = "generation_"
 """The prefix of generation groups in the output of `gpurun inventory export ansible`."""
 _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
 """Groups such as kubespray's, whose hosts are jump hosts."""
-_NO_WORKERS = re.compile(
-    r"(?:.*[-_.])?(?:login|head|front-?end|cache|metrics?|controllers?|ctrl|control[-_]?plane|calico[-_]rr|mgmt|management|"
-    r"monitor|monitoring|admin|maas|cpu|no[-_]?gpu|nfs|storage|backup|etcd|registry|masters?|lb|haproxy|proxy|dns|ntp|ldap|"
-    r"slurmctld|slurmdbd)(?:[-_.]?(?:nodes?|hosts?|servers?))?\Z",
-    re.IGNORECASE,
-)
-"""Groups whose hosts run no jobs, unless they are in another group, too."""
 _OVER_SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "")
 _TO_TAKE = "; --groups GLOB takes the hosts of these groups"
 
@@ -274,7 +267,7 @@ def _leave_out_others(source: _Source, lineage: Mapping[str, Sequence[str]], dra
         draft.leave_out(others, f"in no group {meant.groups}", source.file)
         return
     draft.leave_out_without_gpus(source.file, _TO_TAKE)
-    idle = [h for h in draft.values if (own := source.direct(h)) and all(_NO_WORKERS.match(name) for name in own)]
+    idle = [h for h in draft.values if (own := source.direct(h)) and all(NO_WORKERS.match(name) for name in own)]
     if not any("gpus" in draft.values[host] for host in idle) and len(idle) < len(draft.values):
         draft.leave_out(idle, f"the names of their groups say no GPUs, so no hosts of gangs{_TO_TAKE}", source.file)
 

@@ -15,9 +15,17 @@ from gpurun.inventory.imports.generations import generation_of, is_slice
 from gpurun.inventory.model import SSH_PORT, machine_at
 from gpurun.inventory.settings import HostSetting, parse
 
+_NUMBER = re.compile(r"[-_]?\d+\Z")
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
 _GPU_NAME = re.compile(r"(?<!no)(?<!non)(?<!no[-_])(?<!non[-_])gpu|dgx|hgx|cuda|nvidia", re.IGNORECASE)
 _TELLS_OF_GPUS = ("gpus", "gpu_model", "gpu_memory_mib", "nvlink", "near_hca", "labels.gpu_type")
+NO_WORKERS = re.compile(
+    r"(?:.*[-_.])?(?:login|head|front-?end|cache|metrics?|controllers?|ctrl|control[-_]?plane|calico[-_]rr|mgmt|management|"
+    r"monitor|monitoring|admin|maas|cpu|no[-_]?gpu|nfs|storage|backup|etcd|registry|masters?|lb|haproxy|proxy|dns|ntp|ldap|nas|"
+    r"slurmctld|slurmdbd)(?:[-_.]?(?:nodes?|hosts?|servers?))?\Z",
+    re.IGNORECASE,
+)
+"""Groups whose hosts run no jobs, unless they are in another group, too; and names of such hosts, without numbers."""
 A_SLICE = "a slice of a GPU (MIG); gpurun gives jobs whole GPUs"
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -137,6 +145,13 @@ class Draft:
         """Remove the hosts whose GPUs are slices."""
         self.leave_out([host for host in self.values if host in self.sliced], "its only GPUs are slices (MIG)", where)
 
+    def leave_out_by_name(self, where: str) -> None:
+        """Remove the hosts whose names say that they run no jobs, such as login01, if others have other names."""
+        idle = [host for host in self.values if NO_WORKERS.match(_NUMBER.sub("", host.partition(".")[0]))]
+        if len(idle) < len(self.values):
+            why = "its name says that it runs no jobs; gpurun inventory add adds it"
+            self.leave_out([host for host in idle if not says_gpu(host)], why, where)
+
     def leave_out_twins(self, where: str) -> None:
         """Remove hosts that are other names of a machine that is a host already: its GPUs would count twice."""
         first: dict[str, str] = {}
@@ -155,10 +170,15 @@ class Draft:
             if host in self.with_gpus or any(key in values for key in _TELLS_OF_GPUS)
         }
 
-    def leave_out_without_gpus(self, where: str, hint: str = "") -> None:
-        """Remove the hosts of which the source says no GPUs, if it says GPUs of others: login nodes, CPU nodes."""
+    def leave_out_without_gpus(self, where: str, hint: str = "", *, names_tell: bool = True) -> None:
+        """Remove the hosts of which the source says no GPUs, if it says GPUs of others: login nodes, CPU nodes.
+
+        Args:
+            names_tell: a host whose name says GPUs has some.
+        """
         telling = self.telling()
-        without = [host for host in self.values if host not in telling and not says_gpu(host)] if telling else []
+        others = [host for host in self.values if host not in telling] if telling else []
+        without = [host for host in others if not (names_tell and says_gpu(host))]
         self.leave_out(without, f"no GPUs, as far as this source says, so no hosts of gangs{hint}", where)
 
     def guess(self, what: str) -> None:

@@ -28,6 +28,7 @@ def read(text: str, draft: Draft, file: str) -> None:
             draft.put(name, "address", address, where)
             if len(words) > 2:
                 draft.leave(f"other names: {', '.join(words[2:])}", where, name)
+    draft.leave_out_by_name(file)
     draft.took.append(f"{len(draft.values)} hosts with their addresses")
 
 

@@ -50,6 +50,9 @@ def read(text: str, draft: Draft, file: str) -> None:
             host.lines += 1
             if count is not None:
                 host.slots = (host.slots or 0) + count
+    if any(word.startswith("gpus=") for _, words in named for word in words[1:]):  # Torque: the others have none
+        for host in found.values():
+            host.slots = host.slots or 0
     _count(found, draft, file)
 
 
@@ -64,7 +67,9 @@ def _count(found: dict[str, _HostLines], draft: Draft, file: str) -> None:
                 draft.put(name, "gpus", str(host.lines if host.slots is None else host.slots), host.where)
         if by_line:
             draft.guess(f"{fold(by_line)}: no slots, so a GPU for each line, as Open MPI and PBS count")
-        draft.leave_out([name for name, host in found.items() if host.slots == 0], "slots=0: nothing runs there", file)
+        draft.leave_out(
+            [name for name, host in found.items() if host.slots == 0], "no slots, or no gpus: nothing runs there", file
+        )
     draft.took.append(f"{len(draft.values)} hosts" + (", their slots as gpus" if has_slots or has_lines else ""))
 
 

@@ -60,7 +60,7 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
             draft.leave(f"DownNodes={line.pairs['downnodes']}: {_STATE}", line.where)
     _gres(beside("gres.conf"), _beside(file, "gres.conf"), draft, nodes)
     draft.with_gpus |= {name for name, has_gpus in nodes.items() if has_gpus}
-    draft.leave_out_without_gpus(file, " (Gres)")
+    draft.leave_out_without_gpus(file, " (Gres)", names_tell=False)
     racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
     if beside("topology.yaml") is not None:
         draft.leave("gpurun reads topology.conf only", _beside(file, "topology.yaml"))
@@ -154,7 +154,7 @@ def _gpus(name: str, gres: str, draft: Draft, where: str) -> bool:
             draft.sliced.add(name)
             continue
         total += int(count or 1)
-        if kind:
+        if kind and int(count or 1):
             kinds.append(kind)
     if total:
         draft.put(name, "gpus", str(total), where)

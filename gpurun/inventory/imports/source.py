@@ -21,6 +21,7 @@ _FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "invent
 _ENDINGS = ("", ".yml", ".yaml", ".json")
 _MOST_FILES, _MOST_FOLDERS = 1000, 10
 _HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+|\s+\d+\s+\S+@\S+(\s+\S+)?)*\s*(#.*)?\Z")
+_TORQUE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.-]*\s(?:.*\s)?np=\d")
 _SHOWN_NOTES, _LONGEST_NOTE = 2, 160
 _SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
 _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)
@@ -115,7 +116,7 @@ def detect(path: Path, text: str) -> str:
         and all(etc_hosts.is_one(line.split()[0]) and len(line.split()) > 1 for line in lines)
         and not any("=" in line for line in lines),
         "ansible": any(line.lstrip().startswith("[") or "ansible_" in line for line in lines),
-        "hostfile": lines and all(_HOSTFILE_LINE.match(line) for line in lines),
+        "hostfile": bool(lines) and (all(map(_HOSTFILE_LINE.match, lines)) or all(map(_TORQUE_LINE.match, lines))),
         "csv": bool(lines) and any(mark in lines[0] for mark in ",;\t"),
     }
     for kind, found in (*signs.items(), *weaker_signs.items()):

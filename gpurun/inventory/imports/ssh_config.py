@@ -50,6 +50,7 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
             draft.leave(f"{name}: another name of {known[machine]}", named.where)
         elif draft.host(name, named.where):
             known[machine] = name
+    draft.leave_out_by_name(file)
     draft.ssh_config = file
     taken = fold(draft.values) if draft.values else "no host"
     draft.took.append(f"{taken}; how they are reached stays in {file}")
