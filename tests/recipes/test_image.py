@@ -79,6 +79,7 @@ def test_the_image_has_what_ranks_need_and_no_build_tools(engine, tmp_path, reci
     script = (
         "for tool in g++ gcc cmake make ld strip pip; do command -v $tool && echo unwanted; done; "
         "for tool in ssh mpirun orted horovodrun tr grep; do command -v $tool >/dev/null || echo no $tool; done; "
+        "python -c 'import sys' || echo READMEs say python; "
         "test -d /usr/local/lib/python3.11/dist-packages/tensorflow/include && echo headers; "
         "touch /usr/local/x 2>/dev/null && echo writable; "
         "python3 -c 'import cloudpickle, psutil, yaml, packaging, setuptools, mpi4py.MPI, horovod.tensorflow'"

@@ -123,6 +123,11 @@ def test_a_changed_input_means_another_image_for_those_that_are_made_from_it(
     assert {name for name in build.IMAGES if build.inputs_of(name) != before[name]} == others
 
 
+def test_readmes_say_python_and_images_that_train_have_it_in_a_layer_above_all_large_ones(build):
+    texts = [(build.HERE / name / "Dockerfile").read_text() for name in FRAMEWORKS]
+    assert all('RUN ["ln", "-s", "python3", "/usr/bin/python"]' in text[text.rindex("COPY") :] for text in texts)
+
+
 def test_a_file_is_placed_in_a_build_context_under_another_name(build, tmp_path):
     source = tmp_path / "pip-26 'x'.whl"
     source.write_text("wheel")
