@@ -177,7 +177,8 @@ def test_what_is_replaced_is_said_and_what_is_set_too():
     ("line", "words"),
     [
         ("accelerate launch --num_processes 16 t.py", "wants 16 processes, and the job has 3 GPUs"),
-        ("accelerate launch --cpu t.py", "cannot do what --cpu says"),
+        ("accelerate launch --cpu --config_file c.yml t.py", "cannot do what --cpu says beside --config_file"),
+        ("accelerate launch --use_cpu --use_fsdp t.py", "cannot do what --use_cpu says beside --use_fsdp"),
         ("accelerate launch --no-such t.py", "does not know what to do with --no-such"),
         ("axolotl train c.yml --launcher python", "knows nothing of other hosts"),
         ("axolotl train c.yml --num-processes 16", "wants 16 processes, and the job has 3 GPUs"),
@@ -191,6 +192,18 @@ def test_what_gpurun_cannot_do_is_refused(line, words):
     with pytest.raises(BadInput, match=words) as refused:
         read(line)
     assert refused.value.hint
+
+
+def test_accelerate_on_cpus_forms_one_group(run):
+    """It starts one process for `--cpu`, whatever the number; mpirun, its other way, needs the variable, too."""
+    line = "accelerate launch --cpu --num_processes 3 t.py"
+    spec, said = read(line)
+    assert dict(spec.env) == {"ACCELERATE_USE_CPU": "1"}
+    assert "  left out: --cpu (ACCELERATE_USE_CPU=1 says it to each process)" in said
+    assert run(line) == ["accelerate", "launch", "--multi_gpu", *HOSTS["accelerate"].split(), "t.py"]
+    assert dict(read("axolotl train c.yml -- --use_cpu")[0].env) == {"ACCELERATE_USE_CPU": "1"}
+    alone = read("accelerate launch --cpu t.py", gpus=1)[0]  # as it was typed
+    assert (alone.command, dict(alone.env)) == (("accelerate", "launch", "--cpu", "t.py"), {})
 
 
 def test_a_line_that_starts_several_processes_needs_several_gpus():

@@ -56,6 +56,8 @@ MULTI_GPU = '$([ "$NNODES$NPROC_PER_NODE" = 11 ] || echo --multi_gpu)'
 """Without it, Accelerate starts one process on each host with one GPU, which trains alone. With it, it refuses one
 process in all. Behind it, it does not read the kind of training from a configuration file."""
 KINDS = ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--config-file")
+ON_CPUS = "ACCELERATE_USE_CPU=1 says it to each process"
+"""Accelerate starts one process for ``--cpu``, or mpirun."""
 STANDARD = {"--deepspeed_multinode_launcher": "standard"}
 """DeepSpeed's other ways start a second launcher, by SSH."""
 IF_ALONE = (
@@ -79,7 +81,20 @@ def accelerate(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     found, script = read_flags(ACCELERATE, words)
     taken, kept = replaced_of(found)
     counts = _counts_of_accelerate(found)
-    return Meaning(started_by_shell(program, _of_accelerate(found), (*kept, *script)), taken=taken, counts=counts)
+    shell = started_by_shell(program, _of_accelerate(found), (*kept, *script))
+    return Meaning(shell, taken=taken, env=_on_cpus(found, taken), counts=counts)
+
+
+def _on_cpus(found: Sequence[FoundFlag], taken: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return the variables for a group of CPUs. Adds to `taken` the flag in whose place they stand."""
+    words = tuple(each.words[0] for each in found if each.flag.why == ON_CPUS)
+    if words and (kinds := [each.words[0] for each in found if each.name in KINDS]):
+        raise BadInput(
+            f"accelerate launch: gpurun cannot do what {words[0]} says beside {kinds[0]}",
+            hint=f"leave out {words[0]}, or {kinds[0]}",
+        )
+    taken.update({ON_CPUS: words} if words else {})
+    return {"ACCELERATE_USE_CPU": "1"} if words else {}
 
 
 def tune(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
@@ -178,7 +193,8 @@ def axolotl(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
         counts = torchrun_on_each_host(("torchrun",), behind).counts
     flags = " ".join(f"{name} {value}".strip() for name, value in given.items())
     text = f'exec {shlex.join((*program, *own))} -- "$@" {flags}'
-    return Meaning(("sh", "-c", text, program[0], *kept, *more), taken=taken, counts=counts)
+    env = _on_cpus(found, taken) if launcher == "accelerate" else {}
+    return Meaning(("sh", "-c", text, program[0], *kept, *more), taken=taken, env=env, counts=counts)
 
 
 def _counts_of_accelerate(found: Sequence[FoundFlag]) -> Counts:
@@ -222,7 +238,7 @@ ACCELERATE = Typed(
             "--parallelism-config-sp-seq-length= --parallelism-config-sp-seq-length-is-variable= "
             "--parallelism-config-sp-attn-implementation=",
         ),
-        **flags("refused", "--cpu --use-cpu", "for a gang on CPUs write `mpirun python3 SCRIPT.py`"),
+        **flags("read", "--cpu --use-cpu", ON_CPUS),
         **flags("refused", "--mpirun-hostfile= --mpirun-ccl=", "write the line with mpirun"),
         **flags("refused", "--tpu --tpu-cluster --no-tpu-cluster --tpu-use-cluster --tpu-use-sudo --vm= --env= "
                 "--aws-access-key-id= --aws-secret-access-key=", "leave it out: gpurun's hosts have GPUs"),
