@@ -136,6 +136,12 @@ REFUSED = {  # files, option → what the message says; each says a place
         {"hosts": "[a]\nx\n[gpu]\ny gpu_type=1g.5gb gpus=7\n"}, ("hosts", "--groups", "gpu"),
         "hosts: y: its only GPUs are slices (MIG)",
     ),
+    "a plugin of Ansible's": (
+        {"aws.yml": "plugin: aws_ec2\nregions: [x]\n"}, ("aws.yml",), "aws.yml:1: this configures a plugin of Ansible",
+    ),
+    "what ansible-inventory --list prints": (
+        {"d.json": '{"_meta": {"hostvars": {}}}'}, ("d.json",), "ansible-inventory -i SOURCE --list --yaml > hosts.yml",
+    ),
     "a task of dstack's": ({".dstack.yml": "type: task\n"}, ("."), ".dstack.yml: type 'task' lists no hosts"),
     "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: this fleet has no ssh_config"),
     "a pool without hosts": ({"p.yml": "a: {hosts: [x]}\nb: {user: u}\n"}, ("p.yml",), "p.yml:2:1: pool b has no host"),

@@ -52,6 +52,7 @@ _GENERATION = "generation_"
 """The prefix of generation groups in the output of `gpurun inventory export ansible`."""
 _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
 """Groups such as kubespray's, whose hosts are jump hosts."""
+AS_YAML = "ansible-inventory -i SOURCE --list --yaml > hosts.yml"
 _OVER_SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "")
 _TO_TAKE = "; --groups GLOB takes the hosts of these groups"
 
@@ -123,7 +124,13 @@ def read_yaml(data: bytes, draft: Draft, file: str, beside: VariableFiles, meant
     source, report = _Source(file), ProblemReport(file)
     root = compose(data, file, tags=True)
     if root is not None:
-        for name, (_, node) in entries(root, report, "the inventory").items():
+        groups = entries(root, report, "the inventory")
+        if "plugin" in groups:
+            raise BadInput(
+                "this configures a plugin of Ansible's, which asks a cloud for its hosts",
+                where=_place(groups["plugin"][0], report), hint=f"{AS_YAML}, then import hosts.yml",
+            )  # fmt: skip
+        for name, (_, node) in groups.items():
             _group(name, node, source, draft, report, 0)
     report.raise_if_any()
     _finish(source, draft, beside, meant)

@@ -105,6 +105,11 @@ def detect(path: Path, text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] not in "#;"]
     if path.suffix in (".yml", ".yaml") and (pool := pools.kind_of(text.encode(), str(path))):
         return pool
+    if text.lstrip().startswith("{") and '"_meta"' in text:
+        raise BadInput(
+            "this is a list of hosts as Ansible's scripts print it, in JSON", where=str(path),
+            hint=f"{ansible.AS_YAML}, then import hosts.yml",
+        )  # fmt: skip
     signs = {
         "csv": path.suffix in (".csv", ".tsv"),
         "ansible": path.suffix in (".yml", ".yaml", ".ini"),
