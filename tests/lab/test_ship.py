@@ -279,7 +279,7 @@ def test_cancelled_in_the_middle_and_out_of_time(lab, head, send):
             cancelled=lambda: bool(stop),
             rate_bytes_s=4 * MIB,
         )
-    with pytest.raises(HostFailure, match="deadline of 1 s"):
+    with pytest.raises(HostFailure, match="deadline of 1s"):
         send(f"{NAMES}/i:1", rate_bytes_s=MIB, deadline_s=1.0)
     for host in HOSTS:
         assert OnHost(lab, host).images() == set()
