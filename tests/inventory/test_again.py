@@ -193,3 +193,16 @@ def test_two_names_of_one_machine_are_one_host(imported):
     assert code == 0
     assert "hosts: alias: another name of n1: both are 10.0.0.1:22" in err
     assert set(load(Path("inventory.yaml")).by_name) == {"n1"}
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b"[]", b"\xff", b'{"n1": 3}', b'{"n1": {"nosuch": "1", "gpus": "many", "labels": "x", "port": ""}}']
+)  # fmt: skip
+def test_whatever_the_record_of_the_last_import_says(place, last):
+    from gpurun.inventory.imports.again import merge
+    from gpurun.inventory.imports.compose import compose
+    from gpurun.inventory.imports.source import read
+
+    draft = read(Path("hosts"))
+    text = compose(draft, {"generation": "volta"}, {"kind": "tcp", "interface": "eth0"}).encode()
+    assert merge(text, Path("/inventory.yaml"), draft, last, {}).after == text

@@ -92,10 +92,21 @@ def merge(data: bytes, path: Path, draft: Draft, last: bytes | None, stated: Map
 
 
 def _decoded(last: bytes | None) -> Said | None:
+    """Return what the source said last time, without values that this version of gpurun does not know."""
     try:
-        return None if last is None else msgspec.json.decode(last, type=ready(Said))
+        found = None if last is None else msgspec.json.decode(last, type=ready(Said))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    if found is None:
+        return None
+    return {host: {key: text for key, text in said.items() if _is_known(key, text)} for host, said in found.items()}
+
+
+def _is_known(key: str, text: str) -> bool:
+    try:
+        return bool(text) and _setting(key, text).value is not None
+    except BadInput:
+        return False
 
 
 def _texts(draft: Draft, host: str) -> dict[str, str]:
