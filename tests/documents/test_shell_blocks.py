@@ -27,6 +27,7 @@ ROOT_PROMPT = re.compile(r"^\s*[$#] (?=\S)")
 CALL = re.compile(r"gpurun(?: -{1,2}[a-z-]+)* [a-z-]+(?!\S)")
 PICTURE = re.compile("[─►▼│┌┐└┘]")
 PLACEHOLDER = re.compile(r"[A-Z][A-Z]*…?|…")
+VALUES = {"TIME": "7h", "WHEN": "7d", "SIZE": "7GiB", "RATE": "7gbit"}
 """Such as JOB, N or JOB…"""
 
 
@@ -75,7 +76,7 @@ def mentions(text):
 
 def context_of(words):
     """What click makes of a call. Raises click.UsageError for what the command does not take."""
-    given = ["7" if PLACEHOLDER.fullmatch(word) else word for word in words[1:]]
+    given = [VALUES.get(word, "7") if PLACEHOLDER.fullmatch(word) else word for word in words[1:]]
     args, program = split_command(given)
     context = get_command(app).make_context("gpurun", list(args), obj=program)
     while isinstance(context.command, click.Group):
