@@ -67,7 +67,7 @@ MORE = [
      "srun, once on each host: bash -c 'accelerate launch --multi_gpu --num_processes 8 --num_machines 2 "
      "--machine_rank $SLURM_PROCID --main_process_ip $MASTER_ADDR train.py; echo'"),
     (8, "docker run --gpus all -v /d:/d me/x torchrun --nproc_per_node=8 train.py",
-     "refused: docker run starts processes of its own on each host, and gpurun runs"),
+     "refused: docker run starts a container, and gpurun itself starts"),
     (8, "bash -c 'nohup torchrun --nproc_per_node=8 train.py > log 2>&1 &'",
      "refused: the command starts torchrun in the background (&) and ends without"),
     (8, "OMP_NUM_THREADS=2 time torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:4222 --nnodes=1 "

@@ -209,7 +209,7 @@ LINES = [
      "torchrun: python3 -u train-multiple-gpus.py with Triplet base_model=laion/clap-htsat-unfused"),  # argparse
     (2, "singularity exec --pwd /home --nv -B /myovision:/mnt image bash -c "
         "'cd /mnt/myovision-sam && torchrun --standalone --nproc_per_node=gpu train.py'",
-     "refused: singularity exec starts processes of its own on each host"),  # myovision-sam
+     "refused: singularity exec starts a container, and gpurun itself"),  # myovision-sam
     (2, "python -m debugpy --listen 0.0.0.0:9999 --wait-for-client -m torch.distributed.run --nproc_per_node=2 "
         "tools/train.py cfg.py --launcher pytorch",
      "refused: the command starts torchrun where gpurun cannot read its flags"),
@@ -245,7 +245,7 @@ LINES = [
          "-x UCX_TLS=tcp /opt/nccl-tests/build/all_reduce_perf -b8 -f 2 -g 1 -e 8G -c 1",
      "mpirun: /opt/nccl-tests/build/all_reduce_perf -b8 -f 2 -g 1 -e 8G -c 1"),  # Azure
     (4, "srun singularity exec --nv nanotron.sif torchrun --nnodes 2 --nproc-per-node=2 train.py --filename x",
-     "refused: singularity exec starts processes of its own on each host"),
+     "refused: singularity exec starts a container, and gpurun itself"),
     (2, "xvfb-run -a -s '-screen 0 1280x800x24' torchrun --nproc_per_node=2 train.py",
      "torchrun: xvfb-run -a -s '-screen 0 1280x800x24' python3 -u train.py"),
     (2, "numactl --all --interleave all torchrun --nproc_per_node=2 train.py",

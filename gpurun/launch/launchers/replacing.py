@@ -188,9 +188,14 @@ def _proposed(line: CommandLine, instead: str) -> str:
 
 def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
     assert other.instead is not None
+    why = (
+        f"{other.name} starts a container, and gpurun itself starts the container of each host"
+        if other.instead is in_the_image
+        else f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
+        f"{spec.gpus} ranks would each start it"
+    )
     raise BadInput(
-        f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
-        f"{spec.gpus} ranks would each start it",
+        why,
         hint=f"write, with gpurun's own flags for what {other.name} sets besides: "
         f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
         f"or choose --launcher {ALONE}, which runs this command once for each GPU",
