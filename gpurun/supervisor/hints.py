@@ -164,7 +164,11 @@ def _module(found: re.Match[str], failed: Failed) -> str:
     name = found[1]
     if any(left in (name, f"{name}.py") for left in failed.spec.left_out):
         return f"the workdir has {name} on the head, but .gitignore leaves it out"
-    return f"neither the image nor the script's folder has a module {name}: --requirements FILE installs packages"
+    text = f"neither the image nor the script's folder has a module {name}: --requirements FILE installs packages"
+    scripts = (posixpath.join(WORKSPACE, word) for word in failed.spec.command if re.fullmatch(r"\S+\.py", word))
+    folder = next((posixpath.dirname(posixpath.normpath(script)) for script in scripts), WORKSPACE)
+    is_deep = failed.spec.workdir is not None and folder != WORKSPACE and _is_below(folder, WORKSPACE)
+    return f"{text}, or -e PYTHONPATH={WORKSPACE} finds it at the top of the workdir" if is_deep else text
 
 
 def _driver(_: re.Match[str], failed: Failed) -> str:

@@ -40,6 +40,19 @@ PORT = "another process on h1 has this port"
 HIDDEN = "has data on the head, but .gitignore leaves it out"
 
 
+def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath():
+    """minGPT's README says `pip install -e .`, then `python projects/adder/adder.py`."""
+    error = "ModuleNotFoundError: No module named 'mingpt'"
+    for script, is_said in (("projects/adder/adder.py", True), ("/workspace/a/b.py", True), ("./b.py", False),
+                            ("b.py", False), ("/workspace/b.py", False), ("/opt/a/b.py", False), ("a/../b.py", False),
+                            ("../b.py", False), ("\udcff/b.py", True), ("a/\n.py", False)):  # fmt: skip
+        for words in (("python3", script, "--x"), ("sh", "-c", f"python3 {script}")):
+            hint = raised(error, spec=replace(SPEC, command=words))
+            assert "--requirements FILE" in hint
+            assert ("or -e PYTHONPATH=/workspace" in hint) is (is_said and words[0] == "python3")
+    assert "PYTHONPATH" not in raised(error, spec=replace(SPEC, command=("python3", "a/b.py"), workdir=None))
+
+
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
