@@ -248,7 +248,7 @@ class RecipeKeys(TypedDict, total=False):
                 WHAT,
                 "NAME",
                 only=NO_CAMPAIGN,
-                why="`gpurun scale --name` is the campaign's name: the same name continues it",
+                why="`--name` of `gpurun scale` is the campaign's name: the same name continues it",
             ),
         ),
     ]
@@ -280,7 +280,7 @@ class RecipeKeys(TypedDict, total=False):
                 "GPUS",
                 ("-n", "--gpus"),
                 only=NO_CAMPAIGN,
-                why="`gpurun scale --gpus` has all sizes to run",
+                why="`--gpus` of `gpurun scale` has all sizes to run",
                 more="auto:80%: the most GPUs that still give 80 % of their speed, by what `gpurun scale` measured",
             ),
         ),
@@ -414,7 +414,7 @@ class RecipeKeys(TypedDict, total=False):
                 "LAUNCHER",
                 complete="launchers",
                 only=NO_CAMPAIGN,
-                why="`gpurun scale --launcher` has all launchers to compare",
+                why="`--launcher` of `gpurun scale` has all launchers to compare",
             ),
         ),
     ]
