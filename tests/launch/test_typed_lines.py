@@ -331,9 +331,9 @@ def test_a_command_without_a_launcher_is_not_touched(line):
      "singularity exec --nv img.sif torchrun x.py"],
 )  # fmt: skip
 def test_no_gang_starts_copies_of_a_launcher_unless_somebody_says_so(line):
-    with pytest.raises(BadInput, match="ranks would each start it|starts a container"):
+    with pytest.raises(BadInput, match=r"ranks would each start it|starts a container"):
         read(4, line)
-    with pytest.raises(BadInput, match="ranks would each start it|starts a container"):
+    with pytest.raises(BadInput, match=r"ranks would each start it|starts a container"):
         read(4, line, "torchrun")
     assert read(1, line)[0].launcher == "tasks"
     assert "itself" in read(1, line)[1][0]
