@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from engine_stand_in import EngineStandIn
 
 from gpurun.node import docker
 from gpurun.node.agent.call import Call
-from gpurun.node.job import container_watch, job_parts, neighbours
+from gpurun.node.job import caches, container_watch, job_parts, neighbours
 from gpurun.node.job.cgroup import Counted
 from gpurun.node.job.container_watch import ContainerWatch
 from gpurun.node.job.neighbours import Neighbours, settle
@@ -201,6 +202,30 @@ def test_the_job_whose_outputs_take_what_the_disk_loses_is_ended(engine, disk, m
     files[OTHER] += 20 << 20
     assert look(theirs) == []
     assert [item["written_bytes"] for item in look(mine)] == [files[JOB]]
+
+
+def test_of_two_jobs_that_share_caches_one_is_ended_for_what_they_grow(engine, disk, monkeypatch):
+    """Each alone has written little: the caches tell not who has written them."""
+    owner = f"{'a' * 16}-1000"
+    for number, name in enumerate((JOB, OTHER)):
+        Path(job_parts.folder(name)).mkdir(parents=True)
+        caches.join(call(), name, owner, 1 << 60)
+        os.utime(Path(job_parts.folder(name), caches.USE_FILE), (number, number))
+    grown = {caches.folder(owner): 5 << 30}
+    monkeypatch.setattr(container_watch, "_bytes_on", lambda _, folder: grown.get(folder, 0))
+    older, newer = ContainerWatch(JOB), ContainerWatch(OTHER)
+    engine.run(job(JOB))
+    newest = engine.run(job(OTHER))
+    disk.free = 1 << 30
+    assert look(older) == look(newer) == []
+    disk.free, grown[caches.folder(owner)] = 700 << 20, (5 << 30) + (300 << 20)
+    assert look(older) == []
+    assert [item["kind"] for item in look(newer)] == ["filled"]
+    assert engine.changes == [(newest, "kill")]
+    Path(job_parts.folder(OTHER), caches.USE_FILE).unlink()
+    assert look(older) == [], "what the caches were before is not what the other one has written"
+    disk.free, grown[caches.folder(owner)] = 400 << 20, (5 << 30) + (600 << 20)
+    assert [item["kind"] for item in look(older)] == ["filled"]
 
 
 def test_a_disk_that_something_else_fills_ends_nobody(engine, disk, monkeypatch):

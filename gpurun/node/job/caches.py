@@ -68,6 +68,15 @@ def folder_of_job(job: str) -> str:
     return folder(owner) if OWNER.match(owner) else ""
 
 
+def is_newest_user(job: str) -> bool:
+    """Return whether a job uses caches, and no other job on this host has begun later to use the same."""
+    owner, began = _owner_of(job_parts.folder(job)), []
+    for each in _users(owner) if owner else ():
+        with suppress(FileNotFoundError):  # fenced meanwhile
+            began.append((os.stat(os.path.join(job_parts.folder(each), USE_FILE)).st_mtime_ns, each))
+    return bool(began) and max(began)[1] == job
+
+
 def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
     """Make the folder for a job that begins here, and note that the job uses it. The caller holds the job's lock.
 

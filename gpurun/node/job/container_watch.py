@@ -45,7 +45,7 @@ class ContainerWatch:
         self._neighbours_s = 0.0
         self._sizes_s = 0.0
         self._notes_s: Dict[str, float] = {}  # folder of a disk with room → when it is looked at again
-        self._before: Dict[str, Tuple[int, int]] = {}  # folder of a disk → its free bytes and the job's own, last seen
+        self._before: Dict[str, Tuple[int, int, int]] = {}  # folder of a disk → its free bytes, the job's, its caches'
 
     def counts(self) -> List[Dict[str, Any]]:
         """Return the news of memory and processes."""
@@ -120,33 +120,30 @@ class ContainerWatch:
         mine = [each for each in layers if each.job == self._job]
         if not mine:
             return None
-        own = mine[0]._replace(own_bytes=(mine[0].own_bytes if is_dockers else 0) + self._files_on(room.device))
-        before, self._before[path] = self._before.get(path), (room.free_bytes, own.own_bytes)
+        alone = (mine[0].own_bytes if is_dockers else 0) + self._files_on(room.device)
+        shared = self._caches_on(room.device)
+        own = mine[0]._replace(own_bytes=alone + shared)
+        before, self._before[path] = self._before.get(path), (room.free_bytes, alone, shared)
         if before is None or own.own_bytes < room.low_bytes:
             return None
         is_largest = is_dockers and mine[0].own_bytes >= max(room.low_bytes, *(each.own_bytes for each in layers))
-        lost, wrote = before[0] - room.free_bytes, own.own_bytes - before[1]
+        lost, wrote = before[0] - room.free_bytes, alone - before[1]
+        if caches.is_newest_user(self._job):  # of jobs that share them, one at a time is ended for what they grow
+            wrote += shared - before[2]
         if is_largest:
             return own if wrote > 0 and LEAST_PART * wrote >= lost else None
         return own if lost > 0 and 2 * wrote > lost else None
 
     def _files_on(self, device: int) -> int:
-        """Return the bytes of the job's outputs, folder and caches, if they are on this device."""
-        total, job = 0, self._job
+        """Return the bytes of the job's outputs and folder, if they are on this device."""
+        job = self._job
         own = (job_parts.outputs_folder(job), job_parts.kept_layer(job), job_parts.folder(job))
-        for folder in (*own, *filter(None, [caches.folder_of_job(job)])):
-            try:
-                top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                if os.fstat(top).st_dev == device:
-                    total += sum(each.status.st_blocks * 512 for each in walk(top) if each.status is not None)
-            except OSError:
-                pass
-            finally:
-                os.close(top)
-        return total
+        return sum(_bytes_on(device, folder) for folder in own)
+
+    def _caches_on(self, device: int) -> int:
+        """Return the bytes of the caches that the job uses, which other jobs of its user may use, too."""
+        folder = caches.folder_of_job(self._job)
+        return _bytes_on(device, folder) if folder else 0
 
     def _kill(self, call: Call, container: str) -> bool:
         try:
@@ -174,6 +171,22 @@ class _Written(NamedTuple):
     container: str
     job: str
     own_bytes: int
+
+
+def _bytes_on(device: int, folder: str) -> int:
+    try:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    total = 0
+    try:
+        if os.fstat(top).st_dev == device:
+            total = sum(each.status.st_blocks * 512 for each in walk(top) if each.status is not None)
+    except OSError:
+        pass
+    finally:
+        os.close(top)
+    return total
 
 
 def _room(path: str) -> Optional[_Room]:
