@@ -23,6 +23,7 @@ ROOMS = {
     "test_behind_one_jump": "remote",
     "test_bench": "doctor node",
     "test_broken_hosts": "head supervisor doctor leases",
+    "test_caches": "node launch supervisor",
     "test_causes": "supervisor node facts doctor",
     "test_long_log": "supervisor node",
     "test_chosen": "launch head",
