@@ -68,9 +68,10 @@ class Timing:
         if self.path is None:
             return
         cost = self.costs[report.nodeid]
-        cost.test, cost.shares = report.nodeid[:MOST_NAME], report.shares
-        cost.cpu_s = round(cost.cpu_s + report.cpu_s, 2)
-        setattr(cost, f"{report.when}_s", round(report.duration, 2))
+        cost.test = report.nodeid[:MOST_NAME]
+        if hasattr(report, "cpu_s"):  # the report on a test whose process has died has none, and no phase
+            cost.shares, cost.cpu_s = report.shares, round(cost.cpu_s + report.cpu_s, 2)
+            setattr(cost, f"{report.when}_s", round(report.duration, 2))
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             cost.failed = " ".join(str(crash or report.longrepr).split())[:MOST_WHY]
