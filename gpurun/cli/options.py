@@ -14,7 +14,14 @@ JOB = "Job: its id, the beginning of its id, its name, or @last for the job that
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 InventoryOption = Annotated[
-    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
+    str | None,
+    typer.Option(
+        "--inventory",
+        "-i",
+        metavar="FILE",
+        help="Inventory file; `gpurun config` shows the default.",
+        show_default=False,
+    ),
 ]
 IdleOption = Annotated[
     float,

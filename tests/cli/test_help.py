@@ -114,7 +114,8 @@ HARMLESS = ("runs", "rune", "proud", "tune", "can", "panel", "share1", "inventor
 STRANGE = ("", "x" * 4000, "日本語", "$(touch x)", "a\nb", "\x1b[31m", "[", "*")
 
 
-def test_a_wrong_word_gets_one_suggestion_and_a_harmless_one_never_what_removes(gpurun):
+def test_a_wrong_word_gets_one_suggestion_and_a_harmless_one_never_what_removes(gpurun, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     wanted = {word: command for command, words in WRONG_WORDS.items() for word in words.split()}
     for word in (*wanted, *HARMLESS, *STRANGE):
         code, out, err = gpurun(*word.split("/"))
@@ -138,7 +139,10 @@ def test_no_command_that_removes_is_near_to_a_word_that_begins_otherwise():
 @pytest.mark.parametrize(
     "argv", [("status",), ("inventory", "list"), ("config", "view"), ("lab", "status"), ("config",)]
 )
-def test_quiet_and_no_color_also_stand_behind_a_command(gpurun, argv, monkeypatch):
+def test_quiet_and_no_color_also_stand_behind_a_command(gpurun, argv, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("GPURUN_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):  # neither this machine's jobs nor its labs
+        monkeypatch.setenv(name, str(tmp_path / name))
     for flag in ("-q", "--quiet", "--no-color"):
         for words in ((*argv, flag), (argv[0], flag, *argv[1:])):
             monkeypatch.setenv("NO_COLOR", "")

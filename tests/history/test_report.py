@@ -118,6 +118,18 @@ def test_the_command(gpurun, tmp_path, monkeypatch):
     assert "4 GPUs, 71 % busy; rank 3 on h2 only 12 %" in out
     assert "[red]x[/]" in out
     assert "\x1b" not in out
+    for columns in (40, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("NO_COLOR", "1")
+        for command in ("history", "report", "du"):
+            code, out, _ = gpurun(command)
+            assert code == 0 and folder.id in out.split(), "no id is in two pieces"
+            wide = [line for line in out.splitlines() if len(line) > columns and " " in line.strip()]
+            assert command != "history" or wide == [], wide
+    monkeypatch.undo()
+    monkeypatch.setenv("GPURUN_HOME", str(home))
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "none.yaml"))
     code, out, _ = gpurun("report", "--json", "--html", str(tmp_path / "r.html"))
     assert json.loads(out)["causes"] == {"xid": 1}
     assert "<svg" in (tmp_path / "r.html").read_text()

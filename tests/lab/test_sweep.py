@@ -171,7 +171,7 @@ def test_stop_ends_its_jobs_and_resume_continues(cluster):
     assert "is stopped" in done.err
     assert all(job["state"] == "CANCELLED" for job in cluster.status()["jobs"])
     first = {trial["trial"]: trial["parameters"]["lr"] for trial in state(cluster, ident)["trials"]}
-    assert cluster.gpurun("sweep", "stop", ident).code == 2
+    assert cluster.gpurun("sweep", "stop", ident).code == 0, "it has ended already"
     assert "2 trials run again" in cluster.gpurun("sweep", "resume", ident).err
     found = ended(cluster, ident)
     assert found["counts"]["complete"] == 3
