@@ -51,7 +51,7 @@ def test_a_name_that_could_be_another_path_or_word_is_refused(name):
     "source", ["", "host:", "host:relative", "host:/a/../b", "host:/", "host:/a\nb", "a\nb", "j-1:outputs/../../x"]
 )
 def test_a_source_that_means_nothing_is_refused(source):
-    with pytest.raises(BadInput, match=r"source of data|leads out"):
+    with pytest.raises(BadInput, match=r"source of data|leads out|must be a folder below /"):
         spec_with({"a": source})
 
 

@@ -17,6 +17,7 @@ NOT_THE_LAUNCHER = {
     "campaigns/plan.py": "the recipe's section of Horovod's knobs",
     "cli/bench.py": "the program that `gpurun bench` has the gang run",
     "cli/inventory_exchange.py": "a file format",
+    "cli/foreign.py": "words that people type in the place of a command",
     "doctor/bench_job/bench.py": "runs in the container: modules of Python",
 }
 

@@ -140,7 +140,7 @@ def trust(net, tmp_path, monkeypatch, capsys):
     def run(hosts: str, *, yes: bool = True) -> tuple[int, str, str]:
         code = 0
         try:
-            inventory_trust.trust(hosts, inventory=str(inventory), yes=yes, timeout=LIMIT_S)
+            inventory_trust.trust(hosts, inventory=str(inventory), yes=yes, timeout_s=LIMIT_S)
         except typer.Exit as ended:
             code = ended.exit_code
         said = capsys.readouterr()

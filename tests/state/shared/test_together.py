@@ -86,9 +86,9 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             main(["share", str(tmp_path / "made"), "--group", group])
         assert ended.value.code == code
-    assert is_shared(tmp_path / "made")
-    assert "groupadd" in capsys.readouterr().err
     append_only(StatePath(tmp_path / "made") / "audit.jsonl", on=False)
+    assert is_shared(tmp_path / "made")
+    assert "getent group" in capsys.readouterr().err
 
 
 BEGIN = PRELUDE + (
