@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster import TINY
+from cluster import TINY, TRAIN
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("second launcher")]
 
@@ -25,6 +25,15 @@ time.sleep(2)
 """
 
 
+HOROVOD = """
+import sys, time
+if sys.argv[1] == 'together':
+    import horovod.tensorflow as h
+    h.init()
+time.sleep(3)
+"""
+
+
 @pytest.mark.parametrize(("program", "is_said"), [(APART, True), (TOGETHER, False)], ids=["apart", "together"])
 @pytest.mark.parametrize("each_host", ["1", "2"])
 def test_only_copies_that_never_form_a_group_are_said(cluster, tmp_path, program, is_said, each_host):
@@ -38,3 +47,16 @@ def test_only_copies_that_never_form_a_group_are_said(cluster, tmp_path, program
     said = cluster.job(job)["warnings"]
     assert [text.startswith("the 2 ranks have ended without ever connecting") for text in said] == [True] * is_said
     assert ("without ever connecting" in (cluster.home / "jobs" / job / "events.jsonl").read_text()) is is_said
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("way", ["apart", "together"])
+def test_copies_that_horovodrun_starts_are_said_if_none_calls_init(cluster, tmp_path, way):
+    """It looks for networks between the hosts for seconds before it starts ranks: those connections are not theirs."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "train.py").write_text(HOROVOD)
+    args = cluster.submit_args("--workdir", str(tmp_path / "w"), image=TRAIN)
+    job = cluster.gpurun(*args, "--", "horovodrun", "-np", "2", "python3", "train.py", way).out.strip()
+    cluster.wait_for(job, "SUCCEEDED")
+    (said,) = cluster.job(job)["warnings"] or [""]
+    assert ("without ever connecting" in said and "horovod's init()" in said) is (way == "apart"), said
