@@ -71,7 +71,7 @@ def test_the_next_job_of_the_user_has_what_was_downloaded_and_nothing_leads_out(
     (tmp_path / "other").mkdir()
     other = Cluster(cluster.lab, tmp_path / "other")
     other.inventory = cluster.inventory
-    keys = cluster.lab.run(HOST, ["sh", "-c", "cat ~train/.ssh/*; ls -lan ~train/.ssh"]).stdout
+    keys = cluster.lab.run(HOST, ["sh", "-c", "cat ~train/.ssh/*; ls -ln ~train/.ssh"]).stdout
     try:
         assert found_by(cluster, "one", "two", "hostile") == []
         assert caches(cluster, "du")["bytes"] >= 12 << 20, "the fence has left it, and a closed folder hides nothing"
@@ -90,7 +90,7 @@ def test_the_next_job_of_the_user_has_what_was_downloaded_and_nothing_leads_out(
         told = caches(cluster, "prune", "--keep-below", "0MiB", "--yes")
         assert (told["bytes"], told["stuck"]) == (0, [])
         assert caches(cluster, "du")["bytes"] == 0
-        assert cluster.lab.run(HOST, ["sh", "-c", "cat ~train/.ssh/*; ls -lan ~train/.ssh"]).stdout == keys
+        assert cluster.lab.run(HOST, ["sh", "-c", "cat ~train/.ssh/*; ls -ln ~train/.ssh"]).stdout == keys
         assert found_by(cluster, "one") == []
     finally:
         other.cancel_all()
