@@ -81,7 +81,9 @@ def dimension(name: str, texts: tuple[str, ...]) -> Dimension:
 def _range(name: str, is_log: bool, low: str, high: str) -> Dimension:
     ends = value_of(low), value_of(high)
     if any(isinstance(end, bool | str) for end in ends):
-        raise BadInput(f"the range {low}..{high} of {name} has an end that is not a number", hint=f"{name}=log:1e-5..1e-1")
+        raise BadInput(
+            f"the range {low}..{high} of {name} has an end that is not a number", hint=f"{name}=log:1e-5..1e-1"
+        )
     first, last = float(ends[0]), float(ends[1])
     if first >= last or (is_log and first <= 0):
         needs = "0 < LOW < HIGH" if is_log else "LOW < HIGH"

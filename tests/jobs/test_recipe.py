@@ -140,7 +140,7 @@ def test_contradictions(tmp_path):
 def test_no_recipe_there(tmp_path):
     with pytest.raises(BadInput, match="none: there is no such recipe"):
         read(tmp_path / "none")
-    with pytest.raises(BadInput, match="this folder has no recipe.yaml"):
+    with pytest.raises(BadInput, match=r"this folder has no recipe\.yaml"):
         read(tmp_path)
     (tmp_path / "my train.py").write_text("print('a'); b: int = 1")
     with pytest.raises(BadInput, match="this is a program, not a recipe") as caught:
