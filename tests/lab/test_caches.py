@@ -97,3 +97,5 @@ def test_the_next_job_of_the_user_has_what_was_downloaded_and_nothing_leads_out(
         other.end_processes()
         wait_until(lambda: not list((other.home / "leases").glob("[!.]*")))
         cluster.lab.run(HOST, ["sh", "-c", "rm -rf ~train/.gpurun/caches"])
+        cluster.inventory.unlink()
+        cluster.inventory = cluster.lab.inventory
