@@ -3,7 +3,8 @@
 Each rank trains on its own part of the images, gradients are averaged, the learning rate grows with the number of
 ranks after a warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677, as in Horovod's own examples). Rank 0
 writes checkpoints to ``$GPURUN_OUTPUTS``; a later start with the same folder continues from the last one, also with
-another number of ranks.
+another number of ranks. A sweep's parameters ``lr`` and ``dropout`` are defaults of the flags; the script reports
+``accuracy``.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough; 143 stopped by SIGTERM after a checkpoint.
 """
@@ -29,6 +30,8 @@ try:
 except ImportError:
     gpurun = None
 
+PARAMETERS = gpurun.parameters() if gpurun else {}  # of a sweep's trial
+
 CLASSES = 10
 SIDE = 28  # pixels
 STOPPED = 128 + signal.SIGTERM
@@ -49,9 +52,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, default=os.environ.get("GPURUN_OUTPUTS") or None)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, help="images per rank and step")
-    parser.add_argument("--learning-rate", type=float, default=0.001, help="of one rank alone")
+    parser.add_argument("--learning-rate", type=float, default=PARAMETERS.get("lr", 0.001), help="of one rank alone")
+    parser.add_argument("--dropout", type=float, default=PARAMETERS.get("dropout", 0.0))
     parser.add_argument("--warmup", type=float, default=1.0, help="epochs until the learning rate is scaled up")
-    parser.add_argument("--accuracy", type=float, default=0.85, help="exit 1 below this test accuracy")
+    least = 0.0 if PARAMETERS else 0.85  # a sweep compares all trials, the worse ones too
+    parser.add_argument("--accuracy", type=float, default=least, help="exit 1 below this test accuracy")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
     parser.add_argument("--seed", type=int, default=7)
     return parser.parse_args()
@@ -82,7 +87,7 @@ def scaled_learning_rate(alone: float, size: int, position: float, warmup: float
     return alone * (1 + (size - 1) * done)
 
 
-def small_network(seed: int) -> tf.keras.Model:
+def small_network(seed: int, dropout: float) -> tf.keras.Model:
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(seed)
     return tf.keras.Sequential([
@@ -94,6 +99,7 @@ def small_network(seed: int) -> tf.keras.Model:
         layers.MaxPooling2D(),
         layers.Flatten(),
         layers.Dense(64, activation="relu"),
+        *([layers.Dropout(dropout)] if dropout else []),
         layers.Dense(CLASSES),
     ])  # fmt: skip
 
@@ -118,7 +124,7 @@ class Trainer:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        self.model = small_network(arguments.seed)
+        self.model = small_network(arguments.seed, arguments.dropout)
         # Horovod 0.28 wraps Keras's earlier optimizer interface.
         adam = tf.keras.optimizers.legacy.Adam(learning_rate=arguments.learning_rate)
         self.optimizer = hvd.DistributedOptimizer(adam)
@@ -230,6 +236,8 @@ def main() -> int:
             hvd.allreduce(tf.zeros(1), name="saved")
             return STOPPED
     accuracy = trainer.accuracy(read_images(arguments.data, "t10k"))
+    if gpurun:
+        gpurun.report(int(trainer.optimizer.iterations), accuracy=accuracy)
     if not trainer.same_on_all_ranks():
         say("the ranks' networks differ: gradients were not averaged")
         return 1
