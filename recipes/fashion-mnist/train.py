@@ -197,7 +197,7 @@ class Trainer:
         """Whether synchronous training kept every rank's network the same, up to the rounding of sums."""
         sums = tf.stack([tf.reduce_sum(tf.cast(value, tf.float64)) for value in self.model.variables])
         everyone = hvd.allgather(sums[None], name="sums").numpy()
-        return bool(np.allclose(everyone, everyone[0], rtol=1e-4, atol=1e-4))
+        return bool(np.allclose(everyone, everyone[0], rtol=1e-4, atol=1e-4, equal_nan=True))
 
 
 def use_own_device(threads: int) -> str:
