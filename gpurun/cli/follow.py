@@ -8,13 +8,13 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from gpurun.cli.event_words import because, event_text
 from gpurun.cli.options import JobArgument
-from gpurun.cli.printing import duration, printable, printed, say
+from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say
 from gpurun.cli.sending import going_out
 from gpurun.errors import GpurunError
 from gpurun.head.caretaker import Caretaker
@@ -71,6 +71,18 @@ def follow_job(
             interrupted = True
             say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")
             cancel_job(folder, reason="Ctrl-C")
+
+
+def follow_new(folder: JobFolder, *, as_json: bool) -> NoReturn:
+    """Show a job that was just submitted until it ends, and exit with its exit code. Ctrl-C cancels it.
+
+    Args:
+        as_json: stdout gets the job as it ended, and nothing else.
+    """
+    code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
+    if as_json:
+        print_json({"job": job_json(folder.record())})
+    raise typer.Exit(code)
 
 
 def follow(

@@ -61,6 +61,7 @@ def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
 def report(
     campaign: CampaignArgument,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
+    as_json: JsonOption = False,
 ) -> None:
     """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv.
 
@@ -68,13 +69,17 @@ def report(
     """
     told = _with_predictions(_report(campaign))
     texts = {"html": told.html(), "json": json.dumps(told.document(), indent=1) + "\n", "csv": told.csv()}
+    paths = {suffix: to / f"{told.plan.name}.{suffix}" for suffix in texts}
     try:
         to.mkdir(parents=True, exist_ok=True)
         for suffix, text in texts.items():
-            (to / f"{told.plan.name}.{suffix}").write_text(text, encoding="utf-8")
+            paths[suffix].write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write the report: {error.strerror}", where=str(to)) from error
-    typer.echo(to / f"{told.plan.name}.html")
+    if as_json:
+        print_json({"campaign": told.plan.name, **{suffix: str(path) for suffix, path in paths.items()}})
+    else:
+        typer.echo(paths["html"])
 
 
 def print_curve(told: CampaignReport) -> None:

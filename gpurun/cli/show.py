@@ -87,6 +87,7 @@ def rerun(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show the new job until it ends; exit with its exit code.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a job again: the same image by its ID, the same code, data and settings.
 
@@ -94,7 +95,7 @@ def rerun(
     """
     from dataclasses import replace
 
-    from gpurun.cli.follow import follow_job
+    from gpurun.cli.follow import follow_new
     from gpurun.cli.submit import say_what_happens
     from gpurun.head.submission import queue_jobs
     from gpurun.images.code import kept_code
@@ -127,7 +128,10 @@ def rerun(
         say_problem(made.problem)
     (new,) = made.folders
     if follow:
-        raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))
+        follow_new(new, as_json=as_json)
+    if as_json:
+        print_json({"job": job_json(new.record())})
+        return
     typer.echo(new.id)
     say_what_happens(new.record(), again, inventory, is_decided=made.problem is None)
 

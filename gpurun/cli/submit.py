@@ -91,14 +91,11 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
-        from gpurun.cli.follow import follow_job
+        from gpurun.cli.follow import follow_new
 
         if problem is not None:
             say_problem(problem)
-        code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
-        if as_json:
-            print_json({"job": job_json(folder.record())})
-        raise typer.Exit(code)
+        follow_new(folder, as_json=as_json)
     record = folder.record()
     if as_json:
         print_json({"job": job_json(record)})

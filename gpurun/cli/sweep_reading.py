@@ -63,8 +63,7 @@ def status(
     folder = store.find(sweep)
     plan, trials = folder.plan(), folder.trials()
     if as_json:
-        shown = [trial_document(trial) for trial in trials.ranked(plan.metric)]
-        print_json({**as_document(folder, plan, trials), "trials": shown})
+        print_json(_with_trials(folder, plan, trials))
     elif watch:
         _watch(folder, plan)
     else:
@@ -196,13 +195,22 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
         typer.echo(where)
 
 
-def table(sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False) -> None:
+def table(
+    sweep: SweepArgument,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Print all trials, the best first.
 
     gpurun sweep table mnist --csv > mnist.csv
     """
+    if as_csv and as_json:
+        raise BadInput("--csv and --json exclude each other")
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
+    if as_json:
+        print_json(_with_trials(folder, plan, trials))
+        return
     if not as_csv:
         from gpurun.cli.tables import print_table
 
@@ -263,6 +271,12 @@ def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[st
         "metric": plan.metric and plan.metric.name, "done": folder.done.exists(), "stopped": folder.stop.exists(),
         "counts": trials.counts(), "best": trial_document(best) if best else None, "trouble": folder.trouble(),
     }  # fmt: skip
+
+
+def _with_trials(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:
+    """Return a sweep with all its trials, the best first."""
+    shown = [trial_document(trial) for trial in trials.ranked(plan.metric)]
+    return {**as_document(folder, plan, trials), "trials": shown}
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list) else ()
 
 
-def stop(sweep: SweepArgument) -> None:
+def stop(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it.
 
     gpurun sweep stop mnist
@@ -144,18 +144,22 @@ def stop(sweep: SweepArgument) -> None:
     folder = own_sweep(sweep, or_root=True)
     if folder.done.exists():  # as `gpurun cancel` of a job that has ended
         say(f"{folder.id} has ended already")
-        return
-    folder.stop.touch()
-    audit.note(_home(), "sweep stop", sweep=folder.id)
-    ensure_conductors(_home(), os.environ)
-    while not folder.done.exists() and folder.is_conducted():
-        time.sleep(POLL_S / 4)
-    say(f"{folder.id} is stopped" if folder.done.exists() else f"{folder.id} will stop: {folder.trouble() or NOT_RUN}")
+    else:
+        folder.stop.touch()
+        audit.note(_home(), "sweep stop", sweep=folder.id)
+        ensure_conductors(_home(), os.environ)
+        while not folder.done.exists() and folder.is_conducted():
+            time.sleep(POLL_S / 4)
+        is_done = folder.done.exists()
+        say(f"{folder.id} is stopped" if is_done else f"{folder.id} will stop: {folder.trouble() or NOT_RUN}")
+    if as_json:
+        _print_as_json(folder)
 
 
 def resume(
     sweep: SweepArgument,
     failed: Annotated[bool, typer.Option("--failed", help="Also run failed trials again.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Continue a stopped sweep. Runs cancelled trials again.
 
@@ -168,6 +172,14 @@ def resume(
     again = reopen(folder, also_failed=failed)
     ensure_conductors(_home(), os.environ)
     say(f"{folder.id} continues; {again} trial{'s run' if again != 1 else ' runs'} again")
+    if as_json:
+        _print_as_json(folder)
+
+
+def _print_as_json(folder: SweepFolder) -> None:
+    from gpurun.cli.sweep_reading import as_document
+
+    print_json(as_document(folder, folder.plan(), folder.trials()))
 
 
 def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:

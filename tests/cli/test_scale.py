@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,10 @@ def test_a_stored_campaign_is_listed_shown_and_reported(gpurun, store, tmp_path)
         "curve.csv", "curve.html", "curve.json",
     ]  # fmt: skip
     assert "\x1b" not in (tmp_path / "to" / "curve.html").read_text()
+    code, out, _ = gpurun("scale", "report", "curve", "--to", str(tmp_path / "a b"), "--json")
+    told = json.loads(out)
+    assert (code, told.pop("campaign")) == (0, "curve") and json.loads(Path(told["json"]).read_text())["curve"]
+    assert told == {suffix: str(tmp_path / "a b" / f"curve.{suffix}") for suffix in ("html", "json", "csv")}
 
 
 def test_what_is_not_there_or_damaged_is_said(gpurun, store, tmp_path):

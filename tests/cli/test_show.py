@@ -165,7 +165,7 @@ def test_what_a_file_holds_does_not_steer_the_terminal(gpurun, world):
 def rerun(gpurun, world, monkeypatch):
     """Run a job again as another user; its exit code, what it says, and the inventories of what was queued."""
 
-    def rerun(folder, uid=4711):
+    def rerun(folder, uid=4711, *words):
         queued = []
 
         def queue(_, inventory, *__, **___):
@@ -175,8 +175,8 @@ def rerun(gpurun, world, monkeypatch):
         monkeypatch.setattr("gpurun.images.engine.Engine.image", lambda *_: None)
         monkeypatch.setattr("gpurun.head.submission.queue_jobs", queue)
         monkeypatch.setattr("gpurun.cli.show.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: uid)}))
-        code, _, err = gpurun("rerun", folder.id)
-        return code, err, queued
+        code, out, err = gpurun("rerun", folder.id, *words)
+        return (code, err, queued, out)[: 4 if words else 3]
 
     for name in ("i.yaml", "own.yaml"):
         (world / name).write_text(INVENTORY)
@@ -193,6 +193,17 @@ def test_another_user_s_job_runs_again_with_ones_own_inventory(rerun, world):
     assert rerun(folder, os.getuid())[::2] == (0, [world / "i.yaml"])
     (world / "i.yaml").unlink()
     assert rerun(folder)[0] == 0
+
+
+def test_a_job_that_runs_again_is_one_json_document_as_submit_prints_it(rerun, world, monkeypatch):
+    folder = store(world)
+    code, err, _, out = rerun(folder, os.getuid(), "--json")
+    assert (code, json.loads(out)["job"]["id"]) == (0, folder.id) and err == ""
+    seen = {}
+    monkeypatch.setattr("gpurun.cli.follow.follow_job", lambda _, **given: seen.update(given) or 7)
+    code, err, _, out = rerun(folder, os.getuid(), "--json", "--follow")
+    assert (code, json.loads(out)["job"]["id"]) == (7, folder.id)
+    assert seen == {"print_id": False, "lines_to_stderr": True, "cancel_on_interrupt": True}
 
 
 def test_another_user_s_job_gets_none_of_ones_own_files_as_secrets(rerun, world):

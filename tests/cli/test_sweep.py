@@ -161,6 +161,23 @@ def test_a_sweep_that_has_ended_is_stopped_already_and_one_without_a_result_has_
     assert gpurun("sweep", "stop", folder.id) == (0, "", f"{folder.id} has ended already\n")
 
 
+def test_what_shows_or_changes_a_sweep_prints_it_as_json(gpurun, store):
+    """What is said of it goes to stderr."""
+    folder = begin(store, *ENTRIES)
+    status = json.loads(gpurun("sweep", "status", folder.id, "--json")[1])
+    assert json.loads(gpurun("sweep", "table", folder.id, "--json")[1]) == status
+    code, out, err = gpurun("sweep", "table", folder.id, "--json", "--csv")
+    assert (code, out) == (2, "") and "exclude each other" in err
+    code, out, err = gpurun("sweep", "stop", folder.id, "--json")
+    assert (code, json.loads(out)["stopped"], json.loads(out)["done"]) == (0, True, False) and "will stop" in err
+    folder.done.touch()
+    code, out, err = gpurun("sweep", "stop", folder.id, "--json")
+    assert (code, json.loads(out)["done"]) == (0, True) and "has ended already" in err
+    code, out, err = gpurun("sweep", "resume", folder.id, "--json", "--failed")
+    told = json.loads(out)
+    assert (code, told["stopped"], told["done"], told["sweep"]) == (0, False, False, folder.id) and "continues" in err
+
+
 @pytest.mark.parametrize("command", ["status", "best", "table", "plot", "stop", "resume"])
 @pytest.mark.parametrize("name", ["nope", "", "../../etc", "a'; touch /tmp/x #", "s-"])
 def test_a_sweep_that_does_not_exist(gpurun, store, command, name):

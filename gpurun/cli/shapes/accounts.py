@@ -70,7 +70,7 @@ class SweepShape(_SweepAlways, total=False):
         points: how many points the sweep tries.
         counts: trials by outcome; `open`: not ended.
         trouble: why the sweep cannot continue, or why it stopped itself; empty: neither.
-        trials: all trials, the best first; only for a named sweep.
+        trials: all trials, the best first; only `gpurun sweep status SWEEP` and `gpurun sweep table` print them.
     """
 
     trials: list[TrialShape]
@@ -163,6 +163,19 @@ class CampaignShape(TypedDict):
     repeat: int
     versions: VersionsShape
     head: str
+
+
+class CampaignFilesShape(TypedDict):
+    """The files of a campaign's report, as paths.
+
+    Attributes:
+        json: the campaign, as `gpurun scale show CAMPAIGN --json` prints it, with what the cost model predicts.
+    """
+
+    campaign: str
+    html: str
+    json: str
+    csv: str
 
 
 class HistoryShape(TypedDict):
