@@ -34,11 +34,13 @@ def sections():
 
 
 def promised():
-    """What README.md promises, and the heads of the paragraphs of docs/reliability.md that give reasons."""
+    """What README.md and docs/reliability.md promise, and the heads of the reasons in docs/evidence.md."""
     readme = (TOP / "README.md").read_text().split("## What it promises\n")[1].split("\n## ")[0]
-    reasons = (TOP / "docs/reliability.md").read_text().split("## Why each promise holds\n")[1].split("\n## ")[0]
-    heads = re.findall(r"^\*\*(.+?)\*\*", reasons, re.MULTILINE)
-    return [*re.findall(r"^- (.+)$", readme, re.MULTILINE), *(head for head in heads if head != "Limits.")]
+    relied = (TOP / "docs/reliability.md").read_text().split("## What you can rely on\n")[1].split("\n## ")[0]
+    reasons = (TOP / "docs/evidence.md").read_text().split("## Why each promise holds\n")[1].split("\n## ")[0]
+    heads = [re.findall(r"^(?:- )?\*\*(.+?)\*\*", text, re.MULTILINE) for text in (relied, reasons)]
+    assert len(heads[0]) > 5 and set(heads[0]) <= set(heads[1])
+    return [*re.findall(r"^- (.+)$", readme, re.MULTILINE), *heads[1]]
 
 
 @pytest.mark.parametrize("promise", promised())

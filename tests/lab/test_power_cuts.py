@@ -78,7 +78,7 @@ def cut(cluster: Cluster, job: str, rest_s: float, chance: random.Random) -> lis
 
 
 def test_a_job_continues_from_a_whole_checkpoint(named_lab, tmp_path):
-    """Once it read 2 of 20 MB of the newest, and failed. More cuts: docs/reliability.md."""
+    """Once it read 2 of 20 MB of the newest, and failed. More cuts: docs/evidence.md."""
     lab = named_lab("cuts")
     lab.up(LabSpec(lab.name, racks=1, gpus=1))
     cluster = Cluster(lab, tmp_path)
