@@ -91,6 +91,7 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
         BadInput: a name matches no job or sweep, or several; or it has no outputs to show.
     """
     from gpurun.cli.jobs import open_store
+    from gpurun.jobs.meant import Ambiguous
     from gpurun.sweeps.store import SweepStore
     from gpurun.tensorboard.shown import ShownRun, run_name
 
@@ -102,6 +103,8 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
         except BadInput as no_job:
             try:
                 sweep = sweeps.find(text)
+            except Ambiguous:
+                raise
             except BadInput:
                 raise no_job from None
             for trial in sweep.trials().by_number.values():

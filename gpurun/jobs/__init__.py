@@ -8,6 +8,7 @@ record, states       what became of it, and which changes are allowed
 store, folder, drafts
                      the job store: one folder for each job
 live, index          the jobs that have not ended, quickly
+meant                which job or sweep a person means by a name
 attempts, events, gpu_use
                      what each attempt left for people and the history
 """

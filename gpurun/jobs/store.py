@@ -24,6 +24,7 @@ from gpurun.jobs.drafts import AddCode, Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.index import LiveIndex
 from gpurun.jobs.live import LiveJob
+from gpurun.jobs.meant import Living, meant
 from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec, Wants
@@ -35,8 +36,6 @@ from gpurun.state.people import myself
 
 LAST = "@last"
 """What a person types for the job that they submitted last."""
-MOST_NAMED = 5
-"""So many jobs of one name are listed in an error."""
 
 
 class JobStore:
@@ -175,43 +174,30 @@ class JobStore:
                 on_damaged(error)
 
     def find(self, text: str) -> JobFolder:
-        """Return the job that `text` means: its id, an unambiguous beginning of it, or its name.
-
-        A name means the job of this name that has not ended, else the one that was submitted last. This user's jobs
-        come before all others, so no other user chooses which job a name means. ``@last`` is this user's newest job.
+        """Return the job that `text` means: its id, or what `gpurun.jobs.meant` says. ``@last`` is this user's newest.
 
         Raises:
-            BadInput: no job matches, or several do, such as two jobs of one name that have not ended.
+            BadInput: no job matches, or several do.
         """
         ids = self.ids()
         if text in ids:
             return self.get(text)
         is_mine = partial(_is_owned_by, os.getuid())
-        newest: JobRecord | str | None
         if text == LAST:
-            newest = self._newest(ids, is_mine)
+            found = self._newest(ids, is_mine)
         else:
-            live = [record for record in self.live_records() if record.name == text and not record.state.ended]
-            newest = (
-                _the_only(text, [record for record in live if is_mine(record)])
-                or self._beginning_with(text, ids)
-                or self._newest(ids, lambda record: record.name == text and is_mine(record))
-                or _the_only(text, live)
-                or self._newest(ids, lambda record: record.name == text)
-            )
-        if newest is None:
+            live = (record for record in self.live_records() if record.name == text and not record.state.ended)
+            living = [Living(each.id, each.state.value, each.submitted_s, is_mine(each)) for each in live]
+            found = meant(
+                text, "jobs", ids, living,
+                lambda mine: self._newest(ids, lambda each: each.name == text and (not mine or is_mine(each))),
+            )  # fmt: skip
+        if found is None:
             raise self._unknown(text, ids)
-        return self.get(newest if isinstance(newest, str) else newest.id)
+        return self.get(found)
 
-    def _beginning_with(self, text: str, ids: Iterable[str]) -> str | None:
-        """Return the id that begins so. Raises BadInput if several do."""
-        begins = [job_id for job_id in ids if text and job_id.startswith((text, f"j-{text}"))]
-        if len(begins) > 1:
-            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
-        return begins[0] if begins else None
-
-    def _newest(self, ids: Iterable[str], is_meant: Callable[[JobRecord], bool]) -> JobRecord | None:
-        """Return the last submitted of the matching jobs. A folder changes after its job was submitted."""
+    def _newest(self, ids: Iterable[str], is_meant: Callable[[JobRecord], bool]) -> str | None:
+        """Return the id of the last submitted of the matching jobs. A folder changes after its job was submitted."""
         newest: JobRecord | None = None
         for changed_s, job_id in sorted(_changed(self.folder, ids), reverse=True):
             if newest is not None and changed_s < newest.submitted_s:
@@ -219,7 +205,7 @@ class JobStore:
             for record in self.records(lambda _: None, ids=[job_id]):
                 if is_meant(record) and (newest is None or record.submitted_s > newest.submitted_s):
                     newest = record
-        return newest
+        return None if newest is None else newest.id
 
     def _unknown(self, text: str, ids: Iterable[str]) -> BadInput:
         from difflib import get_close_matches  # noqa: PLC0415  (only an error needs it)
@@ -234,18 +220,6 @@ class JobStore:
 
 def _is_owned_by(uid: int, record: JobRecord) -> bool:
     return record.owner_uid == uid
-
-
-def _the_only(name: str, live: Sequence[JobRecord]) -> JobRecord | None:
-    """Return the one job of this name that has not ended. Raises BadInput if there are several."""
-    if len(live) > 1:
-        each = sorted(live, key=lambda record: record.submitted_s, reverse=True)
-        shown = ", ".join(f"{record.id} ({record.state.value})" for record in each[:MOST_NAMED])
-        more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
-        raise BadInput(
-            f"{name!r} is the name of {len(each)} jobs that have not ended: {shown}{more}", hint="give the id"
-        )
-    return live[0] if live else None
 
 
 def _one_after_the_other(now_s: float) -> Iterator[float]:

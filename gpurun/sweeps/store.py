@@ -22,6 +22,7 @@ from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
+from gpurun.jobs.meant import Living, meant
 from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.drafts import new_folder
@@ -246,23 +247,29 @@ class SweepStore:
                     path.rmtree()
 
     def find(self, text: str) -> SweepFolder:
-        """The sweep that a person means by `text`: its id, an unambiguous beginning of it, or its name.
-
-        Of several sweeps of one name the newest is meant.
+        """Return the sweep that `text` means: its id, or what `gpurun.jobs.meant` says.
 
         Raises:
-            BadInput: none or several match.
+            BadInput: no sweep matches, or several do.
         """
         ids = self.ids()
-        begins = [name for name in ids if text and name.startswith((text, f"s-{text}"))]
-        if text in ids or len(begins) == 1:
-            return self.get(text if text in ids else begins[0])
-        if begins:
-            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
-        named = [(plan.created_s, name) for name, plan in self._plans(ids) if plan.name == text]
-        if not named:
+        if text in ids:
+            return self.get(text)
+        named = {name: plan.created_s for name, plan in self._plans(ids) if plan.name == text}
+
+        def newest(mine: bool) -> str | None:
+            rightful = (name for name in named if not mine or self.get(name).is_mine())
+            return max(rightful, key=lambda name: (named[name], name), default=None)
+
+        living = [self._living(name, named[name]) for name in named if not self.get(name).done.exists()]
+        found = meant(text, "sweeps", ids, living, newest)
+        if found is None:
             raise BadInput(f"there is no sweep {text!r}", hint="`gpurun sweep status` lists all sweeps")
-        return self.get(max(named)[1])
+        return self.get(found)
+
+    def _living(self, name: str, created_s: float) -> Living:
+        folder = self.get(name)
+        return Living(name, "stops" if folder.stop.exists() else "runs", created_s, folder.is_mine())
 
     def _plans(self, ids: list[str]) -> Iterator[tuple[str, SweepPlan]]:
         for name in ids:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,36 @@ def test_what_shows_or_changes_a_sweep_prints_it_as_json(gpurun, store):
     code, out, err = gpurun("sweep", "resume", folder.id, "--json", "--failed")
     told = json.loads(out)
     assert (code, told["stopped"], told["done"], told["sweep"]) == (0, False, False, folder.id) and "continues" in err
+
+
+def test_a_name_means_the_sweep_that_lives_else_the_newest_as_of_jobs(store):
+    """`sweep stop NAME` said that the newest sweep of the name had ended, and left the running one alone."""
+
+    def made(created_s, name="net", *, is_done=False):
+        template = replace(TEMPLATE, name=name)
+        folder = store.create(Wish(grid={"lr": ("1",)}).plan(template, "/i.yaml", created_s), None)
+        if is_done:
+            folder.done.touch()
+        return folder
+
+    lives, newest = made(1.0), made(2.0, is_done=True)
+    made(1.5, is_done=True)
+    assert store.find("net").id == lives.id
+    lives.done.touch()
+    assert store.find("net").id == newest.id
+    both = [made(1.0, "m';\n"), made(2.0, "m';\n")]
+    both[0].stop.touch()
+    with pytest.raises(BadInput, match="is the name of 2 sweeps that have not ended: s-") as refused:
+        store.find("m';\n")
+    assert f"{both[1].id} (runs), {both[0].id} (stops)" in str(refused.value)
+    with pytest.raises(BadInput, match="2 sweeps that have not ended"):
+        tensorboard._runs(["m';\n"])
+    assert store.find(both[0].id).id == store.find(both[0].id[2:]).id == both[0].id
+    if os.getuid() == 0:  # only root can give files to others
+        os.chown(both[0].path.plain, 4711, -1)
+        assert store.find("m';\n").id == both[1].id, "a person's own"
+        both[1].done.touch()
+        assert store.find("m';\n").id == both[1].id, "no other user chooses what it means"
 
 
 @pytest.mark.parametrize("command", ["status", "best", "table", "plot", "stop", "resume"])
