@@ -3,7 +3,7 @@
 #   make test      the quick tests, and one story on the lab for each promise of docs/promises.md
 #   make test-all  every test: each launcher, each fault, long random histories
 .PHONY: setup packages demo test test-unit test-stories test-change test-all check mutants bench lab image images
-.PHONY: site man reference fresh clean
+.PHONY: site man reference dist fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -111,6 +111,10 @@ man: setup
 # Pages of docs/ that are written from the code: after a change of a command, an option, or a key of the inventory.
 reference: setup
 	$(PYTHON) .ci/reference.py
+
+# The wheel: pip, pipx and uv install it where no clone is.
+dist: setup
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # What README.md promises, tried: a clean clone on a new Debian with git, make and python3. See .ci/fresh.py.
 fresh: RUN := make setup && make demo && make test
