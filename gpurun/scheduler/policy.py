@@ -15,7 +15,7 @@ class Policy:
         patience_s: the dial between a short average wait (large) and a short wait of large gangs (small). A gang
             that needs half of the cluster or more, or fits on one host, is overtaken for this long before hosts
             are kept for it; one that needs the share s of the cluster for ``patience_s · (2s)⁴``, since keeping
-            hosts for it costs the others so much less. See docs/scheduler.md for what was measured.
+            hosts for it costs the others so much less. docs/scheduler-evidence.md says what was measured.
         min_run_s: how long a gang runs before it may be preempted.
     """
 
