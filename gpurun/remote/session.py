@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpurun.remote.jumps import Jumps
     from gpurun.remote.ssh_config import Route
 
-# Paramiko's own order begins with aes128-ctr + HMAC, at half the speed; see docs/shipping.md for measurements.
+# Paramiko's own order begins with aes128-ctr + HMAC, at half the speed. AES-GCM is about as fast as an OpenSSH pipe.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 # The X25519 exchange costs less than a tenth of the CPU of the hybrid exchange that Paramiko prefers.
 KEX = (
