@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpurun.documents.convert import Kind  # noqa: E402
 from gpurun.errors import EXIT_CODES  # noqa: E402
 from gpurun.inventory import fields  # noqa: E402
 from gpurun.jobs import recipe_keys, spec  # noqa: E402
+from gpurun.jobs.recipe_values import MAX_GPUS  # noqa: E402
 
 FOLDER, DECISIONS = TOP / "docs/reference", TOP / "docs/decisions"
 MADE = "<!-- `make reference` writes this page from the code. Do not edit it. -->"
@@ -48,8 +50,17 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page."""
-    return "\n\n".join((f"# {title}", MADE, *parts)) + "\n"
+    """A whole page. Its paragraphs are wrapped; tables, heads and code cannot be."""
+    blocks = re.split(r"(^```.*?^```$)", "\n\n".join(parts), flags=re.MULTILINE | re.DOTALL)
+    body = "".join(block if block.startswith("```") else "\n".join(map(wrapped, block.split("\n"))) for block in blocks)
+    return f"# {title}\n\n{MADE}\n\n{body}\n"
+
+
+def wrapped(line: str) -> str:
+    """A paragraph in lines that fit an editor."""
+    if line.startswith(("|", "#")):
+        return line
+    return textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
 
 
 VALUES = (
@@ -179,13 +190,12 @@ def recipes() -> str:
     )
     return page(
         "Recipes: what a job can ask for",
-        "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. A flag of "
-        "`gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` add to it. "
-        "A flag has the key's name, such as `--min-gpus`, unless this page says otherwise. "
-        "How to write [times and sizes](reference/commands.md#values). "
-        "`gpurun submit RECIPE --dry-run` prints everything that gpurun would do on every host. gpurun refuses keys "
-        "that are not listed here: `gpurun validate RECIPE` finds them, without an inventory. "
-        "`gpurun validate --schema` prints a JSON Schema, with which editors check while you type.",
+        "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. "
+        "[Times and sizes](reference/commands.md#values) have units. `gpurun validate RECIPE` finds mistakes, such as "
+        "keys that are not listed here. `gpurun submit RECIPE --dry-run` prints what gpurun would do on every host. "
+        "`gpurun validate --schema` prints a JSON Schema for editors.",
+        "A flag of `gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` "
+        "add to it. A flag has the key's name, such as `--min-gpus`, unless this page says otherwise.",
         recipe_table(recipe_keys.FIELDS, defaults),
         *(
             f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"
@@ -198,12 +208,20 @@ def recipe_table(kinds: Mapping[str, Kind], defaults: Mapping[str, str]) -> str:
     """The keys of a recipe's mapping, in their order."""
     rows = []
     for key, kind in kinds.items():
-        examples = " or ".join(code(example) for example in kind.examples)
-        default = f" Default: `{defaults[key]}`." if key in defaults else ""
+        default = f" Default: `{defaults[key]}`." if key in defaults and "Default: " not in kind.about else ""
         inner = f" ([keys](#{key}))" if kind.keys is not None else ""
         meaning = sentence(kind.about) + default + flag_of(key, kind) + see(key)
-        rows.append((f"`{key}`", text(written(kind)) + inner, examples, meaning))
-    return table(("key", "value", "example", "meaning"), rows)
+        rows.append((f"`{key}`", shown(kind) + inner, meaning))
+    return table(("key", "value, such as", "meaning"), rows)
+
+
+def shown(kind: Kind) -> str:
+    """A value of a recipe: what may be chosen, or examples with the bounds of a number, if people may meet them."""
+    if kind.options and kind.options != ("true", "false"):
+        return text(written(kind))
+    bounds = (bound for bound in kind.allowed if re.match(r"-?[\d.]+ to ", bound))
+    near = (f" ({bound})" for bound in bounds if not bound.endswith(f" {MAX_GPUS}"))
+    return " or ".join(map(code, kind.examples)) + "".join(near)
 
 
 def flag_of(key: str, kind: Kind) -> str:

@@ -37,7 +37,7 @@ GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""
 HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
 NO_CAMPAIGN = ("submit", "sweep run")
-ONE_SIZE = "`gpurun scale` has no such flag: it compares runs of one size each, without rehearsals"
+ONE_SIZE = "`gpurun scale` has no such flag"
 
 
 class ConstraintKeys(TypedDict, total=False):
@@ -137,14 +137,12 @@ class RoleKeys(TypedDict, total=False):
     ps_hosts: Annotated[
         tuple[HostOrLabel, ...],
         means(
-            "run the servers on these hosts, given by name or label; in the inventory these hosts have `gpus: 0`",
+            "run the servers on these hosts, by name or label; the inventory gives them `gpus: 0`",
             "[cpu-01, cpu-02]",
             "[role=ps]",
         ),
     ]
-    workers: Annotated[
-        Gpus, means("number of workers. Each worker has one GPU, so this must equal `gpus`; you can leave it out", "8")
-    ]
+    workers: Annotated[Gpus, means("number of workers; it must equal `gpus`, and may be left out", "8")]
     chief: Annotated[
         bool,
         means(
@@ -155,7 +153,7 @@ class RoleKeys(TypedDict, total=False):
     evaluator: Annotated[
         bool,
         means(
-            "start one more rank without a GPU to evaluate checkpoints; it runs on the host that has the outputs",
+            "start one more rank, without a GPU, to evaluate checkpoints",
             "true",
         ),
     ]
@@ -224,12 +222,12 @@ class PythonKeys(TypedDict, total=False):
     ]
     project: Annotated[
         Text,
-        means("the `dependencies` of the `pyproject.toml` in this folder; not its code, which `workdir` sends", "."),
+        means("the `dependencies` in this folder's `pyproject.toml`, without its code", "."),
     ]
     index: Annotated[
         Text,
         means(
-            "the only index: a folder of wheels, or a URL. Without it, gpurun asks the indexes that your own pip asks",
+            "the only index: a folder of wheels, or a URL. Default: the indexes of your own pip",
             "./wheels",
         ),
     ]
@@ -248,7 +246,7 @@ class RecipeKeys(TypedDict, total=False):
                 WHAT,
                 "NAME",
                 only=NO_CAMPAIGN,
-                why="`--name` of `gpurun scale` is the campaign's name: the same name continues it",
+                why="`--name` of `gpurun scale` names the campaign",
             ),
         ),
     ]
@@ -290,8 +288,6 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "elastic: start and continue with at least this many GPUs; grow back while no job waits for them",
             "4",
-            more="With Horovod, the other ranks continue, by its elastic API. With other launchers, gpurun stops the "
-            "gang and starts it again from its checkpoint",
             flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
@@ -308,8 +304,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "copy this folder at submit; every rank has the copy at `/workspace`",
             ".",
-            more="What ranks write there is treated as outputs are, below `@workspace`; the copy of your code never "
-            "changes. gpurun leaves out what `.gitignore` excludes",
+            more="gpurun leaves out what `.gitignore` excludes, and treats what ranks write there as outputs, below "
+            "`@workspace`",
             flag=KeyFlag(FILES, "FOLDER", complete="folders"),
         ),
     ]
@@ -322,8 +318,7 @@ class RecipeKeys(TypedDict, total=False):
             "how much gpurun copies to the head of what ranks write at `/workspace`",
             "50GiB",
             default="10GiB",
-            more="A restart begins without the rest, and gpurun says so while the job runs. gpurun "
-            "copies no `__pycache__`",
+            more="A restart begins without the rest",
             flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
@@ -332,12 +327,10 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a folder in the container that survives restarts and that gpurun copies to the head",
             "/checkpoints",
-            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own, and every rank may write to it. If files "
-            "of one name differ, the first host in rank order has the name, and the others' are kept as `NAME.HOST`. "
-            "The next attempt gets the folder back: on all hosts, with `horovod` on rank 0's; each host gets its own "
-            "version of such files, and a new host the first one's. Write a checkpoint beside its name and rename it, "
-            "or call `gpurun_runtime.checkpointed(step)` after each save: a host may fail in the middle of a save. "
-            "gpurun does not copy pipes, sockets and devices, and names them",
+            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own. If files of one name differ, the first "
+            "host in rank order has the name, and the others' are kept as `NAME.HOST`. The next attempt gets the "
+            "folder back: on all hosts, with `horovod` on rank 0's. A host may fail in the middle of a save: write a "
+            "checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each save",
             flag=KeyFlag(FILES, "PATH"),
         ),
     ]
@@ -372,9 +365,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "environment of every rank",
             '{LR: "0.1"}',
-            more="gpurun sets the names that begin with `GPURUN_`; you may set `GPURUN_PARAMETERS` only. Launchers set "
-            "`RANK`, `WORLD_SIZE` and their like. Not for secrets: `docker inspect` shows it to everybody who may use "
-            "Docker on a host, and `horovodrun` to every user there. So `submit` warns about names like `HF_TOKEN`",
+            more="gpurun and launchers set their own, such as `GPURUN_RANK` and `WORLD_SIZE`. Not for secrets: all "
+            "who may use Docker on a host can read it, and with `horovodrun` all users there",
             flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
         ),
     ]
@@ -423,7 +415,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU",
             "true",
-            more="For a program that uses several GPUs itself, or calls a launcher itself",
+            more="For a program that uses several GPUs, or calls a launcher, itself",
             flag=KeyFlag(WHAT),
         ),
     ]
@@ -474,7 +466,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "stop the job after this long in RUNNING",
             "12h",
-            more="With known limits, gpurun can start other jobs earlier",
+            more="Known limits let other jobs start earlier",
             flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
@@ -501,8 +493,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "first run the command with one rank on one GPU, for this long or until it reports a step",
             "60s",
-            more="So a typo costs one GPU for a minute. gpurun discards the outputs of this rehearsal, then queues the "
-            "gang",
+            more="gpurun discards its outputs, then queues the gang",
             flag=KeyFlag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
