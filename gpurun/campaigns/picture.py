@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpurun.campaigns.curve import CurvePoint
 from gpurun.drawing.axes import Axis, Choices, Numbers
 from gpurun.drawing.svg import Drawing, Place, clipped
+from gpurun.quantities.counts import count
 
 WIDTH, HEIGHT = 940.0, 420.0
 TOP, BOTTOM, LEFT, GAP, RIGHT = 60.0, 50.0, 70.0, 80.0, 20.0
@@ -62,7 +63,7 @@ class CurvePanel:
             self.drawing.line(places, colour, width=2, is_dashed=is_dashed)
         for gpus, value, place in found:
             if place is not None and dots:
-                self.drawing.dot(*place, colour, radius=4, tip=f"{dots}, {gpus} GPUs: {value:.4g}")
+                self.drawing.dot(*place, colour, radius=4, tip=f"{dots}, {count(gpus, 'GPU')}: {value:.4g}")
 
     def span(self, gpus: int, low: float, high: float, colour: str) -> None:
         """Draw a vertical line from a low value to a high value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.campaigns.picture import PredictedPoint
+from gpurun.quantities.counts import count
 from gpurun.scaling.model import CannotPredict, PairFigure, fit
 from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import Shape
@@ -39,7 +40,7 @@ def predictions(
             try:
                 images = model.predict(shape).images_per_s
             except CannotPredict as error:
-                unknown.append(f"{launcher}: no prediction for {ranks} GPUs and more: {error.message}")
+                unknown.append(f"{launcher}: no prediction for {count(ranks, 'GPU')} and more: {error.message}")
                 break
             points.append(PredictedPoint(launcher, ranks, images.low, images.median, images.high))
     return points, unknown

@@ -17,6 +17,7 @@ from gpurun.campaigns.plan import CampaignPlan
 from gpurun.campaigns.runs import DONE, RunRecord
 from gpurun.documents.plain import printable
 from gpurun.documents.table_cells import cell
+from gpurun.quantities.counts import count
 from gpurun.quantities.local_time import date_minute
 
 STYLE = (
@@ -135,7 +136,7 @@ class CampaignReport:
         yield "inventory", told["inventory"]
         for settings in told["settings"]:
             shown = "; ".join(f"{key}: {value}" for key, value in settings.items() if key not in ("launcher", "gpus"))
-            yield f"{settings['launcher']}, {settings['gpus']} GPUs", shown
+            yield f"{settings['launcher']}, {count(settings['gpus'], 'GPU')}", shown
 
 
 CURVE_HEADS = (

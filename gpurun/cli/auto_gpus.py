@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.cli.printing import duration, say
 from gpurun.errors import BadInput, GpurunError, NeverFits
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.head.wish import Flags
@@ -98,7 +99,7 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
 
 def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
     """Describe a smaller gang in one sentence."""
-    text = f"{smaller.gpus} GPUs would start now with {smaller.rate:.0%} of the images/s of {gpus}"
+    text = f"{count(smaller.gpus, 'GPU')} would start now with {smaller.rate:.0%} of the images/s of {gpus}"
     if smaller.is_sooner:
         return f"{text}, and would end sooner"
     if smaller.sooner_below_s is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.cli.printing import size_text
 from gpurun.cli.sending import going_out
+from gpurun.quantities.counts import plural
 
 
 def event_text(event: Mapping[str, Any]) -> str:
@@ -39,8 +40,9 @@ def placement_text(event: Mapping[str, Any]) -> str:
     counts = "/".join(str(count) for count in each)
     racks = event["racks"]
     spread = f"one rack, {racks[0]}" if len(racks) == 1 else f"{len(racks)} racks, {fold(racks)}"
+    what = plural(gpus, "GPU")
     return (
-        f"{gpus} {event['generation']} GPUs on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
+        f"{gpus} {event['generation']} {what} on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
         "fewest racks, then fewest hosts, then the tightest fit"
     )
 

@@ -12,6 +12,7 @@ from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption, YesOp
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.values import TIME
 from gpurun.errors import BadInput, HostFailure
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,7 @@ def _report(written: int, offered: Sequence[Offer], refused: Sequence[Offer]) ->
 
     if written:
         files = sorted({str(offer.file) for offer in offered})
-        say(f"{written} keys written to {', '.join(files)}")
+        say(f"{count(written, 'key')} written to {', '.join(files)}")
     elif not refused:
         say("every key is known already")
     hints = {

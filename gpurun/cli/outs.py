@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpurun.cli.printing import duration, printable
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
@@ -85,7 +86,7 @@ def print_start_failures(failures: Sequence[StartFailure], outs: Container[str],
         again = f"; tried again {in_time(each.until_s, now_s)}" if each.until_s > now_s else ""
         typer.echo(printable(f"    {each.host}: {each.reason}{lacks}{again}"))
     if left := failures[MOST_FAILURES:]:
-        typer.echo(f"    … and {len(left)} more hosts")
+        typer.echo(f"    … and {count(len(left), 'more host')}")
 
 
 def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:

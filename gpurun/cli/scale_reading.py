@@ -13,6 +13,7 @@ from gpurun.cli.jobs import open_store
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, StateError
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.campaigns.report import CampaignReport
@@ -91,7 +92,7 @@ def print_curve(told: CampaignReport) -> None:
     heads = [printable(told.unit) if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown]
     print_table(heads, [([printable(row[number]) for number in shown], "") for row in map(curve_row, told.curve)])
     for each in told.plan.refused:
-        typer.echo(printable(f"{each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {each.reason}"))
+        typer.echo(printable(f"{each.launcher or 'the recipe'}, {count(each.gpus, 'GPU')} cannot run: {each.reason}"))
     typer.echo(printable(summary(told)))
 
 

@@ -109,7 +109,7 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
 
 def _say_refused(plan: CampaignPlan) -> None:
     for each in plan.refused:
-        say(f"gpurun: {each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {printable(each.reason)}")
+        say(f"gpurun: {each.launcher or 'the recipe'}, {count(each.gpus, 'GPU')} cannot run: {printable(each.reason)}")
 
 
 def _rates(link: int | None) -> LinkRates:

@@ -171,7 +171,7 @@ def resume(
     folder = own_sweep(sweep)
     again = reopen(folder, also_failed=failed)
     ensure_conductors(_home(), os.environ)
-    say(f"{folder.id} continues; {again} trial{'s run' if again != 1 else ' runs'} again")
+    say(f"{folder.id} continues; {count(again, 'trial runs', 'trials run')} again")
     if as_json:
         _print_as_json(folder)
 

@@ -14,6 +14,7 @@ from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.cli.shares import lines, shares_of
 from gpurun.errors import GpurunError
+from gpurun.quantities.counts import plural
 from gpurun.state import clock
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ def _line(row: Mapping[str, Any], now_s: float) -> str:
 
     start = f", expected {expected_in(row['expected_start_s'], now_s)}" if row["expected_start_s"] else ""
     return (
-        f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
-        f"{printable(row['name'])}: {row['message']}{start}"
+        f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} {plural(row['gpus'], 'GPU'):<4}  "
+        f"{duration(row['waiting_s']):>6}  {printable(row['name'])}: {row['message']}{start}"
     )
 
 

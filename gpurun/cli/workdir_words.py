@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gpurun.cli.printing import size_text
 from gpurun.images.given_again import given_again
 from gpurun.images.noticed import Copied, LeftOut
+from gpurun.quantities.counts import plural
 
 LARGE_BYTES = 100 << 20
 """So large a folder is named: the head keeps a copy of it for each submission, and each host gets it."""
@@ -69,4 +70,4 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
+    return f"{count:,} {plural(count, 'file')}"

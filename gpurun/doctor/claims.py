@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.facts.claims import HeldGpus, held
+from gpurun.quantities.counts import plural
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet, Results
 
@@ -76,7 +77,7 @@ def _whose(one: HeldGpus) -> str:
 
 
 def _gpus(one: HeldGpus) -> str:
-    return f"GPU{'s' if len(one.gpus) != 1 else ''} {', '.join(map(str, one.gpus)) or '?'}"
+    return f"{plural(len(one.gpus), 'GPU')} {', '.join(map(str, one.gpus)) or '?'}"
 
 
 def _by_hand(host: str, one: HeldGpus) -> str:

@@ -13,6 +13,7 @@ from gpurun.doctor.survey import Survey, probe, signs_at
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.launch.fabric import for_gang
+from gpurun.quantities.counts import count
 from gpurun.remote.fleet import Fleet
 
 STRANGER = "gpu-stranger"
@@ -112,6 +113,7 @@ def _missing(host: str, found: Hardware, granted: tuple[int, ...]) -> list[Findi
     missing = tuple(sorted(set(granted) - {gpu.index for gpu in found.gpus}))
     if not missing:
         return []
-    evidence = f"GPU {', '.join(map(str, missing))} of this job does not answer; {len(found.gpus)} GPUs do"
+    others = count(len(found.gpus), "GPU does", "GPUs do")
+    evidence = f"GPU {', '.join(map(str, missing))} of this job does not answer; {others}"
     remedy = "look for a GPU that fell off the bus: sudo dmesg | grep -i xid"
     return [Finding("gpu-missing", Severity.ERROR, (host,), evidence, remedy, {host: missing})]

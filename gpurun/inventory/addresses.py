@@ -12,6 +12,7 @@ from gpurun.inventory import roundtrip
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.settings import HostSetting
+from gpurun.quantities.counts import count, plural
 
 
 def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
@@ -20,8 +21,9 @@ def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
         return {}
     addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
     if len(addresses) != len(hosts):
+        are = plural(len(hosts), "is", "are")
         raise BadInput(
-            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there are {len(hosts)} hosts",
+            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there {are} {count(len(hosts), 'host')}",
             hint="give as many as there are hosts, such as 10.0.1.[1-16]",
         )
     return dict(zip(hosts, addresses, strict=True))

@@ -18,6 +18,7 @@ from gpurun.inventory.fields import is_address
 from gpurun.inventory.hostset import MAX_HOSTS, expand
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
 from gpurun.inventory.pools import contradictions
+from gpurun.quantities.counts import count, plural
 
 _NEEDED = ("gpus", "generation", "fabric")
 
@@ -199,7 +200,8 @@ class _Racks:
                 self._report.wrong(key, f"{field}: {error.message}")
                 continue
             if len(addresses) != len(names):
-                self._report.wrong(key, f"{field} {shown(text)} is {len(addresses)}, but there are {len(names)} hosts")
+                there = f"{plural(len(names), 'is', 'are')} {count(len(names), 'host')}"
+                self._report.wrong(key, f"{field} {shown(text)} is {len(addresses)}, but there {there}")
                 continue
             own[field] = addresses
         return own

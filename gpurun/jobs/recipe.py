@@ -25,6 +25,7 @@ from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
 from gpurun.jobs.words import as_bytes, as_text
+from gpurun.quantities.counts import count
 
 RECIPE_FILE = "recipe.yaml"
 WITHOUT_RECIPE = "gpurun submit -n GPUS --image IMAGE -- COMMAND"
@@ -173,7 +174,7 @@ def _check(spec: JobSpec) -> None:
     _check_memory(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
-        raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
+        raise BadInput(f"{count(spec.gpus, 'GPU')} cannot be split into hosts of exactly {per_host}")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise BadInput(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})")
     if spec.workdir is not None and not stat.S_ISDIR(mode_of(Path(spec.workdir))):

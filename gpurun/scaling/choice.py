@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gpurun.errors import BadInput, NeverFits
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import JobSpec
+from gpurun.quantities.counts import count
 from gpurun.scaling.model import CannotPredict, Prediction, ScalingModel
 from gpurun.scaling.placed import exchange_of, shape_of
 from gpurun.scheduler.gangs import new_gang
@@ -104,8 +105,9 @@ def most_gpus(
         raise larger
     if larger is None:
         raise refusal or BadInput("no number of GPUs fits")
+    are = count(larger.ranks, "GPU is", "GPUs are")
     raise BadInput(
-        f"no size reaches {least:.0%}: {larger.ranks} GPUs are expected to have {larger.efficiency.median:.0%}",
+        f"no size reaches {least:.0%}: {are} expected to have {larger.efficiency.median:.0%}",
         hint="ask for less, such as --gpus auto:50%",
     )
 
@@ -145,7 +147,7 @@ def in_words(choice: GpuChoice, least: float) -> str:
     found = choice.prediction
     efficiency = found.efficiency
     text = (
-        f"{found.ranks} GPUs: {efficiency.median:.0%} of linear is expected ({efficiency.low:.0%} to "
+        f"{count(found.ranks, 'GPU')}: {efficiency.median:.0%} of linear is expected ({efficiency.low:.0%} to "
         f"{efficiency.high:.0%}), {found.images_per_s.median:.4g} images/s"
     )
     if isinstance(choice.larger, Prediction):

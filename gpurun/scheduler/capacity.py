@@ -100,9 +100,8 @@ class Capacity:
         lanes = index.lanes(gang.constraints)
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
         but = ", but not as it needs them" if free >= gang.least else ""
-        return Refusal(
-            False, Reason.NO_ROOM, f"{_wanted(gang)}; {free} such GPUs of one generation are free for it{but}"
-        )
+        are = count(free, "such GPU of one generation is", "such GPUs of one generation are")
+        return Refusal(False, Reason.NO_ROOM, f"{_wanted(gang)}; {are} free for it{but}")
 
     def _never(self, gang: Gang) -> str:
         wants, lanes = gang.constraints, self._empty.lanes(gang.constraints)
@@ -115,7 +114,7 @@ class Capacity:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
         if gang.least > most:
-            return f"{_wanted(gang)}; the inventory has at most {most} such GPUs of one generation"
+            return f"{_wanted(gang)}; the inventory has at most {count(most, 'such GPU')} of one generation"
         if wants.hosts and not set(wants.hosts) - set(wants.avoid):
             return f"{_wanted(gang)}; all named hosts are also among the hosts to avoid"
         return f"{_wanted(gang)}; no hosts of the inventory could give them ({_asked(gang)})"

@@ -13,6 +13,7 @@ from typing import Literal
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant
+from gpurun.quantities.counts import count
 from gpurun.scheduler.model import Gang, Reason, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.wording import in_time
@@ -107,7 +108,7 @@ def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
         return "drained"
     here = [departure.fate for departure in found if host in departure.hosts]
     waited, leave = here.count("waits"), len(here) - here.count("waits")
-    leaving = f"{leave} gang{'' if leave == 1 else 's'} leave{'s' if leave == 1 else ''}" if leave else ""
+    leaving = count(leave, "gang leaves", "gangs leave") if leave else ""
     parts = [part for part in (leaving, f"{waited} waited for" if waited else "") if part]
     return f"draining: {', '.join(parts)}" if parts else "draining"
 

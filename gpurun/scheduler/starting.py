@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler import servers, waiting
 from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import Gang, Reason, Refusal, Wait
@@ -70,7 +71,7 @@ def _prefers_to_wait(state: PassState, gang: Gang) -> bool:
     placement = state.room.anywhere(gang) if state.is_choosy(gang) else None
     if placement is None:
         return False
-    place = f"{len(placement.grants)} hosts in {len(placement.racks)} racks"
+    place = f"{count(len(placement.grants), 'host')} in {count(len(placement.racks), 'rack')}"
     message = f"fits on {place}, but prefers one {gang.constraints.prefer}"
     state.wait(gang, Reason.LOCALITY, message, until_s=gang.near_until_s)
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpurun.drawing.svg import Drawing
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 from gpurun.simulate.replay import ClusterSample, Replay
 
 WIDTH, PANEL, LEFT, TOP, GAP = 960, 150, 70, 40, 42
@@ -106,7 +107,8 @@ def _png(done: Replay, path: Path) -> None:
 def _title(done: Replay) -> str:
     hosts = len(done.inventory.hosts)
     return (
-        f"{len(done.outcomes)} jobs on {hosts} hosts with {done.inventory.total_gpus} GPUs, policy {done.policy.name}"
+        f"{count(len(done.outcomes), 'job')} on {count(hosts, 'host')} with {count(done.inventory.total_gpus, 'GPU')}, "
+        f"policy {done.policy.name}"
     )
 
 

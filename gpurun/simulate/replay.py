@@ -10,6 +10,7 @@ from itertools import islice
 from gpurun.errors import GpurunError, NeverFits
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
+from gpurun.quantities.counts import count
 from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.schedule import arrange, schedule
@@ -251,8 +252,9 @@ class _Cluster:
             for job in islice(self.queue, MOST_NAMED)
         ]
         more = f"; and {len(self.queue) - MOST_NAMED} more" if len(self.queue) > MOST_NAMED else ""
+        wait = count(len(self.queue), "job waits", "jobs wait")
         return Stuck(
-            f"stuck at {now:.0f} s, because nothing runs, no time changes that, and {len(self.queue)} jobs wait: "
+            f"stuck at {now:.0f} s, because nothing runs, no time changes that, and {wait}: "
             f"{'; '.join(told)}{more}",
             hint="report this trace and the inventory: the scheduler's rules contradict each other",
         )  # fmt: skip

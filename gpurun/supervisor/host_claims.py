@@ -14,6 +14,7 @@ from gpurun.jobs.states import State
 from gpurun.launch.plan import cards
 from gpurun.leases.lease import Lease
 from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.quantities.counts import plural
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import End
 
@@ -71,7 +72,7 @@ def refused_end(refused: Mapping[str, tuple[GpuHolder, ...]]) -> End:
 
 
 def _held(holder: GpuHolder) -> str:
-    gpus = f"GPU{'s' if len(holder.gpus) != 1 else ''} {', '.join(map(str, holder.gpus))}"
+    gpus = f"{plural(len(holder.gpus), 'GPU')} {', '.join(map(str, holder.gpus))}"
     return f"{holder.words} holds {gpus}: {holder.why}"
 
 

@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from gpurun import faults
 from gpurun.node.agent.disk_reserve import disk_of, reserve_of
 from gpurun.node.job.rank_folders import STREAMS
+from gpurun.quantities.counts import count
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import CHECKPOINT, METRICS, RawLine, has_hole, last, split
@@ -271,7 +272,7 @@ class JobLog:
             end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
             stream.truncate(end)
         if damaged := known.read(lines, end):
-            self._on_damage(f"{self.path}: {damaged} lines are damaged; some may come twice")
+            self._on_damage(f"{self.path}: {count(damaged, 'line is', 'lines are')} damaged; some may come twice")
         return known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpurun.quantities.counts import count
+from gpurun.quantities.counts import count, plural
 from gpurun.top.rows import Duration, Moment, TopRow, host_rows, job_rows, queue_rows, summary
 
 CALM = 10
@@ -53,7 +53,8 @@ def _percent(text: str) -> float:
 def _job_line(row: TopRow) -> str:
     letter, job, owner, name, state, gpus, use, memory, took, hosts, reason = row.cells
     held = f", use {use}, memory {memory}, on {hosts}" if hosts else ""
-    return f"job {job} {name} of {owner}: {state}, {gpus} GPUs, {took}{held}{f': {reason}' if reason else ''}" + (
+    size = f"{gpus} {plural(int(gpus.split()[-1]), 'GPU')}"
+    return f"job {job} {name} of {owner}: {state}, {size}, {took}{held}{f': {reason}' if reason else ''}" + (
         f" (cell {letter})" if letter else ""
     )
 

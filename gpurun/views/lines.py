@@ -95,8 +95,9 @@ def out_lines(outs: Iterable[tuple[str, OutHost]], fold: Fold, duration: Callabl
         yield [(printable(f"{names}: out for {duration(for_s)}: {reason}"), "bad")]
         if remedy:
             yield [(printable(f"  → {remedy}"), "dim")]
-    if left := list(groups.values())[MOST_OUT:]:
-        yield [(f"… and {sum(map(len, left))} more hosts are out; `gpurun inventory list @out` shows why", "dim")]
+    if left := sum(map(len, list(groups.values())[MOST_OUT:])):
+        are = count(left, "more host is", "more hosts are")
+        yield [(f"… and {are} out; `gpurun inventory list @out` shows why", "dim")]
 
 
 def unheard_lines(ages: Mapping[str, float | None], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:

@@ -25,6 +25,7 @@ from gpurun.inventory.imports.ansible_groups import MOST_DEPTH, Group, Variables
 from gpurun.inventory.imports.draft import NO_WORKERS, Draft, says_gpu
 from gpurun.inventory.imports.generations import generation_of
 from gpurun.inventory.imports.jumps import IS_JUMP, jumps_of
+from gpurun.quantities.counts import count
 
 _RANGE = re.compile(r"\[(\w+):(\w+)(?::(\d+))?\]")
 _RACK = re.compile(r"(.*[-_.])?(rack|row|leaf|tor|switch)[-_.]?\w*\Z|r\d+\Z", re.IGNORECASE)
@@ -342,7 +343,7 @@ def _variables_beside(name: str, beside: VariableFiles) -> Variables:
 
 
 def _say_what(source: _Source, kinds: Mapping[str, str], draft: Draft) -> None:
-    draft.took.append(f"{len(draft.values)} hosts in {len(source.groups) - 1} groups")
+    draft.took.append(f"{count(len(draft.values), 'host')} in {count(len(source.groups) - 1, 'group')}")
     for kind in ("rack", "generation", "label"):
         names = [name for name, own in kinds.items() if own == kind]
         if names:

@@ -14,6 +14,7 @@ from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
 from gpurun.inventory.imports.generations import generation_of, is_slice
 from gpurun.inventory.model import SSH_PORT, machine_at
 from gpurun.inventory.settings import HostSetting, parse
+from gpurun.quantities.counts import count
 
 _NUMBER = re.compile(r"[-_]?\d+\Z")
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
@@ -199,9 +200,9 @@ class Draft:
                 racks[host] = found.group(1).lower() if found else "r1"
                 (by_name if found else others).append(host)
         if by_name:
-            self.guess(f"the racks of {len(by_name)} hosts, from their names")
+            self.guess(f"the racks of {count(len(by_name), 'host')}, from their names")
         if others:
-            self.guess(f"rack r1 for {len(others)} hosts")
+            self.guess(f"rack r1 for {count(len(others), 'host')}")
         return racks
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import re
 
 from gpurun.inventory.imports.draft import Draft
+from gpurun.quantities.counts import count
 
 _OF_EVERY_MACHINE = re.compile(
     r"localhost.*|ip6-.*|broadcasthost|.*\.localdomain|(host|gateway|kubernetes)\.docker\..*"
@@ -29,7 +30,7 @@ def read(text: str, draft: Draft, file: str) -> None:
             if len(words) > 2:
                 draft.leave(f"other names: {', '.join(words[2:])}", where, name)
     draft.leave_out_by_name(file)
-    draft.took.append(f"{len(draft.values)} hosts with their addresses")
+    draft.took.append(count(len(draft.values), "host with its address", "hosts with their addresses"))
 
 
 def is_one(word: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpurun.inventory.folding import fold
 from gpurun.inventory.imports.draft import Draft
+from gpurun.quantities.counts import count
 
 _COLON = re.compile(r"([^\s:]+):(\d+)\Z")
 _GPU_OF_HOST = re.compile(r"(.+)-gpu(\d+)\Z", re.ASCII)
@@ -70,7 +71,7 @@ def _count(found: dict[str, _HostLines], draft: Draft, file: str) -> None:
         draft.leave_out(
             [name for name, host in found.items() if host.slots == 0], "no slots, or no gpus: nothing runs there", file
         )
-    draft.took.append(f"{len(draft.values)} hosts" + (", their slots as gpus" if has_slots or has_lines else ""))
+    draft.took.append(count(len(draft.values), "host") + (", their slots as gpus" if has_slots or has_lines else ""))
 
 
 def _slots(words: list[str], draft: Draft, where: str) -> tuple[str, int | None]:

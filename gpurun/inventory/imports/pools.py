@@ -16,6 +16,7 @@ from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
 from gpurun.inventory.imports.draft import Draft
 from gpurun.inventory.imports.jumps import IS_JUMP
+from gpurun.quantities.counts import count
 
 _NAMES = ("ip", "hostname")
 _VALUES = {"user": "user", "port": "port", "internal_ip": "fabric_address"}
@@ -131,7 +132,7 @@ class _MachineLists:
     def finish(self, took: str) -> None:
         self.report.raise_if_any()
         self._draft.leave_out([host for host in self._draft.values if host in self._jumps], IS_JUMP, self._file)
-        self._draft.took.append(f"{len(self._draft.values)} hosts" + (f", {took}" if took else ""))
+        self._draft.took.append(count(len(self._draft.values), "host") + (f", {took}" if took else ""))
 
 
 def _text(found: Entries, key: str) -> str | None:

@@ -17,6 +17,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.imports.draft import A_SLICE, Draft
 from gpurun.inventory.imports.generations import is_slice
+from gpurun.quantities.counts import count
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)
@@ -66,7 +67,8 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
         draft.leave("gpurun reads topology.conf only", _beside(file, "topology.yaml"))
     _partitions(partitions, _node_sets(sets, draft), {*nodes}, draft)
     draft.took.append(
-        f"{len(draft.values)} nodes, {racks} leaf switches as racks, {len(partitions)} partitions as labels"
+        f"{count(len(draft.values), 'node')}, {count(racks, 'leaf switch', 'leaf switches')} as racks, "
+        f"{count(len(partitions), 'partition')} as labels"
     )
 
 
@@ -188,9 +190,9 @@ def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) 
             counts[name] = counts.get(name, 0) + _devices(pairs)
             if "type" in pairs and not {"gpu_model", "labels.gpu_type"} & draft.values[name].keys():
                 draft.gpu_type(name, pairs["type"], line.where)
-    for name, count in counts.items():
-        if count and "gpus" not in draft.values[name]:
-            draft.put(name, "gpus", str(count), file)
+    for name, devices in counts.items():
+        if devices and "gpus" not in draft.values[name]:
+            draft.put(name, "gpus", str(devices), file)
 
 
 def _devices(pairs: Mapping[str, str]) -> int:

@@ -8,6 +8,7 @@ import io
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
 from gpurun.inventory.imports.draft import Draft
+from gpurun.quantities.counts import count
 
 _NAMES = ("name", "host", "hostname", "node", "nodename")
 _SAME = {
@@ -39,7 +40,8 @@ def read(text: str, draft: Draft, file: str) -> None:
     except csv.Error as error:
         raise BadInput(f"not CSV: {error}", where=f"{file}:{rows.line_num}") from error
     draft.leave_out_without_gpus(file)
-    draft.took.append(f"{len(draft.values)} hosts; columns {', '.join(column for column in columns if column)}")
+    taken = ", ".join(column for column in columns if column)
+    draft.took.append(f"{count(len(draft.values), 'host')}; columns {taken}")
 
 
 def _row(row: dict[str, str], name_column: str, draft: Draft, where: str) -> None:

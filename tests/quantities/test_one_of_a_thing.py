@@ -1,0 +1,64 @@
+"""Messages about one GPU, one host or one file: no ``1 GPUs``."""
+
+from __future__ import annotations
+
+import pytest
+from clusters import cluster, runs
+
+from gpurun.cli.auto_gpus import smaller_in_words
+from gpurun.cli.event_words import placement_text
+from gpurun.cli.why import _line
+from gpurun.cli.workdir_words import _files
+from gpurun.errors import BadInput
+from gpurun.inventory.addresses import shares
+from gpurun.inventory.imports.compose import compose
+from gpurun.inventory.imports.source import read
+from gpurun.inventory.settings import HostSetting
+from gpurun.jobs.spec import Constraints
+from gpurun.quantities.counts import plural
+from gpurun.scaling.choice import SmallerGang
+from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.schedule import schedule
+from gpurun.top.plain import _job_line
+from gpurun.top.rows import TopRow
+
+
+def waits(inventory, gang, *running, now_s=0.0):
+    return schedule(Snapshot(inventory, running, (gang,), now_s=now_s)).waits[gang.id].message
+
+
+def test_the_scheduler_and_the_live_view_count_one():
+    running = runs(Gang("r", 1), ("r0h0", (0,)))
+    said = waits(cluster(1, 1, 2), Gang("g", 2), running)
+    assert said.startswith("2 GPUs wanted; 1 such GPU of one generation is free for it")
+    never = schedule(Snapshot(cluster(1, 1, 1), queue=(Gang("g", 2),))).never["g"].message
+    assert never.endswith("the inventory has at most 1 such GPU of one generation")
+    near = Gang("g", 2, constraints=Constraints(prefer="host", locality_wait_s=9.0))
+    spread = waits(cluster(1, 2, 2), near, running, runs(Gang("q", 1), ("r0h1", (0,))))
+    assert spread == "fits on 2 hosts in 1 rack, but prefers one host"
+    cells = ("A", "j-1", "me", "n", "RUNNING", "1", "–", "–", "5s", "h1", "")
+    for gpus, shown in (("1", "1 GPU,"), ("1 of 2", "1 of 2 GPUs,"), ("8", "8 GPUs,")):
+        assert f": RUNNING, {shown} 5s" in _job_line(TopRow("j-1", (*cells[:5], gpus, *cells[6:])))
+
+
+def test_commands_and_imports_count_one(tmp_path):
+    assert smaller_in_words(SmallerGang(1, 0.5, True, None), 2).startswith("1 GPU would start now")
+    row = {"position": 1, "job": "j-1", "waiting_s": 5.0, "name": "n", "message": "why", "expected_start_s": None}
+    one, two = (_line({**row, "gpus": gpus}, 0.0) for gpus in (1, 2))
+    assert "     1 GPU       5s  n: why" in one and one.replace("1 GPU ", "2 GPUs") == two
+    event = {"hosts": [{"host": "h1", "gpus": [0]}], "racks": ["r1"], "generation": "pascal"}
+    assert placement_text(event).startswith("1 pascal GPU on h1 (1 each)")
+    assert [_files(1), _files(1000), plural(0, "file")] == ["1 file", "1,000 files", "files"]
+    with pytest.raises(BadInput, match=r"is 2, but there is 1 host$"):
+        shares(HostSetting("address", "", "10.0.0.[1-2]", "10.0.0.[1-2]"), ("h1",))
+    for name, text, took in (
+        ("hosts", "n1 slots=1\n", "1 host, their slots as gpus"),
+        ("hosts.csv", "name,gpus\nh1,1\n", "1 host; columns name, gpus"),
+        ("slurm.conf", "NodeName=n1 Gres=gpu:1\n", "1 node, 0 leaf switches as racks, 0 partitions as labels"),
+        ("inventory.ini", "[gpu]\nh1 gpus=1\n", "1 host in 1 group"),
+    ):
+        (tmp_path / name).write_text(text)
+        draft = read(tmp_path / name, None)
+        compose(draft, {"gpus": "1", "generation": "pascal"}, {"kind": "tcp", "interface": "eth0"})
+        assert took in draft.took, (draft.took, draft.left)
+        assert "rack r1 for 1 host" in draft.guessed
