@@ -206,9 +206,7 @@ class _JobView:
         say(f"{elapsed:>6}  {printable(text)}")
 
     def _show_line(self, logged: LoggedLine) -> None:
-        line = logged.line
-        who = "launcher" if line.rank is None else f"rank {line.rank}"
-        self.lines.write(f"{who:>8} | {printed(line.text)}\n")
+        self.lines.write(f"{logged.who} {printed(logged.line.text)}\n")
         self.lines.flush()
 
     def _show_end(self, record: JobRecord) -> None:

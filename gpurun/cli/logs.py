@@ -122,9 +122,8 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _text(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> str:
-    line = logged.line
-    who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
-    return f"{of_log(logged.time) + ' ' if timestamps else ''}{who}{printed(line.text)}\n"
+    who = "" if rank is not None else f"{logged.who} "
+    return f"{of_log(logged.time) + ' ' if timestamps else ''}{who}{printed(logged.line.text)}\n"
 
 
 def _json(logged: LoggedLine) -> str:

@@ -39,6 +39,11 @@ class LoggedLine(NamedTuple):
     time: str
     line: output.Line
 
+    @property
+    def who(self) -> str:
+        """Return who printed the line, as every view of a log shows it: ``[3]`` or ``[launcher]``."""
+        return f"[{'launcher' if self.line.rank is None else self.line.rank}]"
+
 
 class RankReport(NamedTuple):
     """A report of a rank (`gpurun.runtime`): metrics by name, for a step."""

@@ -72,7 +72,7 @@ class Feed:
             lines = last_lines(self._store.get(job).log, LOG_LINES)
         except GpurunError as error:
             return [str(error)]
-        return [f"{'launcher' if line.rank is None else line.rank:>8} | {printed(line.text)}" for _, line in lines]
+        return [f"{logged.who} {printed(logged.line.text)}" for logged in lines]
 
     def log_stamp(self, job: str) -> object:
         """Return a value that changes when the job's log changes."""

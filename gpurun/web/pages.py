@@ -153,7 +153,7 @@ class Pages:
         ]  # fmt: skip
         lines = last_lines(folder.log, LOG_LINES)
         shown = f"the last {len(lines)} lines; `gpurun logs {record.id}` prints all" if lines else "nothing printed yet"
-        log = (f"{'launcher' if line.rank is None else line.rank:>8} | {printed(line.text)}" for _, line in lines)
+        log = (f"{logged.who} {printed(logged.line.text)}" for logged in lines)
         shown_job = job_body(f"{record.id} {record.name}", facts, self._drawn(folder), log, shown)
         return document(f"{record.id} {record.name}", shown_job, nonce, refresh_s=None if record.state.ended else 10)
 

@@ -226,9 +226,14 @@ def test_logs_of_a_failed_job_end_with_the_rank_that_failed_first(store, gpurun)
     assert said == [f"{folder.id} FAILED: rank 1 on h2: exit code 3", "        | NaN\\x1b[2J in step 7"]
 
 
-def test_logs_print_no_control_character_of_a_rank(store, gpurun):
-    logged(made(store), (1, "[0]<stdout>:a\x1b]0;title\x07\x1b[2Jb"))
-    assert gpurun("logs", "train")[1] == "[0] a\\x1b]0;title\\x07\\x1b[2Jb\n"
+def test_logs_print_no_control_character_of_a_rank_and_follow_prints_the_same_lines(store, gpurun):
+    """`follow` had `rank 0 |` in front of a line, and `logs` `[0]`."""
+    folder = made(store)
+    logged(folder, (1, "[0]<stdout>:a\x1b]0;title\x07\x1b[2Jb"), (1, "launched"))
+    lines = "[0] a\\x1b]0;title\\x07\\x1b[2Jb\n[launcher] launched\n"
+    assert gpurun("logs", "train")[1] == lines
+    ended(folder)
+    assert gpurun("follow", "train")[1] == lines
 
 
 def test_status_of_a_job_says_what_runs_when_and_for_how_long_at_most(store, gpurun):

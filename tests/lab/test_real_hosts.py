@@ -64,7 +64,7 @@ def test_an_engine_of_another_kind_runs_gangs_brings_their_outputs_home_and_is_f
         arranged(cluster, docker_host=docker_host)
         for code in (7, 0):
             said = leaves(cluster, code)
-            assert re.findall(r"rank [01] \| (\d+)$", said, re.MULTILINE) == [str(uid)] * 2
+            assert re.findall(r"^\[[01]\] (\d+)$", said, re.MULTILINE) == [str(uid)] * 2
         jobs = {job["state"]: job for job in cluster.status()["jobs"]}
         assert (jobs["FAILED"]["exit_code"], jobs["FAILED"]["first_failure"]["host"]) == (7, host)
         outputs = cluster.home / "jobs" / jobs["SUCCEEDED"]["id"] / "outputs"

@@ -44,7 +44,7 @@ def test_each_command_does_what_the_tutorial_says(cluster, tmp_path):
         assert done.returncode == 0, (line, done.stdout[-2000:], done.stderr[-2000:])
         said.setdefault(line.split(" -- ")[0].strip(), done.stdout + done.stderr)
     (hello,) = (text for line, text in said.items() if "--name hello" in line)
-    assert all(f"rank {rank} | rank {rank} of 4" in hello for rank in range(4))
+    assert all(f"[{rank}] rank {rank} of 4" in hello for rank in range(4))
     assert said["gpurun logs @last --rank 3"] == "rank 3 of 4\n"
     assert "hello" in said["gpurun history"]
     assert "settings, with where they come from:" in said["gpurun submit recipes/fashion-mnist --dry-run"]

@@ -24,7 +24,7 @@ def test_a_job_with_its_log_and_curves(door, home):
     job = new_job(home)
     log(job, "epoch 1", "epoch 2", reports=[(step, {"loss": 1 / step}) for step in range(1, 9)])
     _, _, page = ask(door, f"/job/{job.id}")
-    assert "       0 | epoch 1\n       0 | epoch 2" in page
+    assert "[0] epoch 1\n[0] epoch 2" in page
     assert "loss: 0.125 at step 8" in page and "<polyline" in page
     log(job, reports=[(9, {"loss": 0.1})])
     assert "loss: 0.1 at step 9" in ask(door, f"/job/{job.id}")[2], "reports are read as they come"
