@@ -42,6 +42,7 @@ def validate(
         print_json(made())
         return
     from gpurun.documents.problems import DocumentError
+    from gpurun.jobs.disagreement import Disagreement
     from gpurun.jobs.recipe import RECIPE_FILE, read
 
     file, missing = recipe / RECIPE_FILE if recipe.is_dir() else recipe, list[str]()
@@ -52,6 +53,8 @@ def validate(
         problems = () if missing else _disagreements(found)
     except DocumentError as error:
         problems = error.problems
+    except Disagreement as error:
+        problems = (_placed(error, file),)
     if as_json:
         told = [{**vars(each), "allowed": list(each.allowed)} for each in problems]
         print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": missing})
@@ -65,12 +68,22 @@ def validate(
 
 def _disagreements(recipe: Recipe) -> tuple[Problem, ...]:
     """Return how values contradict each other, or what is not there that they name."""
-    from gpurun.documents.problems import Problem
     from gpurun.jobs.recipe import build
 
     try:
         build(recipe, {}, {})
     except BadInput as error:
-        message = str(error) if error.where != str(recipe.source) else error.message
-        return (Problem(str(recipe.source), 1, 1, message + (f" → {error.hint}" if error.hint else "")),)
+        return (_placed(error, recipe.source),)
     return ()
+
+
+def _placed(error: BadInput, file: Path) -> Problem:
+    """Return an error of a recipe that can be read as a problem in the line of its key."""
+    from gpurun.documents.nodes import compose, place_of
+    from gpurun.documents.problems import Problem
+    from gpurun.jobs.disagreement import Disagreement
+
+    key = error.key if isinstance(error, Disagreement) else ()
+    line, column = place_of(compose(file.read_bytes(), str(file)), key)
+    message = str(error) if error.where != str(file) else error.message
+    return Problem(str(file), line, column, message + (f" → {error.hint}" if error.hint else ""))

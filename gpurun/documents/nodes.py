@@ -7,7 +7,7 @@ aliases multiply. So this module checks the text first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import yaml
@@ -214,6 +214,18 @@ def entries(node: Node, report: ProblemReport, what: str) -> Entries:
         for name, pair in entries(merged, report, f"what {what} merges").items():
             found.setdefault(name, pair)
     return found
+
+
+def place_of(root: Node | None, path: Sequence[str]) -> tuple[int, int]:
+    """Return line and column, from 1, of a key by its path; if it is not there, of the last key of the path that is."""
+    place, report = (1, 1), ProblemReport("")
+    for name in path:
+        found = entries(root, report, "").get(name) if isinstance(root, MappingNode) else None
+        if found is None:
+            break
+        key, root = found
+        place = (key.start_mark.line + 1, key.start_mark.column + 1)
+    return place
 
 
 def is_null(node: Node) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.spec import Environment
 
 _WEB = re.compile(r"https?://[^\s\x00-\x1f]+\Z")
@@ -26,7 +27,8 @@ def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
         raise BadInput(f"python: names {' and '.join(named) or 'nothing'}", hint=f"one of {', '.join(kinds)}")
     index = keys.get("index")
     if index is not None and _WITH_PASSWORD.match(index):
-        raise BadInput("python: the index has a password in its URL", hint="a netrc file: `python: {secret: FILE}`")
+        hint = "a netrc file: `python: {secret: FILE}`"
+        raise Disagreement("python: the index has a password in its URL", "python", "index", hint=hint)
     if index is not None and not _WEB.match(index):
         index = str(folder / index)
     secret = str(folder / keys["secret"]) if "secret" in keys else None

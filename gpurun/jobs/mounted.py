@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpurun.documents.convert import written
-from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.spec import DATA, DataSource, JobSpec
 
 _JOB_OUTPUTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:outputs((?:/.*)?)\Z")
@@ -89,15 +89,16 @@ def check_data(spec: JobSpec) -> None:
     """Refuse a data set whose path in the container is already used, or whose source is not a folder.
 
     Raises:
-        BadInput: names the data set.
+        Disagreement: names the data set.
     """
     taken = {target.rstrip("/"): "a mount" for _, target, _ in spec.mounts}
     taken |= {spec.outputs.rstrip("/"): "outputs"} if spec.outputs is not None else {}
     for name, source in spec.data.items():
         if f"{DATA}/{name}" in taken:
-            raise BadInput(f"{DATA}/{name} is both {taken[f'{DATA}/{name}']} and the data set {name!r}")
+            both = f"both {taken[f'{DATA}/{name}']} and the data set {name!r}"
+            raise Disagreement(f"{DATA}/{name} is {both}", "data", name)
         if source.kind == "folder" and not stat.S_ISDIR(mode_of(Path(source.path))):
-            raise BadInput(f"the data set {name!r} is not a folder", where=source.path)
+            raise Disagreement(f"the data set {name!r} is not a folder", "data", name, where=source.path)
 
 
 def mode_of(path: Path) -> int:

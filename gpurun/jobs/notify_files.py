@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.mounted import mode_of
 from gpurun.jobs.notify_wish import NotifyWish
 from gpurun.jobs.spec import JobSpec
@@ -26,8 +26,8 @@ def _below(wish: NotifyWish, folder: Path) -> NotifyWish:
 
 
 def check_notify(spec: JobSpec) -> None:
-    """Raise BadInput if a file with a URL is missing."""
+    """Raise Disagreement if a file with a URL is missing."""
     for wish in spec.notify:
         if wish.is_file and not stat.S_ISREG(mode_of(Path(wish.target))):
             hint = "put the URL into this file, and let only yourself read it: chmod 600"
-            raise BadInput("notify: the file with the URL is not there", where=wish.target, hint=hint)
+            raise Disagreement("notify: the file with the URL is not there", "notify", where=wish.target, hint=hint)

@@ -19,6 +19,7 @@ from gpurun.documents.convert import convert, mapping
 from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.environment import environment_of
 from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
@@ -168,35 +169,36 @@ def _check(spec: JobSpec) -> None:
     except UnicodeEncodeError as error:
         raise BadInput(f"{error.object!r} is not UTF-8 text") from error
     if not spec.command[0] or spec.command[0].startswith("-"):
-        raise BadInput(f"command: {spec.command[0]!r} is not a program")
+        raise Disagreement(f"command: {spec.command[0]!r} is not a program", "command")
     _check_env(spec)
     check_length(spec)
     _check_memory(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
-        raise BadInput(f"{count(spec.gpus, 'GPU')} cannot be split into hosts of exactly {per_host}")
+        message = f"{count(spec.gpus, 'GPU')} cannot be split into hosts of exactly {per_host}"
+        raise Disagreement(message, "constraints", "gpus_per_host")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
-        raise BadInput(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})")
+        raise Disagreement(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})", "min_gpus")
     if spec.workdir is not None and not stat.S_ISDIR(mode_of(Path(spec.workdir))):
-        raise BadInput("workdir is not a folder", where=spec.workdir)
+        raise Disagreement("workdir is not a folder", "workdir", where=spec.workdir)
     check_data(spec)
     check_notify(spec)
     for name, file in spec.secret_files.items():
         if not stat.S_ISREG(mode_of(Path(file))):
-            raise BadInput(f"the secret {name!r} is not a file", where=file)
+            raise Disagreement(f"the secret {name!r} is not a file", "secrets", name, where=file)
     if spec.python is not None and spec.python.secret and not stat.S_ISREG(mode_of(Path(spec.python.secret))):
-        raise BadInput("python: the secret is not a file", where=spec.python.secret)
+        raise Disagreement("python: the secret is not a file", "python", "secret", where=spec.python.secret)
 
 
 def _check_memory(spec: JobSpec) -> None:
     memory_mib, shm_mib = spec.memory_mib, spec.shm_size_mib
     if memory_mib is not None and memory_mib < LEAST_MEMORY_MIB:
-        raise BadInput(f"memory is {memory_mib} MiB; at least {LEAST_MEMORY_MIB} MiB are needed")
+        raise Disagreement(f"memory is {memory_mib} MiB; at least {LEAST_MEMORY_MIB} MiB are needed", "memory")
     if memory_mib is not None and shm_mib is not None and shm_mib > memory_mib:
-        raise BadInput(
-            f"shm_size ({shm_mib} MiB) is more than memory ({memory_mib} MiB)",
+        raise Disagreement(
+            f"shm_size ({shm_mib} MiB) is more than memory ({memory_mib} MiB)", "shm_size",
             hint="what is in /dev/shm counts as memory: give memory at least as much",
-        )
+        )  # fmt: skip
 
 
 def _check_env(spec: JobSpec) -> None:
@@ -205,7 +207,7 @@ def _check_env(spec: JobSpec) -> None:
     """
     wrong = [name for name in spec.env if name.startswith("GPURUN_")]
     if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):
-        raise BadInput(f"env: gpurun itself sets {', '.join(wrong)}", hint="choose other names")
+        raise Disagreement(f"env: gpurun itself sets {', '.join(wrong)}", "env", wrong[0], hint="choose other names")
 
 
 def check_length(spec: JobSpec) -> None:
@@ -217,18 +219,20 @@ def check_length(spec: JobSpec) -> None:
     quarters after the second.
 
     Raises:
-        BadInput: says how long it may be.
+        Disagreement: says how long it may be.
     """
     joined = shlex.join(f"{name}={value}" for name, value in spec.env.items())
     size, quoted = len(joined.encode()), len(shlex.quote(joined).encode())
     hint = "put the long part into a file of the workdir or of the image"
     if size > MOST_ENV_BYTES or quoted > MOST_QUOTED_BYTES:
-        raise BadInput(
+        raise Disagreement(
             f"the environment is {max(size, quoted)} bytes when quoted; at most {MOST_ENV_BYTES} reach the ranks",
-            hint=hint,
-        )
+            "env", hint=hint,
+        )  # fmt: skip
     sizes = [len(as_bytes(word)) for word in spec.command]
     if max(sizes) > MOST_WORD_BYTES:
-        raise BadInput(f"a word of the command is {max(sizes)} bytes; Linux takes {MOST_WORD_BYTES} bytes", hint=hint)
+        message = f"a word of the command is {max(sizes)} bytes; Linux takes {MOST_WORD_BYTES} bytes"
+        raise Disagreement(message, "command", hint=hint)
     if sum(sizes) > MOST_COMMAND_BYTES:
-        raise BadInput(f"the command is {sum(sizes)} bytes; at most {MOST_COMMAND_BYTES} reach the ranks", hint=hint)
+        message = f"the command is {sum(sizes)} bytes; at most {MOST_COMMAND_BYTES} reach the ranks"
+        raise Disagreement(message, "command", hint=hint)

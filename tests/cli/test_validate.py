@@ -62,7 +62,22 @@ def test_each_problem_has_its_place(gpurun):
 def test_values_that_contradict_each_other_are_found_and_what_flags_give_is_not_missed(gpurun):
     Path("recipe.yaml").write_text(WHOLE + "constraints: {gpus_per_host: 3}\n")
     code, out, _ = gpurun("validate", ".")
-    assert (code, out) == (2, "recipe.yaml:1:1: 4 GPUs cannot be split into hosts of exactly 3\n")
+    assert (code, out) == (2, "recipe.yaml:4:15: 4 GPUs cannot be split into hosts of exactly 3\n")
+    for text, told in {
+        "memory: 1GiB\nshm_size: 2GiB\n": "5:1: shm_size (2048 MiB) is more than memory",
+        "\n\nmin_gpus: 8\n": "6:1: min_gpus (8) is more than gpus (4)",
+        "env:\n  A: b\n  GPURUN_RANK: 3\n": "6:3: env: gpurun itself sets GPURUN_RANK",
+        "env: {<<: {GPURUN_RANK: 3}}\n": "4:12: env: gpurun itself sets GPURUN_RANK",
+        "secrets:\n  a'; b: no\\x1b[2J\n": "5:3: ",
+        "secrets:\n  token: nosuch\n": "5:3: ",
+        "data: {a: /nosuch}\n": "4:8: /nosuch: the data set 'a' is not a folder",
+        "workdir: nosuch\n": "4:1: ",
+        "notify: [https-file:nosuch]\n": "4:",
+        "python:\n  requirements: r.txt\n  index: https://a:b@c/\n": "6:3: python: the index has a password",
+    }.items():
+        Path("recipe.yaml").write_text(WHOLE + text)
+        code, out, err = gpurun("validate", ".")
+        assert code == 2 and out.startswith(f"recipe.yaml:{told}"), (text, out, err)
     Path("recipe.yaml").write_text("image: i:1\ncommand: [x]\n")
     assert gpurun("validate", ".") == (0, "", "recipe.yaml: valid; it leaves gpus to the command line\n")
     assert json.loads(gpurun("validate", ".", "--json")[1])["missing"] == ["gpus"]
