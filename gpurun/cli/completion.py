@@ -150,6 +150,65 @@ def pools(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filter
     return (pool.name for pool in _inventory().pools)
 
 
+@_quietly
+def settings(incomplete: str) -> Iterable[str]:
+    """Complete what `inventory add` and `inventory set` take: a key, or a value that another host has."""
+    from gpurun.inventory.fields import HOST
+
+    key, equals, _ = incomplete.partition("=")
+    if not equals:
+        labels = [f"labels.{name}=" for host in _inventory().hosts for name in host.labels] if "." in key else []
+        return [*(f"{name}=" for name in HOST if name != "labels"), "rack=", *dict.fromkeys(labels)]
+    values = (getattr(host, key) for host in _inventory().hosts)
+    return dict.fromkeys(f"{key}={value}" for value in values if isinstance(value, str | int))
+
+
+@_quietly
+def imports(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete formats that `inventory import` reads."""
+    from gpurun.inventory.imports.source import FORMATS
+
+    return FORMATS
+
+
+@_quietly
+def exports(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete formats that `inventory export` writes."""
+    from gpurun.cli.inventory_exchange import EXPORTS
+
+    return EXPORTS
+
+
+@_quietly
+def policies(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete policies of `simulate`."""
+    from gpurun.simulate.yardsticks import POLICIES
+
+    return POLICIES
+
+
+@_quietly
+def labs(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete labs that are up."""
+    from gpurun.lab.record import labs as found
+
+    return (record.spec.name for record in found())
+
+
+@_quietly
+def lab_hosts(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete hosts of all labs that are up."""
+    from gpurun.lab.record import labs as found
+    from gpurun.lab.spec import hosts_of
+
+    return dict.fromkeys(host.name for record in found() for host in hosts_of(record.spec, record.subnet))
+
+
+def lab_ports(incomplete: str) -> list[str]:
+    """Complete hosts of labs, and the head."""
+    return [*lab_hosts(incomplete), *(["head"] if "head".startswith(incomplete) else [])]
+
+
 def _inventory() -> Inventory:
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
@@ -181,7 +240,8 @@ def _specs() -> Iterator[JobSpec]:
 BY_VALUE: Mapping[str, Callable[[str], list[str]]] = {
     "JOB": jobs, "[JOB…]": jobs, "HOST": hosts, "HOSTS": hosts, "POOL": pools, "PROJECT": projects, "IMAGE": images,
     "history STATE": ended_states, "prune STATE": ended_states, "history USER": users, "report USER": users,
-    "LAUNCHER,LAUNCHER…": launchers,
+    "LAUNCHER,LAUNCHER…": launchers, "KEY=VALUE…": settings, "rack=RACK KEY=VALUE…": settings, "POLICY": policies,
+    "export FORMAT": exports, "import FORMAT": imports,
 }  # fmt: skip
 """What completes a value that its declaration says nothing of: by the word for it in the help, with or without a
 command. Of other commands, a USER is an account on hosts."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli import completion
 from gpurun.cli.lazy import Place, lazy_group
 from gpurun.cli.values import RATE, SIZE
 
@@ -29,10 +30,21 @@ COMMANDS = {
 app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="Name of the lab. Several labs can run side by side.")
+    str,
+    typer.Option(
+        "--name", metavar="NAME", help="Name of the lab. Several labs can run side by side.",
+        autocompletion=completion.labs,
+    ),
+]  # fmt: skip
+Host = Annotated[
+    str, typer.Argument(help="Name of a host, such as gpu-r1-01.", autocompletion=completion.lab_hosts)
+]  # fmt: skip
+Port = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a host, or head: this machine's own link to the lab.", autocompletion=completion.lab_ports
+    ),
 ]
-Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]
-Port = Annotated[str, typer.Argument(help="Name of a host, or head: this machine's own link to the lab.")]
 
 
 @app.callback()

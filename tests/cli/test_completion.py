@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer._completion_shared import get_completion_script
@@ -23,6 +25,7 @@ from gpurun.cli.main import app
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.lab.spec import LabSpec
 from gpurun.sweeps.store import SweepStore
 from gpurun.sweeps.wish import Wish
 
@@ -59,8 +62,11 @@ def words(capsys, line, shell="zsh", breaks=""):
     return capsys.readouterr().out.splitlines()
 
 
-def test_every_value_is_completed(store, capsys):
+def test_every_value_is_completed(store, capsys, monkeypatch):
     """`status JOB`, `diff`, `tensorboard`, sweeps, campaigns and most options of `submit` completed nothing."""
+    lab = LabSpec(name="other", racks=2, hosts=1, gpus=1)
+    up = SimpleNamespace(spec=lab, subnet=IPv4Network("10.99.0.0/24"))
+    monkeypatch.setattr("gpurun.lab.record.labs", lambda: iter([up]))
     for line, found in {
         "status ns": ["ns:train"], "diff @": ["@last"], "diff @last ns": ["ns:train"], "requeue ns": ["ns:train"],
         "events ns": ["ns:train"], "tensorboard tu": ["tune"], "tensorboard ns": ["ns:train"],
@@ -76,6 +82,12 @@ def test_every_value_is_completed(store, capsys):
         "ship me": ["me/net:1"], "data evict --host gpu-01,@fa": ["gpu-01,@fabric:tcp"],
         "bench --image me": ["me/net:1"],
         "scale run --launcher jax,torchr": ["jax,torchrun"], "history --project c": ["cats"],
+        "inventory set gpu-01 gpu_mo": ["gpu_model="], "inventory set gpu-01 gpus=8 generation=p":
+        ["generation=pascal"], "inventory set gpu-01 labels.": ["labels.owner="], "inventory add x ra": ["rack="],
+        "inventory set gpu-01 rack=": ["rack=r1"], "inventory set gpu-01 labels=": [], "inventory set gpu-01 __c": [],
+        "inventory export js": ["json"], "inventory import x --from sl": ["slurm"], "simulate t --policy s": ["sjf"],
+        "lab crash gpu-": ["gpu-r1-01", "gpu-r2-01"], "lab cut he": ["head"], "lab heal gpu-r2": ["gpu-r2-01"],
+        "lab run --name o": ["other"], "lab crash head": [],
         "exec @last -- @l": [], "nonsense x": [], "logs 'my": [ODD], "logs @last nothing": [],
     }.items():  # fmt: skip
         assert words(capsys, line) == found, line
@@ -187,6 +199,7 @@ def test_a_real_shell_completes(typed, tmp_path, shell):
             "logs @l": ["logs", "@last"], "inventory list @rack:r": ["inventory", "list", "@rack:r1"],
             "logs ns:t": ["logs", "ns:train"], "submit --host=gpu-01,@ra": ["submit", "--host=gpu-01,@rack:r1"],
             "logs my": ["logs", ODD], "status --state RUNN": ["status", "--state", "RUNNING"],
+            "inventory set gpu-01 gpus\t8": ["inventory", "set", "gpu-01", "gpus=8"],
         }.items():  # fmt: skip
             os.write(ours, f"gpurun {line}\t\r".encode())
             try:
