@@ -55,7 +55,8 @@ def bench(
         str, typer.Option(metavar="ENGINE", help="Allreduce by auto, mpi (host memory) or horovod.")
     ] = "auto",
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a heat map to this SVG file.", show_default=False)
+        Path | None,
+        typer.Option("--svg", "--to", metavar="FILE", help="Write a heat map to this SVG file.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -18,7 +18,10 @@ from gpurun.state import clock
 
 def metrics(
     textfile: Annotated[
-        Path | None, typer.Option("--textfile", metavar="FILE", help="Write FILE.prom for node_exporter, then stop.")
+        Path | None,
+        typer.Option(
+            "--textfile", "--to", metavar="FILE", help="Write the metrics to this .prom file, for node_exporter."
+        ),
     ] = None,
     serve: Annotated[
         str | None,

@@ -38,7 +38,11 @@ def probe(
     zipapp: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Ask no host: write the probe to this file, for python3 FILE.", show_default=False
+            "--zipapp",
+            "--to",
+            metavar="FILE",
+            show_default=False,
+            help="Write the probe to this file, for python3 FILE; ask no host.",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -40,7 +40,7 @@ def report(
     since: SinceOption = None,
     until: UntilOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as HTML to this file.")
+        Path | None, typer.Option("--html", "--to", metavar="FILE", help="Write the report to this HTML file.")
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,

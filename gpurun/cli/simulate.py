@@ -48,7 +48,13 @@ def simulate(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw GPUs in use, queue and fragmentation: .svg or .png.")
+        Path | None,
+        typer.Option(
+            "--plot",
+            "--to",
+            metavar="FILE",
+            help="Write GPUs in use, queue and fragmentation over time to this .svg or .png file.",
+        ),
     ] = None,
     scaling: Annotated[
         Path | None,

@@ -229,7 +229,9 @@ def plot(
     sweep: SweepArgument,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FILE.svg", help="SVG file to write; default: SWEEP.svg.", show_default=False),
+        typer.Option(
+            "--to", metavar="FILE", help="Write the plot to this SVG file; default: SWEEP.svg.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Draw a sweep as SVG: each trial's parameters and metric, and the metric over steps and time.
@@ -251,7 +253,7 @@ def plot(
     try:
         path.write_text(picture(folder.id, plan, metric, Trials(entries), curves(entries)), encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path), hint="--to FILE.svg") from error
+        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path), hint="--to FILE") from error
     typer.echo(printable(str(path)))
 
 

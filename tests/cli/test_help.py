@@ -81,6 +81,18 @@ def test_one_option_has_one_meaning_in_all_commands(words, command):
             assert shared.get(name, parameter.name) == parameter.name, words
 
 
+def test_every_option_that_writes_a_file_is_to_file_with_one_wording():
+    """It was `--to FILE.svg`, `--svg`, `--plot`, `--html`, `--textfile` and `--zipapp`, each with other words."""
+    options = [
+        (words[1:], each) for words, command in PAGES for each in command.params if isinstance(each, click.Option)
+    ]
+    write = {words: each for words, each in options if re.match(r"Write .* to this .*file", each.help or "")}
+    names = {"bench", "inventory probe", "metrics", "report", "simulate", "sweep plot"}
+    assert {" ".join(words) for words in write} == names
+    assert all(each.metavar == "FILE" and "--to" in each.opts for each in write.values())
+    assert {each.metavar for _, each in options if "--to" in each.opts} == {"FILE", "DIR"}
+
+
 def test_the_help_lists_commands_in_six_groups_and_says_where_the_docs_are(gpurun):
     code, out, _ = gpurun("--help")
     heads = [line.rstrip(":") for line in out.splitlines() if re.fullmatch(r"[A-Z][a-z ]+:", line)]
