@@ -61,12 +61,16 @@ def ended_states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller
 @_quietly
 def sweeps(incomplete: str) -> Iterable[str]:
     """Complete ids and names of sweeps."""
+    from gpurun.errors import StateError
     from gpurun.state.home import home
     from gpurun.sweeps.store import SweepStore
 
     store = SweepStore(home(os.environ))
-    ids = store.ids()[:MOST_JOBS]
-    return [*ids, *(() if incomplete.startswith("s-") else dict.fromkeys(store.get(each).plan().name for each in ids))]
+    ids, names = store.ids()[:MOST_JOBS], list[str]()
+    for each in () if incomplete.startswith("s-") else ids:
+        with suppress(StateError):  # damaged
+            names.append(store.get(each).plan().name)
+    return [*ids, *dict.fromkeys(names)]
 
 
 def jobs_and_sweeps(incomplete: str) -> list[str]:

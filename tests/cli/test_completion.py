@@ -92,6 +92,10 @@ def test_every_value_is_completed(store, capsys, monkeypatch):
     }.items():  # fmt: skip
         assert words(capsys, line) == found, line
     assert "submit" in words(capsys, "") and "--rank" in words(capsys, "logs --r")
+    damaged = SweepStore(store.home).folder.plain / "s-00000000"  # hides no other
+    damaged.mkdir()
+    (damaged / "plan.json").write_bytes(b"{")
+    assert words(capsys, "sweep stop tu") == ["tune"]
     for folder in store.folder.plain.iterdir():
         (folder / "state.json").write_bytes(b"{")
     Path("inventory.yaml").write_text("{")
