@@ -12,6 +12,7 @@ from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.values import TIME
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def doctor(
     else:
         shown = [finding for finding in findings if finding.is_fault or notes or finding.check in ALWAYS_SHOWN]
         _print(shown, chosen, bad)
-        say(f"{len(chosen) - len(bad)} of {len(chosen)} hosts healthy, in {elapsed_s:.1f} s")
+        say(f"{len(chosen) - len(bad)} of {count(len(chosen), 'host')} healthy, in {elapsed_s:.1f} s")
         if cordoned:
             from gpurun.inventory.hostset import fold, quoted
 

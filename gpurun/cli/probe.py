@@ -15,6 +15,7 @@ from gpurun.cli.printing import print_json, printable, say
 from gpurun.cli.told import differing
 from gpurun.cli.values import TIME
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ def probe(
         print_json(_document(found, survey, differences, elapsed_s))
     else:
         _print(found, survey, differences)
-        say(f"{len(survey.hardware)} of {len(chosen)} hosts answered, in {elapsed_s:.1f} s")
+        say(f"{len(survey.hardware)} of {count(len(chosen), 'host')} answered, in {elapsed_s:.1f} s")
     if write:
         _write(Path(found.source), survey, yes)
     if survey.failures:

@@ -73,7 +73,8 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     lines += [("code holds", f"{count(files, 'file or folder', 'files and folders')}")] if files is not None else []
     lines += [(name, printable(_text(value))) for name, value in origin.items() if name != "diff" and value]
     if origin["diff"]:
-        lines.append(("changed since", f"{origin['diff'].count(chr(10))} lines of diff, in {folder.path}/origin.json"))
+        changed = count(origin["diff"].count("\n"), "line")
+        lines.append(("changed since", f"{changed} of diff, in {folder.path}/origin.json"))
     lines += [("ran on", text) for text in ran_on]
     lines += [("beside the code", printable(written))] if (written := beside_text(folder)) else []
     lines += [("may use", printable(line)) for line in share_lines(shares_of(folder))]

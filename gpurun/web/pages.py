@@ -21,6 +21,7 @@ from gpurun.jobs.record import ID_PATTERN
 from gpurun.jobs.store import JobStore
 from gpurun.leases.cluster import Cluster
 from gpurun.loopback.door import Environ, StartResponse, say
+from gpurun.quantities.counts import count
 from gpurun.scheduler.wording import expected_in
 from gpurun.state import clock
 from gpurun.supervisor.loglines import LogTail, last_lines
@@ -152,7 +153,11 @@ class Pages:
             ("evidence", failure.evidence if failure else ""),
         ]  # fmt: skip
         lines = last_lines(folder.log, LOG_LINES)
-        shown = f"the last {len(lines)} lines; `gpurun logs {record.id}` prints all" if lines else "nothing printed yet"
+        shown = (
+            f"the last {count(len(lines), 'line')}; `gpurun logs {record.id}` prints all"
+            if lines
+            else "nothing printed yet"
+        )
         log = (f"{logged.who} {printed(logged.line.text)}" for logged in lines)
         shown_job = job_body(f"{record.id} {record.name}", facts, self._drawn(folder), log, shown)
         return document(f"{record.id} {record.name}", shown_job, nonce, refresh_s=None if record.state.ended else 10)
