@@ -8,7 +8,7 @@ job.result()
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 _PLACES = {
     "cancel": "api.asking", "job": "api.asking", "map": "api.asking", "submit": "api.asking", "jobs": "jobs",
     "Job": "api.job", "RemoteError": "api.results", "NoResult": "api.results",
