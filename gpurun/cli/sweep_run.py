@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +23,11 @@ from gpurun.quantities.counts import count
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.recipe import Recipe
-    from gpurun.jobs.spec import JobSpec
+    from gpurun.sweeps.plan import SweepPlan
     from gpurun.sweeps.store import SweepFolder, SweepStore
     from gpurun.sweeps.wish import Wish
 
 POLL_S = 1.0
-POINTS = ("grid", "space", "random", "tpe")
-"""The keys of a sweep that say which points it tries."""
 NO_SWEEP = "s-00000000"
 """The id of a sweep that is only thought of."""
 NOT_RUN = "its process does not run now; the next command of its owner starts it"
@@ -65,6 +64,7 @@ def run(
     from gpurun.environments.log import BuildLines
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
+    from gpurun.jobs.recipe import lines_of
     from gpurun.jobs.recipe import read as read_recipe
     from gpurun.sweeps.store import SweepStore
     from gpurun.sweeps.submitting import submit_sweep
@@ -72,14 +72,17 @@ def run(
     recipe_path, ranges = _split(words or ())
     recipe = read_recipe(Path(recipe_path)) if recipe_path is not None else None
     found = load(find(inventory, os.environ))
-    wish = _wish(recipe, {key: value for key, value in given.items() if key in SWEEP}, ranges)
+    points = {key: value for key, value in given.items() if key in SWEEP}
+    wish = _wish(recipe, points, ranges)
     asked = {key: value for key, value in given.items() if key not in SWEEP}
     spec, said = spec_of(recipe, found, flags_of(asked, context.obj, recipe, found), is_plan=dry_run)
+    with lines_of(recipe, {"sweep": bool(points or ranges) or None}).named("sweep"):
+        plan = wish.plan(spec, found.source, time.time())
     if dry_run:
-        _show_plan(wish, spec, found, said, as_json=as_json)
+        _show_plan(plan, found, said, as_json=as_json)
         return
-    folder = submit_sweep(wish, spec, found, SweepStore(_home()), os.environ, BuildLines())
-    trials = folder.plan().trials
+    folder = submit_sweep(plan, found, SweepStore(_home()), os.environ, BuildLines())
+    trials = plan.trials
     say(f"{folder.id}: {count(trials, 'trial')} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
     code = _follow(folder) if follow else 0
     if as_json:
@@ -89,13 +92,12 @@ def run(
     raise typer.Exit(code)
 
 
-def _show_plan(wish: Wish, spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
+def _show_plan(plan: SweepPlan, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
     """Show the job of the first trial."""
     from gpurun.cli.dry_run import show_plan
     from gpurun.sweeps.plan import job_of
     from gpurun.sweeps.search import searcher_for
 
-    plan = wish.plan(spec, inventory.source, time.time())
     trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
     if not as_json:
         typer.echo(f"{count(plan.trials, 'trial')}; the first:")
@@ -117,16 +119,14 @@ def _wish(recipe: Recipe | None, given: Given, ranges: Sequence[str]) -> Wish:
     from gpurun.sweeps.space import assignments
     from gpurun.sweeps.wish import Wish
 
-    settings = dict(recipe.sweep) if recipe is not None else {}
-    if "space" in settings:
-        settings["space"] = {name: tuple(text.split(",")) for name, text in settings["space"].items()}
+    wish = Wish.of_recipe(recipe.sweep if recipe is not None else {})
     if "grid" in given or ranges:
-        settings = {key: value for key, value in settings.items() if key not in POINTS}
-        settings |= {"grid": assignments(_texts(given.get("grid"))), "space": assignments(tuple(ranges))}
+        grid, space = assignments(_texts(given.get("grid"))), assignments(tuple(ranges))
+        wish = replace(wish, grid=grid, space=space, random=None, tpe=None)
     if "random" in given or "tpe" in given:
-        settings = {key: value for key, value in settings.items() if key not in ("random", "tpe")}
+        wish = replace(wish, random=None, tpe=None)
     flags = [(SETTINGS[key].names[-1], key, value) for key, value in given.items() if key != "grid"]
-    return Wish(**{**settings, **dict(convert_flag(*flag) for flag in flags)})
+    return replace(wish, **dict(convert_flag(*flag) for flag in flags))
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,6 @@ from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
     from gpurun.documents.problems import Problem
-    from gpurun.jobs.recipe import Recipe
 
 NEEDED = ("image", "gpus", "command")
 
@@ -41,20 +41,10 @@ def validate(
 
         print_json(made())
         return
-    from gpurun.documents.problems import DocumentError
-    from gpurun.jobs.disagreement import Disagreement
-    from gpurun.jobs.recipe import RECIPE_FILE, read
+    from gpurun.jobs.recipe import RECIPE_FILE
 
-    file, missing = recipe / RECIPE_FILE if recipe.is_dir() else recipe, list[str]()
-    problems: tuple[Problem, ...] = ()
-    try:
-        found = read(recipe)
-        missing = [name for name in NEEDED if name not in found.given]
-        problems = () if missing else _disagreements(found)
-    except DocumentError as error:
-        problems = error.problems
-    except Disagreement as error:
-        problems = (_placed(error, file),)
+    file = recipe / RECIPE_FILE if recipe.is_dir() else recipe
+    missing, problems = _checked(recipe)
     if as_json:
         told = [{**vars(each), "allowed": list(each.allowed)} for each in problems]
         print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": missing})
@@ -66,24 +56,24 @@ def validate(
     say(printable(f"{file}: valid{rest}"))
 
 
-def _disagreements(recipe: Recipe) -> tuple[Problem, ...]:
-    """Return how values contradict each other, or what is not there that they name."""
-    from gpurun.jobs.recipe import build
+def _checked(recipe: Path) -> tuple[list[str], tuple[Problem, ...]]:
+    """Return what a recipe leaves to flags, and its problems, as ``gpurun submit`` finds them."""
+    from gpurun.documents.problems import DocumentError
+    from gpurun.head.wish import spec_of
+    from gpurun.jobs.recipe import lines_of, read
+    from gpurun.sweeps.wish import Wish
 
+    missing = list[str]()
     try:
-        build(recipe, {}, {})
-    except BadInput as error:
-        return (_placed(error, recipe.source),)
-    return ()
-
-
-def _placed(error: BadInput, file: Path) -> Problem:
-    """Return an error of a recipe that can be read as a problem in the line of its key."""
-    from gpurun.documents.nodes import compose, place_of
-    from gpurun.documents.problems import Problem
-    from gpurun.jobs.disagreement import Disagreement
-
-    key = error.key if isinstance(error, Disagreement) else ()
-    line, column = place_of(compose(file.read_bytes(), str(file)), key)
-    message = str(error) if error.where != str(file) else error.message
-    return Problem(str(file), line, column, message + (f" → {error.hint}" if error.hint else ""))
+        found = read(recipe)
+        missing = [name for name in NEEDED if name not in found.given]
+        if not missing:
+            spec, _ = spec_of(found, None, {}, is_plan=True)
+            wish = Wish.of_recipe(found.sweep)
+            with lines_of(found, {}).named("sweep"):
+                if wish.grid or wish.space:  # else flags give the parameters
+                    wish.plan(spec, "", 0.0)
+    except DocumentError as error:
+        hint = f" → {error.hint}" if error.hint else ""
+        return missing, tuple(replace(each, message=each.message + hint) for each in error.problems)
+    return missing, ()

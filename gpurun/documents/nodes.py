@@ -216,13 +216,13 @@ def entries(node: Node, report: ProblemReport, what: str) -> Entries:
     return found
 
 
-def place_of(root: Node | None, path: Sequence[str]) -> tuple[int, int]:
-    """Return line and column, from 1, of a key by its path; if it is not there, of the last key of the path that is."""
-    place, report = (1, 1), ProblemReport("")
+def place_of(root: Node | None, path: Sequence[str]) -> tuple[int, int] | None:
+    """Return line and column, from 1, of a key by its path; None = it is not there."""
+    place, report = None, ProblemReport("")
     for name in path:
         found = entries(root, report, "").get(name) if isinstance(root, MappingNode) else None
         if found is None:
-            break
+            return None
         key, root = found
         place = (key.start_mark.line + 1, key.start_mark.column + 1)
     return place

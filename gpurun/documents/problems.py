@@ -53,9 +53,9 @@ class DocumentError(BadInput):
     Its text has one line for each of the first problems, ``FILE:LINE:COL: problem``.
     """
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], *, hint: str | None = None) -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.column)))
         lines = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
         if (more := len(self.problems) - _SHOWN_PROBLEMS) > 0:
             lines.append(f"… and {count(more, 'more problem')}")
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(lines), hint=hint)

@@ -11,7 +11,7 @@ from gpurun.errors import BadInput, NeverFits
 from gpurun.head.reading import clues_of, script_clues_of
 from gpurun.head.script import missing_script, runs_itself
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag
+from gpurun.jobs.recipe import Recipe, build, check_length, convert_flag, lines_of
 from gpurun.jobs.recipe_keys import CONSTRAINTS
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
@@ -36,32 +36,47 @@ Flags = Mapping[str, tuple[str, object]]
 
 
 def spec_of(
-    recipe: Recipe | None, inventory: Inventory, flags: Flags, *,
+    recipe: Recipe | None, inventory: Inventory | None, flags: Flags, *,
     reads: Callable[[JobSpec], ProgramClues] = clues_of, is_plan: bool = False,
 ) -> tuple[JobSpec, tuple[str, ...]]:  # fmt: skip
     """Return a recipe and flags as one spec, and lines that tell the user how gpurun read the command.
 
     Args:
+        inventory: None = do not ask whether its hosts could hold the job.
         reads: returns what the program of the job says of its launcher; called if nothing else names the launcher.
         is_plan: nothing runs, so a line says what submit would refuse because of the launcher.
 
     Raises:
-        BadInput: something is missing or wrong, or nothing says how the processes of the program find each other.
+        BadInput: something is missing or wrong, or nothing says how the processes of the program find each other. Names
+            the line of the recipe, if the recipe decides it.
         NeverFits: the inventory can never hold it.
     """
     overrides, constraints = _converted(flags)
     given = {*overrides, *(recipe.given if recipe is not None else ())}
-    choice = LauncherChoice(build(recipe, overrides, constraints))
+    lines = lines_of(recipe, dict(flags.values()))
+    with lines.named():
+        choice = LauncherChoice(build(recipe, overrides, constraints))
     is_chosen = needs_choice(choice.spec, given)
-    if is_chosen:
-        choice = choose_launcher(choice.spec, given, reads(choice.spec))
-    spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given, runs_itself=runs_itself)
-    if not is_chosen:
-        refuse_two_starters(spec, script_clues_of(spec))
-    check_length(spec)
+    with lines.named("command"):
+        if is_chosen:
+            choice = choose_launcher(choice.spec, given, reads(choice.spec))
+        spec, said = settled(choice.spec, is_named=is_chosen or "launcher" in given, runs_itself=runs_itself)
+        if not is_chosen:
+            refuse_two_starters(spec, script_clues_of(spec))
+        check_length(spec)
     missing = missing_script(spec)
     if missing is not None and not is_plan:
-        raise missing
+        raise lines.at_line(missing, "command")
+    if inventory is not None:
+        _refuse_impossible(spec, inventory, choice, said)
+    if choice.doubt is not None and not is_plan:
+        raise lines.at_line(choice.doubt, "command")
+    refused = missing or choice.doubt
+    would = () if refused is None else _refused(lines.at_line(refused, "command"))
+    return spec, (*would, *choice.said, *said, *about_operators(choice.spec.command))
+
+
+def _refuse_impossible(spec: JobSpec, inventory: Inventory, choice: LauncherChoice, said: tuple[str, ...]) -> None:
     try:
         refuse_impossible(spec, inventory)
     except NeverFits as error:
@@ -71,9 +86,6 @@ def spec_of(
         elif spec.constraints != choice.spec.constraints:  # the line's own text keeps the gang on few hosts
             error.hint = "\n    ".join(filter(None, (*said, error.hint)))
         raise
-    if choice.doubt is not None and not is_plan:
-        raise choice.doubt
-    return spec, (*_refused(missing or choice.doubt), *choice.said, *said, *about_operators(choice.spec.command))
 
 
 def _converted(flags: Flags) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -86,9 +98,7 @@ def _converted(flags: Flags) -> tuple[dict[str, Any], dict[str, Any]]:
     return found
 
 
-def _refused(problem: BadInput | None) -> tuple[str, ...]:
-    if problem is None:
-        return ()
+def _refused(problem: BadInput) -> tuple[str, ...]:
     return (f"gpurun: submit would refuse this job: {problem.message}", *f"  → {problem.hint}".split("\n"))
 
 

@@ -33,6 +33,9 @@ FEW = 64
 SHARE = 200
 """Beyond `FEW`, gpurun writes the index again when one in so many jobs has changed."""
 
+CODE = own_cache.code_stamp(Path(__file__).parent)
+"""Of the code that this process runs, which pip may have replaced since."""
+
 Reader = Callable[[str], tuple[LiveJob | None, bool]]
 """Reads a job from its own files: the job, None if there is none; and whether all of them were sound."""
 
@@ -88,7 +91,7 @@ class LiveIndex:
         if len(ids) <= FEW or self._place is None:
             return self._from_files(ids, from_files, {})
         # After a power cut, a folder can be older than the index.
-        self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {boot_id()}"
+        self._stamp = f"{CODE} {boot_id()}"
         with without_collector():
             groups, stored = self._valid(set(ids))
             found = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from yaml.nodes import Node
 
 from gpurun.documents.convert import convert, mapping
 from gpurun.documents.nodes import ProblemReport, compose
@@ -24,6 +25,7 @@ from gpurun.jobs.environment import environment_of
 from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
+from gpurun.jobs.recipe_lines import RecipeLines
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
 from gpurun.jobs.words import as_bytes, as_text
 from gpurun.quantities.counts import count
@@ -43,11 +45,13 @@ class Recipe:
 
     Attributes:
         sweep: the keys of its sweep, which `gpurun submit` ignores.
+        root: its YAML, for the lines of its keys.
     """
 
     source: Path
     given: Mapping[str, Any]
     sweep: Mapping[str, Any] = field(default_factory=dict)
+    root: Node | None = field(default=None, compare=False, repr=False)
 
 
 def read(path: Path) -> Recipe:
@@ -77,9 +81,15 @@ def read(path: Path) -> Recipe:
         raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")
     keys = mapping(root, FIELDS, report, "the recipe")
     report.raise_if_any()
-    given = _fields(keys, file.absolute().parent)
+    with RecipeLines(str(file), root).named():
+        given = _fields(keys, file.absolute().parent)
     sweep = given.pop("sweep", {})
-    return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
+    return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep, root)
+
+
+def lines_of(recipe: Recipe | None, flags: Mapping[str, object]) -> RecipeLines:
+    """Return the lines of a recipe's keys, but for settings that flags give."""
+    return RecipeLines() if recipe is None else RecipeLines(str(recipe.source), recipe.root, flags)
 
 
 def _fields(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The tables of `gpurun.jobs.recipe_keys` declare each setting of a job once: its type, what it means, examples, and its
 `KeyFlag`. Everything else is made from them: the reader of recipes, the options of ``gpurun submit``, ``sweep run`` and
-``scale run`` (`gpurun.cli.job_options`), the arguments of ``gpurun.submit(…)`` in Python, docs/recipes.md, and the
-JSON Schema (`gpurun.documents.convert.schema` of a `JobSetting.kind`).
+``scale run`` (`gpurun.cli.job_options`), the arguments of ``gpurun.submit(…)`` in Python, docs/reference/recipes.md,
+and the JSON Schema (`gpurun.documents.convert.schema` of a `JobSetting.kind`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from gpurun.state.shared import enter
 from gpurun.sweeps.conductor import RETRY_S, Conductor
 from gpurun.sweeps.store import SweepFolder, SweepStore
 
+LATE = ("gpurun.leases.allocate", "gpurun.inventory.validate", "gpurun.inventory.hostset")
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start. `begin` imports Optuna."""
+
 
 def main(argv: list[str]) -> int:
     """Run the sweep to its end; return 1 if it cannot run at all."""

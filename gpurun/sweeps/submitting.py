@@ -14,38 +14,34 @@ from gpurun.head.origin import origin_of
 from gpurun.head.submission import pin
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import check_length
-from gpurun.jobs.spec import JobSpec
 from gpurun.state import audit
 from gpurun.state.shared import enter
-from gpurun.sweeps.plan import job_of, longest_point
+from gpurun.sweeps.plan import SweepPlan, job_of, longest_point
 from gpurun.sweeps.search import searcher_for
 from gpurun.sweeps.starting import ensure_conductors
 from gpurun.sweeps.store import Journal, SweepFolder, SweepStore
 from gpurun.sweeps.trials import JournalEntry, Outcome
-from gpurun.sweeps.wish import Wish
 
 
 def submit_sweep(
-    wish: Wish,
-    spec: JobSpec,
+    plan: SweepPlan,
     inventory: Inventory,
     store: SweepStore,
     environ: Mapping[str, str],
     on_build: Report = lambda *_: None,
 ) -> SweepFolder:
-    """Store a sweep of a job, with the job's image and code as they are now, and start its conductor.
+    """Store a sweep, with its job's image and code as they are now, and start its conductor.
 
     Raises:
-        BadInput: the sweep contradicts itself, needs Optuna which is not installed, or its parameters make a command
-            too long; an image is not on this machine, or the workdir cannot be read.
+        BadInput: the sweep needs Optuna which is not installed, or its parameters make a command too long; an image is
+            not on this machine, or the workdir cannot be read.
         StateError: it cannot be stored.
     """
     enter(store.home)
-    plan = wish.plan(spec, inventory.source, time.time())
     searcher_for(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
-    (pinned,), codes = pin([spec], inventory, store.home, environ, on_build)
-    origin = origin_of(None if spec.workdir is None else Path(spec.workdir))
+    (pinned,), codes = pin([plan.template], inventory, store.home, environ, on_build)
+    origin = origin_of(None if pinned.workdir is None else Path(pinned.workdir))
     folder = store.create(replace(plan, template=pinned, origin=origin), codes.get(pinned.code))
     audit.note(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)
     ensure_conductors(store.home, environ)

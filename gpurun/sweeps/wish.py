@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
@@ -32,6 +33,12 @@ class Wish:
     max_parallel: int | None = None
     seed: int = 0
     as_flags: bool = False
+
+    @classmethod
+    def of_recipe(cls, keys: Mapping[str, Any]) -> Wish:
+        """Return the sweep of a recipe's keys."""
+        space = {name: tuple(text.split(",")) for name, text in keys.get("space", {}).items()}
+        return cls(**{**keys, "space": space})
 
     def plan(self, template: JobSpec, inventory: str, now_s: float) -> SweepPlan:
         """The sweep of a pinned job.

@@ -83,6 +83,61 @@ def test_values_that_contradict_each_other_are_found_and_what_flags_give_is_not_
     assert json.loads(gpurun("validate", ".", "--json")[1])["missing"] == ["gpus"]
 
 
+INVENTORY = """version: 1
+defaults: {gpus: 8, generation: pascal, fabric: eth}
+fabrics: {eth: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
+
+
+def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
+    """All of them named the contradiction, and no line; launchers' and sweeps' contradictions were valid."""
+    Path("inventory.yaml").write_text(INVENTORY)
+    for text, place, told in (
+        ("constraints: {gpus_per_host: 3}", "4:15", "4 GPUs cannot be split into hosts of exactly 3"),
+        ("env: {A: b, GPURUN_RANK: 3}", "4:13", "env: gpurun itself sets GPURUN_RANK"),
+        ("workdir: nosuch", "4:1", "workdir is not a folder"),
+        ("min_gpus: 2\nlauncher: tensorflow", "4:1", "the launcher tensorflow cannot be elastic (min_gpus)"),
+        ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "'horovod' are for the launcher horovod"),
+        ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker has a GPU each, and the job has 4 GPUs"),
+        ("launcher: torchrun\nenv: {WORLD_SIZE: 4}", "5:7", "torchrun itself sets WORLD_SIZE"),
+        ("launcher: tasks\nenv: {<<: {RANK: 4}}", "5:12", "each of 4 ranks would have the same RANK"),
+        ("command: [torchrun, --bogus, train.py]", "4:1", "gpurun does not know what to do with --bogus"),
+        ("command: [env, GPURUN_RANK=1, torchrun, train.py]", "4:1", "gpurun itself sets GPURUN_RANK"),
+        ("launcher: tasks\nsweep: {grid: {lr: [1, 1]}}", "5:1", "the parameter lr has a value twice"),
+        ("launcher: tasks\nsweep: {random: 3, tpe: 3, space: {lr: '1..2'}}", "5:1", "--random and --tpe"),
+    ):
+        base = WHOLE.replace("command: [python3, train.py]\n", "") if "command:" in text else WHOLE
+        line = place if base == WHOLE else f"{int(place[0]) - 1}{place[1:]}"
+        Path("recipe.yaml").write_text(f"{base}{text}\n")
+        code, out, _ = gpurun("validate", ".")
+        assert code == 2 and out.startswith(f"recipe.yaml:{line}: ") and told in out, (text, out)
+        found = out.split(" → ")[0].strip()
+        for words in (("submit", "."), ("submit", ".", "--dry-run"), ("sweep", ".")):
+            if "sweep:" in text and words[0] == "submit":
+                continue
+            code, _, err = gpurun(*words, "-i", "inventory.yaml")
+            assert code == 2 and f"gpurun: {found}\n" in err.replace(" and more", ""), (text, words, err)
+    Path("recipe.yaml").write_text("image: i:1\nlauncher: tasks\ncommand: [x]\nconstraints: {gpus_per_host: 3}\n")
+    code, _, err = gpurun("scale", ".", "--gpus", "4", "-i", "inventory.yaml")
+    assert (code, err) == (2, "gpurun: recipe.yaml:4:15: 4 GPUs cannot be split into hosts of exactly 3\n")
+
+
+def test_what_flags_say_is_not_a_line_of_the_recipe(gpurun):
+    Path("inventory.yaml").write_text(INVENTORY)
+    Path("recipe.yaml").write_text(f"{WHOLE}launcher: tasks\nconstraints: {{gpus_per_host: 2}}\nenv: {{A: b}}\n")
+    for words, told in (
+        (("--gpus-per-host", "3"), "gpurun: 4 GPUs cannot be split into hosts of exactly 3\n"),
+        (("-n", "3"), "gpurun: recipe.yaml:5:15: 3 GPUs cannot be split into hosts of exactly 2\n"),
+        (("-e", "GPURUN_RANK=1"), "gpurun: env: gpurun itself sets GPURUN_RANK\n"),
+        (("-e", "B=1", "--workdir", "nosuch"), "workdir is not a folder\n"),
+        (("--", "env", "GPURUN_RANK=1", "torchrun", "x.py"), "gpurun: gpurun itself sets GPURUN_RANK\n"),
+    ):
+        code, _, err = gpurun("submit", ".", "-i", "inventory.yaml", *words)
+        assert code == 2 and told in err, (words, err)
+        assert (".yaml:" in told) == (".yaml:" in err), (words, err)
+
+
 def test_what_is_no_recipe_is_refused(gpurun):
     os.mkfifo("fifo")
     Path("empty.yaml").write_text("")

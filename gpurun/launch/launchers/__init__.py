@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.launch.launchers.direct import DEEPSPEED, JAX, SRUN, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
@@ -48,9 +48,8 @@ def launcher_of(spec: JobSpec) -> Launcher:
     """
     found = _TABLE.get(spec.launcher)
     if found is None:
-        raise BadInput(
-            f"there is no launcher {spec.launcher!r}", hint=f"{_likely(spec.launcher)} are: {', '.join(NAMES)}"
-        )
+        hint = f"{_likely(spec.launcher)} are: {', '.join(NAMES)}"
+        raise Disagreement(f"there is no launcher {spec.launcher!r}", "launcher", hint=hint)
     return MPI if found is GLOO and spec.controller == "mpi" else found
 
 
@@ -95,20 +94,22 @@ def settled(
 def _check(spec: JobSpec, launcher: Launcher) -> None:
     if spec.min_gpus is not None and launcher.elastic == "no":
         if spec.launcher == GLOO.name:
-            raise BadInput(
-                "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
-            )
-        raise BadInput(f"the launcher {launcher.name} cannot be elastic (min_gpus)", hint="its gang has one size")
+            what = "an elastic gang (min_gpus) cannot use the controller mpi"
+            raise Disagreement(what, "min_gpus", hint="Horovod's elastic mode is Gloo's")
+        what = f"the launcher {launcher.name} cannot be elastic (min_gpus)"
+        raise Disagreement(what, "min_gpus", hint="its gang has one size")
     if spec.launcher != GLOO.name and (spec.controller != "gloo" or spec.horovod != HorovodKnobs()):
-        raise BadInput(
+        raise Disagreement(
             f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
-            hint="leave them out",
-        )
+            "horovod" if spec.controller == "gloo" else "controller", hint="leave them out",
+        )  # fmt: skip
     if spec.one_per_host and launcher.one_per_gpu:
-        raise BadInput(
+        raise Disagreement(
             f"one_per_host is not for the launcher {launcher.name}: {launcher.one_per_gpu}",
+            "one_per_host",
             hint=f"leave it out, or choose --launcher {ALONE}, which runs the command once on each host",
         )
     if spec.roles is not None and launcher.with_roles is None:
         able = ", ".join(each.name for each in _TABLE.values() if each.with_roles is not None)
-        raise BadInput(f"the ranks of the launcher {launcher.name} have no roles", hint=f"those of {able} have")
+        what = f"the ranks of the launcher {launcher.name} have no roles"
+        raise Disagreement(what, "roles", hint=f"those of {able} have")

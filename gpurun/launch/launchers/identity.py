@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.lines.flags import CHOSEN
@@ -94,11 +94,11 @@ def with_own_variables(spec: JobSpec, launcher: Launcher) -> tuple[JobSpec, tupl
             _refuse(spec, each, names, launcher, sets)
     places, is_replaced = [name for name in spec.env if PLACES.has(name)], any(map(PLACES.has, sets))
     if places and not is_replaced and spec.gpus > 1:
-        raise BadInput(
+        raise Disagreement(
             f"{', '.join(sorted(places))} would be the same for each rank, but gpurun chooses the hosts, and "
-            f"{launcher.name} tells its ranks other variables",
+            f"{launcher.name} tells its ranks other variables", "env", min(places),
             hint="for PyTorch choose --launcher torchrun, which sets them for each rank; otherwise leave them out",
-        )
+        )  # fmt: skip
     left = [f"{name}={spec.env[name]}" for name in places if is_replaced]
     kept = [name for name in spec.env if is_told(name) and not (is_replaced and name in places)]
     env = {name: value for name, value in spec.env.items() if name not in places or not is_replaced}
@@ -121,24 +121,25 @@ def unset_names(ranks: int, given: Collection[str]) -> tuple[str, ...]:
 def _refuse(spec: JobSpec, each: RankIdentity, names: list[str], launcher: Launcher, sets: Collection[str]) -> None:
     shown, them = ", ".join(names), "it" if len(names) == 1 else "them"
     if launcher.name in each.launchers or {*names} & {*sets}:
-        raise BadInput(
-            f"{launcher.name} itself sets {shown} for each rank", hint=f"leave {them} out of env, -e and the command"
-        )
+        raise Disagreement(
+            f"{launcher.name} itself sets {shown} for each rank", "env", names[0],
+            hint=f"leave {them} out of env, -e and the command",
+        )  # fmt: skip
     if each.is_always_refused:
-        raise BadInput(
-            f"only a launcher sets {shown}, for each rank",
+        raise Disagreement(
+            f"only a launcher sets {shown}, for each rank", "env", names[0],
             hint=f"leave {them} out, or choose --launcher {each.launchers[0]}, which sets {them}",
-        )
+        )  # fmt: skip
     if spec.one_per_host:
-        raise BadInput(
-            f"the rank of each host would have the same {shown}",
+        raise Disagreement(
+            f"the rank of each host would have the same {shown}", "env", names[0],
             hint=f"leave {them} out; gpurun sets NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT for each host",
-        )
+        )  # fmt: skip
     if spec.gpus > 1:
-        raise BadInput(
-            f"each of {spec.gpus} ranks would have the same {shown}",
+        raise Disagreement(
+            f"each of {spec.gpus} ranks would have the same {shown}", "env", names[0],
             hint=f"leave {them} out, or choose --launcher {each.launchers[0]}, which sets {them} for each rank",
-        )
+        )  # fmt: skip
 
 
 def _sets(spec: JobSpec, launcher: Launcher) -> frozenset[str]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gpurun.errors import BadInput
+from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.spec import JobSpec, Roles
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang
 from gpurun.launch.launchers.lines.line import PYTHON
 from gpurun.launch.seats import EVALUATOR, SERVER, WORKER, RankSeat
+from gpurun.quantities.counts import count
 
 WITH_FLAGS = (
     "sh", "-c",
@@ -52,26 +53,24 @@ def with_roles(spec: JobSpec) -> JobSpec:
     """
     roles = spec.roles or Roles()
     if roles.workers not in (None, spec.gpus):
-        raise BadInput(
-            f"roles: {roles.workers} workers have a GPU each, and the job has {spec.gpus} GPUs",
-            hint="leave 'workers' out, or say the same number under 'gpus'",
-        )
+        workers, gpus = count(roles.workers, "worker has", "workers have"), count(spec.gpus, "GPU")
+        what = f"roles: {workers} a GPU each, and the job has {gpus}"
+        raise Disagreement(what, "roles", "workers", hint="leave 'workers' out, or say the same number under 'gpus'")
     if roles.chief and not roles.ps:
-        raise BadInput(
-            "roles: a chief coordinates parameter servers, and there are none",
-            hint="say how many under 'ps'; without parameter servers worker 0 is the chief",
-        )
+        what = "roles: a chief coordinates parameter servers, and there are none"
+        hint = "say how many under 'ps'; without parameter servers worker 0 is the chief"
+        raise Disagreement(what, "roles", "chief", hint=hint)
     if roles.flags and not roles.ps:
-        raise BadInput("roles: 'flags' name parameter servers, and there are none", hint="say how many under 'ps'")
+        what = "roles: 'flags' name parameter servers, and there are none"
+        raise Disagreement(what, "roles", "flags", hint="say how many under 'ps'")
     if roles.ps_hosts and not roles.ps:
-        raise BadInput(
-            "roles: 'ps_hosts' are for parameter servers, and there are none", hint="say how many under 'ps'"
-        )
+        what = "roles: 'ps_hosts' are for parameter servers, and there are none"
+        raise Disagreement(what, "roles", "ps_hosts", hint="say how many under 'ps'")
     if roles.ps > spec.gpus and not roles.ps_hosts:
-        raise BadInput(
-            f"roles: {roles.ps} parameter servers are more than the {spec.gpus} workers",
+        raise Disagreement(
+            f"roles: {roles.ps} parameter servers are more than the {count(spec.gpus, 'worker')}", "roles", "ps",
             hint="a second server behind the same NIC makes nothing faster; 'ps_hosts' are hosts without GPUs for them",
-        )
+        )  # fmt: skip
     chief = roles.ps > 0 and not roles.flags if roles.chief is None else roles.chief
     command = (*WITH_FLAGS, *spec.command) if roles.flags else spec.command
     return replace(spec, command=command, roles=replace(roles, workers=spec.gpus, chief=chief))
