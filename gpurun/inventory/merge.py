@@ -10,7 +10,8 @@ line, from `original`:
 
 A row is one line of the library's output. The merge copies unchanged rows from the user's text, and merges a changed
 row token by token. It inserts a new row after its predecessor, and removes the line of a removed row. Comment lines
-stay. The rows of a host that moves to another rack keep their text there.
+stay. The rows of a host that moves to another rack keep their text there; a host that leaves braces takes its comments
+with it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Merge:
     def __init__(
         self, original: str, base: str, changed: str, renamed: Mapping[str, str], moved: Collection[str]
     ) -> None:
-        self._original, self._changed, self._renamed = original, changed, renamed
+        self._original, self._changed, self._renamed, self._hosts = original, changed, renamed, moved
         tokens = scanned(original)
         base_tokens = with_last_commas(scanned(base), tokens)
         if [token.key for token in tokens] != [token.key for token in base_tokens]:
@@ -72,13 +73,18 @@ class _Merge:
         self._inner = {i for path, i in self._moved.items() if len(path) > 1}
         there = {path[_ENTRY:] for path in self._paths}
         self._homeless = {path: i for path, i in self._moved.items() if path[:1] not in there}
+        self._lost: dict[str, list[str]] = {}  # moved host in braces → its comments
         self._newline = "\r\n" if "\r\n" in original else "\n"
         self._out: list[str] = []
         self._shift: dict[int, int] = {}  # new row → columns that the user indents it further
 
     def result(self) -> str:
         old, new = row_paths(self._base_rows, {}), row_paths(self._new_rows, self._renamed)
-        for same, i1, i2, j1, j2 in _matches(old, new):
+        matches = list(_matches(old, new))
+        for same, i1, i2, j1, _ in matches:
+            for step in range(i2 - i1 if same and self._hosts else 0):
+                self._lost |= self._lost_comments(i1 + step, j1 + step, old[i1 + step])
+        for same, i1, i2, j1, j2 in matches:
             if same:
                 for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
                     unchanged = self._base_rows[i].keys == self._new_rows[j].keys
@@ -90,6 +96,19 @@ class _Merge:
                 self._insert(j)
         self._out.append(self._original[self._gap_start(len(self._rows)) :])
         return "".join(self._out)
+
+    def _lost_comments(self, i: int, j: int, path: tuple[str, ...]) -> dict[str, list[str]]:
+        """Return the comments of moved hosts that stood in the braces of a row, and are not in its new text."""
+        tokens, found = self._rows[i].tokens, dict[str, list[str]]()
+        for at, place in enumerate(token_places(tokens, {})[:-1]):
+            whole = (*path[:-1], *place)
+            if whole[0] == "racks" and len(whole) > _ENTRY + 1 and whole[_ENTRY] in self._hosts:
+                behind = self._original[tokens[at].end : tokens[at + 1].start].partition("\n")[0].strip()
+                found.setdefault(whole[_ENTRY], []).extend([behind] if behind else [])
+        lines = [line.rstrip() for line in self._changed_row(i, j).splitlines()] if any(found.values()) else []
+        lost = {host: [each for each in comments if not any(line.endswith(each) for line in lines)]
+                for host, comments in found.items()}  # fmt: skip
+        return {host: [_bare(each) for each in comments] for host, comments in lost.items() if comments}
 
     def _gap_start(self, i: int) -> int:
         return self._rows[i - 1].end if i else 0
@@ -115,9 +134,9 @@ class _Merge:
         shift = self._shift[j] = self._neighbours_shift(j)
         if self._out and not self._out[-1].endswith("\n"):
             self._out.append(self._newline)
+        comment = self._own_comment(j, row.column + shift)
         self._give_comments(j, row.column + shift)
         was = self._moved.get(self._paths[j][_ENTRY:])
-        comment = ""
         if was is not None:
             self._out.append(self._shifted(self._inner_comments(was), row.column + shift - self._rows[was].column))
             if self._base_rows[was].keys == row.keys:
@@ -129,6 +148,15 @@ class _Merge:
         for number, text in enumerate(lines, 1):
             end = comment if number == len(lines) else ""
             self._out.append(" " * max(shift, 0) + text[max(-shift, 0) :] + end + self._newline)
+
+    def _own_comment(self, j: int, column: int) -> str:
+        """Return the comment of a host that moved from braces into its own row; write several above that row."""
+        entry = self._paths[j][_ENTRY:]
+        comments = self._lost.pop(entry[0], []) if len(entry) == 1 else []
+        if len(comments) == 1:
+            return f"  # {comments[0]}"
+        self._out += [f"{' ' * column}# {comment}{self._newline}" for comment in comments]
+        return ""
 
     def _inner_comments(self, i: int) -> str:
         """Return the comment lines above a row of a moved host, if they are in the host's own block."""
@@ -143,14 +171,16 @@ class _Merge:
 
     def _give_comments(self, j: int, column: int) -> None:
         """Write the comments of hosts that moved into a row with others, above that row, with the hosts' names."""
-        if not self._homeless:
+        if not self._homeless and not self._lost:
             return
         keys = {token.value for token in self._new_rows[j].tokens}
         for path in [path for path in self._homeless if path[0] in keys]:
             i = self._homeless.pop(path)
-            above = [line.strip().lstrip("#").strip() for line in self._inner_comments(i).splitlines()]
-            for comment in (*above, *_comments(self._original, self._rows[i])):
-                self._out.append(f"{' ' * column}# {path[0]}: {comment}{self._newline}")
+            above = [_bare(line) for line in self._inner_comments(i).splitlines()]
+            self._lost.setdefault(path[0], []).extend((*above, *_comments(self._original, self._rows[i])))
+        for host in [host for host in self._lost if host in keys]:
+            for comment in self._lost.pop(host):
+                self._out.append(f"{' ' * column}# {host}: {comment}{self._newline}")
 
     def _neighbours_shift(self, j: int) -> int:
         """Return the extra indentation of a row: that of the previous row on the same level, or of its parent."""
@@ -163,8 +193,12 @@ class _Merge:
         """Merge one row token by token, and keep the user's text between the tokens."""
         self._out.append(self._gap(i))
         self._give_comments(j, self._rows[i].column)
-        mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         self._shift[j] = self._rows[i].column - self._new_rows[j].column
+        self._out.append(self._changed_row(i, j))
+
+    def _changed_row(self, i: int, j: int) -> str:
+        """Return the new text of a row that is in both documents."""
+        mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         kept: dict[int, int] = {}
         for same, a1, a2, b1, _ in _matches(token_places(mine, {}), token_places(theirs, self._renamed)):
             if same:
@@ -177,7 +211,7 @@ class _Merge:
             unchanged = at is not None and mine[at].key == token.key
             out.append(self._lexeme(mine[at]) if at is not None and unchanged else self._new_lexeme(token))
         out.append(self._original[mine[-1].end : self._rows[i].end])
-        self._out.append("".join(out))
+        return "".join(out)
 
     def _lexeme(self, token: Token) -> str:
         return self._original[token.start : token.end]
@@ -238,7 +272,12 @@ def _comments(text: str, row: Row) -> Iterator[str]:
     for token, end in zip(row.tokens, ends, strict=True):
         for line in text[token.end : end].splitlines():
             if line.lstrip().startswith("#"):
-                yield line.strip().lstrip("#").strip()
+                yield _bare(line)
+
+
+def _bare(comment: str) -> str:
+    """Return a comment without its ``#`` and spaces."""
+    return comment.strip().lstrip("#").strip()
 
 
 def _indent(line: str) -> int:

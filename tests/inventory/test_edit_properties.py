@@ -141,6 +141,9 @@ def test_move(written: Written, data: st.DataObject) -> None:
     for host in found.hosts:
         assert host.rack == ("r0" if host.name in hosts else before.by_name[host.name].rack)
     assert_other_lines_stay(written, after.decode(), set(hosts), "r0")
+    for line in written.lines:  # a comment that comes above a row of several hosts names its host
+        comment = line.partition("#")[2].strip()
+        assert not comment or comment in after.decode(), f"gone: {line!r}\n{diff(written, after.decode())}"
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n"])

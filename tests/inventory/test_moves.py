@@ -67,3 +67,44 @@ def test_there_and_back_again_is_the_same_set_of_lines():
         there = apply(TEXT.encode(), Path("/i.yaml"), SetFields((host,), parse(["rack=r2"])))
         back = apply(there, Path("/i.yaml"), SetFields((host,), parse(["rack=r1"])))
         assert sorted(back.decode().splitlines()) == sorted(TEXT.splitlines()), host
+
+
+BRACES = """\
+version: 1
+defaults: {gpus: 4, generation: pascal}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks:
+  r1: {hosts: {n1: {},  # serial 1
+               # about n2
+               n2: {port: 22,  # nat
+                    user: a},   # serial 2
+               "m[1-2]": {},  # two
+               n3: {}}}  # end
+  r2:
+    hosts:
+      k1: {}  # oldest
+  r3: {hosts: {z1: {}}}
+"""
+OUT_OF_BRACES = {
+    ("n1", "r2"): ("      n1: {}  # serial 1",),
+    ("n2", "r2"): ("      # nat", "      # serial 2", "      n2: {port: 22, user: a}"),
+    ("m1,m2", "r2"): ('      "m[1-2]": {}  # two',),
+    ("n1,n2", "r3"): ("  # n1: serial 1", "  # n2: nat", "  # n2: serial 2",
+                      "  r3: {hosts: {z1: {}, n1: {}, n2: {port: 22, user: a}}}"),
+    ("n3", "r3"): ("  r3: {hosts: {z1: {}, n3: {}}}",),
+    ("m2", "r2"): ('               "m1": {},  # two', '      "m2": {}'),  # the comment is of the other, too
+}  # fmt: skip
+
+
+def test_a_host_in_braces_over_several_lines_keeps_its_comments():
+    """They were gone."""
+    for newline in ("\n", "\r\n"):
+        text = BRACES.replace("\n", newline)
+        for (hosts, rack), lines in OUT_OF_BRACES.items():
+            edit = SetFields(tuple(hosts.split(",")), parse([f"rack={rack}"]))
+            after = apply(text.encode(), Path("/i.yaml"), edit).decode()
+            come = [line[2:].rstrip() for line in ndiff(text.splitlines(), after.splitlines()) if line[0] == "+"]
+            assert [line for line in lines if line not in come] == [], (hosts, after)
+            comments = [part.strip() for line in text.splitlines() for part in line.split("#")[1:]]
+            assert [part for part in comments if after.count(part) != 1] == [], (hosts, after)
+            assert after.count(newline) == after.count("\n"), hosts
