@@ -16,7 +16,7 @@ from waiting import LIMIT_S, until
 
 from gpurun.node.agent import processes
 from gpurun.node.agent.call import OpError
-from gpurun.node.job import job_parts, rank_folders, ranks
+from gpurun.node.job import job_parts, rank_folders, rank_processes, ranks
 from gpurun.runtime import gpurun_runtime
 
 
@@ -139,6 +139,24 @@ def test_a_rank_that_was_killed_says_whether_it_was_seen_to_fall_with_its_contai
         fell = {r.value["rank"]: r.value.get("container", False) for r in stream.came if r.value["kind"] == "end"}
         assert fell == {4: False, 5: False, 6: True}
     assert not any("container" in reply.value for reply in follow()), "another agent has not seen it"
+
+
+def test_two_jobs_that_start_at_the_same_moment_are_told_apart(host):
+    """Their scripts may have the same numbers: the start counts hundredths of a second, the pid from the container."""
+    mine, others = (
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, "GPURUN_JOB": job}, start_new_session=True)
+        for job in (JOB, "j-00000001")
+    )
+    host.started += [mine, others]
+    found = processes.read_process(others.pid)
+    name = rank_folders.parse(f"0.{others.pid}.{found.started}")
+    assert rank_processes.script_of("j-00000001", name, [found]) == found
+    assert rank_processes.script_of(JOB, name, [found]) is None, "another job's"
+    name = name._replace(pid=others.pid + 1)
+    assert rank_processes.script_of("j-00000001", name, [found]) is None, "another one's of the same hundredth"
+    host.fake(f"3.{others.pid}.{found.started}")
+    processes.note(str(host.folder / "main.json"), processes.read_process(mine.pid))
+    assert ends(follow()) == [(3, 137, True)]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a PID namespace")

@@ -36,6 +36,7 @@ def test_a_real_end_corrects_one_that_was_only_noticed():
     assert take(START, noticed)[0].is_cut_off
     assert not take(START, noticed)[0].with_container
     assert take(START, {**noticed, "container": True})[0].with_container
+    assert take(START, {**noticed, "container": True}, noticed)[0].with_container, "a new agent has not seen it"
     assert not take(START, {**END, "container": True})[0].with_container, "it ended before its container"
     (after,) = take(START, noticed, END)
     assert (after.code, after.is_cut_off, after.ended_s) == (1, False, 99.0)

@@ -43,25 +43,27 @@ def of_job(job: str, attempt: Optional[int] = None) -> List[RankProcess]:
     return list(_ranks(_environments(), job, attempt))
 
 
-def script_of(name: rank_folders.Name, living: List[Process]) -> Optional[Process]:
+def script_of(job: str, name: rank_folders.Name, living: List[Process]) -> Optional[Process]:
     """Return the script that made a rank's folder, if it lives.
 
-    Its start, in ticks since boot, is the same number here and in the container. Its pid differs.
+    Its start, in ticks since boot, is the same number here and in the container. Its pid differs. Two jobs that start
+    together may have scripts with the same numbers: their environments tell them apart.
     """
     for process in living:
-        if process.started == name.started and _inner_pid(process.pid) in (name.pid, None):
+        is_one = process.started == name.started and _may_be(process.pid, name.pid)
+        if is_one and (environment_of(process.pid) or {}).get("GPURUN_JOB", job) == job:
             return process
     return None
 
 
-def _inner_pid(pid: int) -> Optional[int]:
-    """Return a process's pid in its own namespace; None if the kernel does not say (before 4.1), or it is gone."""
+def _may_be(pid: int, inner: int) -> bool:
+    """Return whether a process has this pid in its own namespace, as far as the kernel says it (not before 4.1)."""
     try:
         with open("/proc/%d/status" % pid, "rb") as stream:
             found = [line.split() for line in stream if line.startswith(b"NSpid:")]
     except OSError:
-        return None
-    return int(found[0][-1]) if found and len(found[0]) > 1 else None
+        return False
+    return not found or int(found[0][-1]) == inner
 
 
 def signal(call: Call, job: str, name: str, attempt: Optional[int] = None) -> int:

@@ -134,7 +134,7 @@ class _Scripts:
         living = processes.list_processes()
         with RankFolders(self._job, self._attempt) as folder:
             for name in folder.names():
-                process = rank_processes.script_of(name, living)
+                process = rank_processes.script_of(self._job, name, living)
                 if process is not None:
                     self._found.setdefault(name.id, process)
         main = processes.noted(os.path.join(job_parts.folder(self._job), job_parts.MAIN_FILE))
