@@ -113,7 +113,7 @@ def _is_open_below(home: str, descriptor: int, *_: Any, **__: Any) -> bool:
 
 
 def _is_gpuruns(_home: str, argv: Any, *_: Any, **__: Any) -> bool:
-    return isinstance(argv, list) and argv[:2] == [sys.executable, "-m"]
+    return isinstance(argv, list) and argv[0] == sys.executable and argv[1][:2] in ("-m", "-c")
 
 
 _REPLACED: tuple[tuple[Any, str, int, Callable[..., bool]], ...] = (

@@ -30,6 +30,7 @@ from typing import Any
 
 ROOM, ROOM_FOR_ARGV, ROOM_FOR_ENVIRON = "GPURUN_TESTS_ROOM", 1 << 12, 1 << 15
 MODULES = ("gpurun", "gpurun.supervisor", "gpurun.head.waiter", "gpurun.head.looking")
+LOADS = "from gpurun.head.loading import load"
 OF_THE_INTERPRETER = ("PYTHON", "LANG", "LC_", "LD_", "COVERAGE", "MALLOC", "_GPURUN_COMPLETE", "_TYPER")
 """Variables that Python, or a module as it is imported, reads once. Where they differ, a process is started."""
 IMITATED = {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
@@ -117,7 +118,12 @@ def are_used() -> bool:
 
 
 def _words(args: Any) -> list[str]:
-    return [os.fsdecode(args)] if isinstance(args, (str, bytes, os.PathLike)) else [os.fsdecode(word) for word in args]
+    if isinstance(args, (str, bytes, os.PathLike)):
+        return [os.fsdecode(args)]
+    words = [os.fsdecode(word) for word in args]
+    if words[1:] and LOADS in words[1]:  # `gpurun.head.children.start`: a fork has loaded everything
+        words[1] = "-m"
+    return words
 
 
 def _can_fork(words: Sequence[str], environ: Mapping[str, str], takes_code: bool) -> bool:

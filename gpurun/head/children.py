@@ -9,10 +9,29 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun.errors import StateUnavailable
+
+UPGRADE_S = 60.0
+"""How long a new process waits for an installation of gpurun that replaces its files just then."""
+START = """until = {until}
+import os, sys, time
+try:
+    from gpurun.head.loading import load
+    main = load(sys.argv[1])
+except Exception:
+    if time.monotonic() > until: raise
+    time.sleep(1)
+    os.execv(sys.executable, sys.orig_argv)
+sys.exit(main(sys.argv[2:]))
+"""
+"""What a new process runs: part of the process that starts it, so that it can wait until gpurun's files are there.
+
+The new process may be of another version: the module's name and arguments are kept from version to version.
+"""
 
 _started: list[subprocess.Popen[bytes]] | None = None
 """What `_reap` looks at. None in a command, which ends soon."""
@@ -31,7 +50,7 @@ def start(
     module: str, *arguments: str, home: Path, environ: Mapping[str, str], lock: int | None = None,
     log: int | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start ``python -m MODULE ARGUMENTS`` as a detached process.
+    """Start a detached process that loads MODULE whole (`gpurun.head.loading`) and calls its `main` with ARGUMENTS.
 
     Args:
         lock: the descriptor of the lock that it inherits, under the same number.
@@ -42,7 +61,7 @@ def start(
     """
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-c" + START.format(until=time.monotonic() + UPGRADE_S), module, *arguments],
             env={**environ, "GPURUN_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             pass_fds=[] if lock is None else [lock], start_new_session=True, cwd="/",
         )  # fmt: skip

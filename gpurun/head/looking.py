@@ -38,6 +38,8 @@ from gpurun.state import clock
 from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
 from gpurun.state.shared import enter
 
+LATE = ("gpurun.remote.opening", "gpurun.inventory.load", "gpurun.inventory.validate")
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start."""
 ID = re.compile("[0-9a-f]{32}")
 AT_ONCE = 16
 LOOK_TIMEOUT_S = 15.0

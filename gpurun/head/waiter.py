@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+LATE = ("gpurun.leases.allocate", "gpurun.inventory.validate", "gpurun.inventory.hostset")
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start."""
 TICK_S = 0.5
 PASS_EVERY_S = 15.0
 AGAIN_FIRST_S = 1.0

@@ -16,6 +16,9 @@ from gpurun.inventory.model import Inventory
 from gpurun.msgspec_types import ready
 from gpurun.state import own_cache
 
+PACKAGES = (Path(__file__).parent, Path(__file__).parents[1] / "documents")
+CODE = own_cache.code_stamp(*PACKAGES)
+"""Of the code that this process runs, which pip may have replaced since."""
 MIN_HOSTS = 256  # gpurun parses a smaller inventory as fast as it reads a cache entry
 
 
@@ -44,14 +47,13 @@ def folder(environ: Mapping[str, str]) -> Path | None:
 
 def key(path: Path, status: os.stat_result) -> Key:
     """Return the key of a file. `status` must come from the descriptor from which the caller reads the file."""
-    here = Path(__file__).parent
     return Key(
         path=str(path),
         inode=status.st_ino,
         size_bytes=status.st_size,
         modified_ns=status.st_mtime_ns,
         changed_ns=status.st_ctime_ns,
-        code=own_cache.code_stamp(here, here.parent / "documents"),
+        code=CODE,
     )
 
 

@@ -31,6 +31,8 @@ MAX_NOISE = 1 << 20
 AGENT_SILENCE_LIMIT_S = 90.0
 
 
+AGENT = bootstrap.agent_zip()
+"""The agent's code, read together with the code that talks to it: pip may replace both while this process runs."""
 JUMPS = Jumps()
 """This process's connections to jump hosts: a host that is opened again shares them with hosts that stayed open."""
 ONLY_SSH: dict[str, Route] = {}
@@ -122,7 +124,6 @@ def open_agents(
     """Return agents and failures, both in the order of `targets`."""
     waiting = deque({target.name: target for target in targets}.values())
     opening = _Opening(timeout_s, ping_after_s, waiting, contact, resolve_all(waiting))
-    bootstrap.agent_zip()  # once, before each thread would build it
     try:
         opening.start_some(limit)
         while opening.under_way:
@@ -152,7 +153,7 @@ def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: flo
     Raises:
         HostFailure: one of the kinds that `Fleet.failures` describes.
     """
-    nonce, code = secrets.token_hex(16), bootstrap.agent_zip()
+    nonce, code = secrets.token_hex(16), AGENT
     running = run(route, attempt, bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
     try:
         return _start_agent(target, running, code, nonce, attempt.left_s, ping_after_s)

@@ -26,6 +26,8 @@ from gpurun.remote.openssh import ConfigAnswer, Options
 from gpurun.remote.target import Target
 from gpurun.state import own_cache
 
+CODE = own_cache.code_stamp(Path(__file__).parent)
+"""Of the code that this process runs, which pip may have replaced since."""
 _VARIABLE = re.compile(rb"\$\{?(\w+)")
 _KEPT = msgspec.msgpack.Decoder(ready(tuple[str, dict[bytes, bytes]]))
 """A digest of all inputs of the answers, and the text of each answer by the arguments of `ssh`."""
@@ -79,7 +81,7 @@ def _state(answer: ConfigAnswer | BadInput) -> str | None:
     """Return a digest of all inputs of a configuration's answers, from one answer; None if gpurun cannot know them."""
     if isinstance(answer, BadInput):
         return None
-    digest = hashlib.sha256(own_cache.code_stamp(Path(__file__).parent).encode())
+    digest = hashlib.sha256(CODE.encode())
     try:
         me = tuple(pwd.getpwuid(os.getuid()))
         contents = [(file, _content(file)) for file in sorted(answer.read)]

@@ -30,6 +30,8 @@ from gpurun.supervisor.life import live
 from gpurun.supervisor.lost import keep_asking, lose_rest
 from gpurun.supervisor.notifying import tell_end
 
+LATE = ("gpurun.remote.opening", "gpurun.inventory.validate", "cryptography.x509")
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start."""
 AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 60.0
 """How long a supervisor waits for a state directory that cannot be used: first and at most."""
 

@@ -27,6 +27,8 @@ PORT_TRIES = 5
 KNOWN_HOSTS_FILE = "launch/ssh/known_hosts"
 SSH_CONFIG_FILE = "launch/ssh/config"
 START_TIMEOUT_S = 180.0
+RUNTIME = (resources.files("gpurun.runtime") / "gpurun_runtime.py").read_text()
+"""The file that user code may import inside the container."""
 
 
 def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
@@ -110,7 +112,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     """Write a host's files, start its sshd and create its container."""
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
-    texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (_runtime(), 0o644)}
+    texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (RUNTIME, 0o644)}
     texts[CARDS_FILE] = (_cards(job, agent.host), 0o600)
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     made = agent.call(
@@ -140,11 +142,6 @@ def _cards(job: SupervisedJob, host: str) -> str:
     hardware = job.hardware.get(host)
     gpus = hardware.gpus if hardware is not None else ()
     return json.dumps({str(gpu.index): {"uuid": gpu.uuid, "pci_bus": gpu.pci_bus} for gpu in gpus})
-
-
-def _runtime() -> str:
-    """Return the file that user code may import inside the container."""
-    return (resources.files("gpurun.runtime") / "gpurun_runtime.py").read_text()
 
 
 def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:

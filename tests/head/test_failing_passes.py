@@ -241,9 +241,10 @@ try:
 except NotSent as error:
     print(error)
 lock = os.open("/dev/null", os.O_RDONLY)
+children.START = "until = {until}"
 children.start("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
 (process,) = children._started
-print(process.args[3:], flush=True)
+print(process.args[2:], flush=True)
 while children._started:
     time.sleep(0.01)
 print("reaped", process.returncode, signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN)

@@ -115,10 +115,9 @@ def test_the_stamp_changes_with_a_module_of_any_package(tmp_path: Path) -> None:
     assert own_cache.code_stamp(tmp_path / "a", tmp_path / "b") != before
 
 
-def test_the_converters_code_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_converters_code_counts_too(tmp_path: Path) -> None:
     from gpurun.documents import convert
 
     (tmp_path / "i.yaml").touch()
-    monkeypatch.setattr(own_cache, "code_stamp", lambda *packages: ",".join(map(str, packages)))
-    code = cache.key(tmp_path / "i.yaml", (tmp_path / "i.yaml").stat()).code
-    assert code.split(",") == [str(Path(module.__file__).parent) for module in (cache, convert)]
+    assert list(cache.PACKAGES) == [Path(module.__file__).parent for module in (cache, convert)]
+    assert cache.key(tmp_path / "i.yaml", (tmp_path / "i.yaml").stat()).code == own_cache.code_stamp(*cache.PACKAGES)

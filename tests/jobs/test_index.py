@@ -249,8 +249,8 @@ def test_every_flipped_byte_is_noticed(jobs, tmp_path, read):
 def test_an_index_of_another_boot_or_another_gpurun_is_made_again(jobs, read, monkeypatch):
     """After a power cut, a job's files may be older than what the index says of them."""
     look(jobs)
-    for name, value in ((index, "boot_id"), (own_cache, "code_stamp")):
-        monkeypatch.setattr(name, value, lambda *_: "another")
+    for name, value in (("boot_id", lambda: "another"), ("CODE", "another")):
+        monkeypatch.setattr(index, name, value)
         read.clear()
         jobs.live_jobs(pytest.fail)
         assert set(read) == set(jobs.ids())

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.remote import Fleet, Target, openssh
+from gpurun.remote import Fleet, Target, openssh, ssh_config_cache
 from gpurun.remote.ssh_config import resolve, resolve_all
-from gpurun.state import own_cache
 
 
 class Asked:
@@ -132,7 +131,7 @@ def install_another_ssh(config, monkeypatch):
 
 
 def install_another_gpurun(config, monkeypatch):
-    monkeypatch.setattr(own_cache, "code_stamp", lambda *_: "newer")
+    monkeypatch.setattr(ssh_config_cache, "CODE", "newer")
 
 
 EDITS = [edit, lead_a_link_elsewhere, add_a_file]
