@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/recipes.md, the pages of docs/reference, and the list of decisions: `make reference`.
+"""Write the pages of docs/reference, and the list of decisions: `make reference`.
 
 tests/documents/test_reference.py compares the pages with the code.
 """
@@ -174,7 +174,7 @@ SEE = {
     "roles": "launchers.md#tensorflow", "data": "data.md",
     "outputs_limit": "disk.md", "notify": "notifications.md", "sweep": "sweeps.md",
 }  # fmt: skip
-"""Keys of a recipe that another page explains."""
+"""Keys of a recipe that a guide explains."""
 
 
 def recipes() -> str:
@@ -189,13 +189,10 @@ def recipes() -> str:
         ("sweep", recipe_keys.SWEEP, "The parameters of `gpurun sweep`."),
     )
     return page(
-        "Recipes: what a job can ask for",
-        "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. "
-        "[Times and sizes](reference/commands.md#values) have units. `gpurun validate RECIPE` finds mistakes, such as "
-        "keys that are not listed here. `gpurun submit RECIPE --dry-run` prints what gpurun would do on every host. "
-        "`gpurun validate --schema` prints a JSON Schema for editors.",
-        "A flag of `gpurun submit`, `sweep run` or `scale run` overrides the recipe; `--env`, `--secret` and `--data` "
-        "add to it. A flag has the key's name, such as `--min-gpus`, unless this page says otherwise.",
+        "Recipe keys",
+        "A recipe is one YAML file; [Recipes](../recipes.md) explains it. [Times and sizes](commands.md#values) have "
+        "units. `gpurun validate --schema` prints all of this as a JSON Schema. A key's flag of `gpurun submit`, "
+        "`sweep run` and `scale run` has its name, such as `--min-gpus`, unless this page says otherwise.",
         recipe_table(recipe_keys.FIELDS, defaults),
         *(
             f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"
@@ -245,7 +242,7 @@ def sentence(plain: str) -> str:
 
 def see(key: str) -> str:
     """A link to the page that explains a key."""
-    return f" See [{SEE[key].partition('.')[0]}]({SEE[key]})." if key in SEE else ""
+    return f" See [{SEE[key].partition('.')[0]}](../{SEE[key]})." if key in SEE else ""
 
 
 def defaults_of(kind: type) -> Mapping[str, str]:
@@ -321,8 +318,8 @@ def decisions() -> str:
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {
-    TOP / "docs/recipes.md": recipes,
     FOLDER / "commands.md": commands,
+    FOLDER / "recipes.md": recipes,
     FOLDER / "inventory.md": inventory,
     FOLDER / "json.md": json_documents,
     FOLDER / "exit-codes.md": exit_codes,

@@ -328,7 +328,7 @@ def test_a_wrong_setting_says_which_one_was_meant(asked):
         assert refused.value.hint == f"did you mean {meant}?"
     with pytest.raises(BadInput) as refused:
         gpurun.submit(["true"], **{"a'; b\n": 1})
-    assert "docs/recipes.md" in refused.value.hint
+    assert "docs/reference/recipes.md" in refused.value.hint
 
 
 def test_the_api_can_be_completed_and_costs_nothing_before_it_is_used():
