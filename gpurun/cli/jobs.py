@@ -18,6 +18,7 @@ from gpurun.cli.options import JOB, InventoryOption, JsonOption
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say, say_problem, waited_s
 from gpurun.errors import BadInput, StateError
 from gpurun.node.job.layer_rules import BESIDE
+from gpurun.quantities.counts import count
 from gpurun.quantities.local_time import date_time
 from gpurun.state import clock
 
@@ -235,9 +236,9 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "submitted": _when(record.submitted_s),
         "waited": duration(waited_s(record, now)),
         "started": _when(record.started_s),
-        "ran": ran_text(record, now),
+        "ran": ran_text(folder, record, now),
         "ended": _when(record.ended_s),
-        "attempt": f"{record.attempt}, {record.restarts} restarts",
+        "attempt": f"{record.attempt}, {count(record.restarts, 'restart')}",
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",

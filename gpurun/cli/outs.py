@@ -63,11 +63,13 @@ def without_free(explanation: Explanation, outs: Mapping[str, Out]) -> Explanati
 
 def without_reasons(explanation: Explanation, outs: Mapping[str, Out]) -> Explanation:
     """Return the explanation that only says which hosts are out: `print_outs` says why."""
-    groups = (
-        replace(group, why="out") if any(host in outs for host in group.hosts) else group
-        for group in explanation.groups
-    )
-    return replace(explanation, groups=tuple(groups))
+    out, others = [], []
+    for group in explanation.groups:
+        (out if any(host in outs for host in group.hosts) else others).append(group)
+    if not out:
+        return explanation
+    hosts = tuple(host for group in out for host in group.hosts)
+    return replace(explanation, groups=(*others, replace(out[0], hosts=hosts, why="out")))
 
 
 def print_start_failures(failures: Sequence[StartFailure], outs: Container[str], now_s: float) -> None:
@@ -76,17 +78,25 @@ def print_start_failures(failures: Sequence[StartFailure], outs: Container[str],
     Args:
         outs: hosts that are out: `print_outs` says why.
     """
+    from gpurun.inventory.folding import fold
+    from gpurun.views.lines import alike
+
+    said = {each.host: (_failure(each, now_s),) for each in failures if each.host not in outs}
+    groups = alike(said, fold)
+    if groups:
+        typer.echo("  hosts that could not start it:")
+    for names, (text,) in groups[:MOST_FAILURES]:
+        typer.echo(printable(f"    {fold(names)}: {text}"))
+    if left := sum(len(names) for names, _ in groups[MOST_FAILURES:]):
+        typer.echo(f"    … and {count(left, 'more host')}")
+
+
+def _failure(failure: StartFailure, now_s: float) -> str:
     from gpurun.scheduler.wording import in_time
 
-    failures = [each for each in failures if each.host not in outs]
-    if failures:
-        typer.echo("  hosts that could not start it:")
-    for each in failures[:MOST_FAILURES]:
-        lacks = f" ({each.lacks_mib / 1024:.1f} GiB too little)" if each.lacks_mib else ""
-        again = f"; tried again {in_time(each.until_s, now_s)}" if each.until_s > now_s else ""
-        typer.echo(printable(f"    {each.host}: {each.reason}{lacks}{again}"))
-    if left := failures[MOST_FAILURES:]:
-        typer.echo(f"    … and {count(len(left), 'more host')}")
+    lacks = f" ({failure.lacks_mib / 1024:.1f} GiB too little)" if failure.lacks_mib else ""
+    again = f"; tried again {in_time(failure.until_s, now_s)}" if failure.until_s > now_s else ""
+    return f"{failure.reason}{lacks}{again}"
 
 
 def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:

@@ -11,11 +11,13 @@ import typer
 
 from gpurun.documents.plain import printable as printable  # noqa: PLC0414  for all commands
 from gpurun.documents.plain import printed as printed  # noqa: PLC0414
+from gpurun.quantities.counts import count
 from gpurun.quantities.sizes import size_text as size_text  # noqa: PLC0414
 from gpurun.quantities.times import duration as duration  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from gpurun.errors import GpurunError
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
 
 
@@ -93,15 +95,23 @@ def job_json(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def ran_text(record: JobRecord, now_s: float) -> str:
-    """Format how long a job's attempt has run; without one that has begun to run, say so."""
+def ran_text(folder: JobFolder, record: JobRecord, now_s: float) -> str:
+    """Format how long a job's attempt has run; without one that has begun to run, name the last one that did."""
     if record.started_s is not None:
         return duration((record.ended_s or now_s) - record.started_s)
-    if record.attempt and not record.granted:
-        return f"not since attempt {record.attempt}"
-    if not record.state.ended:
+    if record.granted and not record.state.ended:
         return "not yet"
-    return "never" if record.attempt <= 1 else f"not in attempt {record.attempt}"
+    from gpurun.errors import StateError
+    from gpurun.jobs.attempts import kept
+
+    try:
+        ran = [each.attempt for each, _ in kept(folder) if each.started_s is not None] if record.attempt else []
+    except (FileNotFoundError, StateError):  # `gpurun prune` removed it, or it is damaged
+        ran = []
+    if ran:
+        return f"not since attempt {ran[-1]}"
+    tried = f", in {count(record.attempt, 'attempt')}" if record.attempt > 1 else ""
+    return ("never" if record.state.ended else "not yet") + tried
 
 
 def waited_s(record: JobRecord, now_s: float) -> float:

@@ -67,7 +67,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
         return
     said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
     lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said)]
-    lines.append(("ran", ran_text(record, clock.now_s())))
+    lines.append(("ran", ran_text(folder, record, clock.now_s())))
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
     lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
     lines += [("code holds", f"{count(files, 'file or folder', 'files and folders')}")] if files is not None else []

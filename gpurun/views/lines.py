@@ -6,6 +6,7 @@ A line is a sequence of (text, mark). Marks are ``job:N`` (the N-th job's colour
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpurun.documents.plain import printable
@@ -19,6 +20,8 @@ Line = list[Span]
 Fold = Callable[[Iterable[str]], str]
 
 INDENT = "  "
+_NAME = "\0"
+"""Stands for the host's name in a text."""
 GAP = 2
 MOST_REASON_LINES = 3
 MOST_OUT = 8
@@ -87,17 +90,36 @@ def out_lines(outs: Iterable[tuple[str, OutHost]], fold: Fold, duration: Callabl
     Args:
         outs: pairs of a host's name and why it is out.
     """
-    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
-    for name, out in outs:
-        groups.setdefault((out.reason, out.remedy), []).append((name, out.for_s))
-    for (reason, remedy), hosts in list(groups.items())[:MOST_OUT]:
-        names, for_s = fold(name for name, _ in hosts), max(for_s for _, for_s in hosts)
-        yield [(printable(f"{names}: out for {duration(for_s)}: {reason}"), "bad")]
+    given = dict(outs)
+    groups = alike({name: (out.reason, out.remedy) for name, out in given.items()}, fold)
+    for names, (reason, remedy) in groups[:MOST_OUT]:
+        for_s = max(given[name].for_s for name in names)
+        yield [(printable(f"{fold(names)}: out for {duration(for_s)}: {reason}"), "bad")]
         if remedy:
             yield [(printable(f"  → {remedy}"), "dim")]
-    if left := sum(map(len, list(groups.values())[MOST_OUT:])):
+    if left := sum(len(names) for names, _ in groups[MOST_OUT:]):
         are = count(left, "more host is", "more hosts are")
         yield [(f"… and {are} out; `gpurun inventory list @out` shows why", "dim")]
+
+
+def alike(said: Mapping[str, tuple[str, ...]], fold: Fold) -> list[tuple[list[str], tuple[str, ...]]]:
+    """Group hosts of which the same is said, also if each text has its own host's name in it: the names are folded.
+
+    Args:
+        said: host → texts about it.
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, texts in said.items():
+        groups.setdefault(texts, []).append(name)
+    joined: dict[tuple[str, ...], list[str]] = {}
+    for texts, names in groups.items():
+        key = texts if len(names) > 1 else tuple(_own_name(names[0]).sub(_NAME, text) for text in texts)
+        joined.setdefault(key, []).extend(names)
+    return [(names, tuple(text.replace(_NAME, fold(names)) for text in texts)) for texts, names in joined.items()]
+
+
+def _own_name(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
 
 
 def unheard_lines(ages: Mapping[str, float | None], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:

@@ -13,6 +13,7 @@ import pytest
 from gpurun.cli import completion, follow
 from gpurun.cli.follow import cancel_job
 from gpurun.errors import BadInput, StateError
+from gpurun.jobs.attempts import keep
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import CancelRequest, FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
@@ -355,22 +356,28 @@ def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
         ({}, "not yet", "none"),
         ({"state": State.CANCELLED, "ended_s": 9.0}, "never", "none"),
         ({"state": State.PREPARING, "attempt": 1, "granted": (Grant("h1", (0,)),)}, "not yet", "h1:0"),
-        ({"attempt": 1}, "not since attempt 1", "none"),
-        ({"state": State.CANCELLED, "attempt": 1, "ended_s": 9.0}, "not since attempt 1", "none"),
+        ({"attempt": 1}, "not yet", "none"),
+        ({"attempt": 16}, "not yet, in 16 attempts", "none"),
+        ({"state": State.CANCELLED, "attempt": 1, "ended_s": 9.0}, "never", "none"),
         (
             {"state": State.FAILED, "attempt": 2, "ended_s": 9.0, "granted": (Grant("h1", (0,)),)},
-            "not in attempt 2", "h1:0",
+            "never, in 2 attempts", "h1:0",
         ),
         ({"state": State.FAILED, "attempt": 1, "started_s": 2.0, "ended_s": 9.0}, "7s", "none"),
     ],
 )  # fmt: skip
 def test_how_long_a_job_has_run_is_true_in_every_state(store, gpurun, monkeypatch, changes, ran, hosts):
-    """A job that was cancelled in the queue ran "not yet", on hosts "none yet"."""
+    """A job that was cancelled in the queue ran "not yet", on hosts "none yet"; one that never ran, "not since attempt
+    16".
+    """
     folder = made(store)
     folder.write(folder.record().but(**changes))
     rows = dict(line.strip().split("  ", 1) for line in gpurun("status", folder.id)[1].splitlines())
     assert (rows["ran"].strip(), rows["hosts"].strip()) == (ran, hosts)
     assert f"ran  {ran}\n" in gpurun("show", folder.id)[1]
+    if changes.get("attempt", 0) > 1:  # its first attempt ran
+        keep(folder, folder.record().but(attempt=1, started_s=2.0, ended_s=3.0))
+        assert "ran  not since attempt 1\n" in gpurun("status", folder.id)[1]
 
 
 @pytest.mark.parametrize("cancels", [True, False])

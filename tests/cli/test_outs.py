@@ -229,6 +229,28 @@ def test_many_reasons_are_counted(gpurun, home):
     assert len(shown) == 9 and shown[-1].startswith("… and 12 more hosts are out")
 
 
+def test_hosts_of_which_the_same_is_said_but_for_their_names_share_a_line(gpurun, home):
+    """Each host whose name does not resolve had lines of its own."""
+    for at in range(1, 5):
+        why = f"the name 'h{at}' cannot be resolved: [Errno -2] Name or service not known"
+        looked(home, f"h{at}", out=Out("reach", why, 0.0, f"correct DNS for h{at}"))
+    job, now_s = submit(home, gpus=16), time.time()
+    failures = tuple(
+        StartFailure(f"k{at}", 0, "docker", "w", f"k{at}: no container on k{at}0", now_s, now_s) for at in range(1, 4)
+    )
+    job.write(job.record().but(start_failures=failures))
+    out = gpurun("why", job.id).out
+    assert "    h[1-4]: out for 1m30s: the name 'h[1-4]' cannot be resolved: [Errno -2]" in out
+    assert "      → correct DNS for h[1-4]\n" in out and out.count("cannot be resolved") == 1
+    assert "    h[1-4]: out\n" in out and out.count(": out\n") == 1
+    assert out.count("no container") == 3, "another host's name is not the host's own"
+    odd = {"a.b": ("a.b at a.b.c, not xa.b, a.bc or a.b-2",), "c": ("c at c.c, not xa.b, a.bc or a.b-2",), "\0": ("x",)}
+    assert lines.alike(odd, ",".join) == [
+        (["a.b", "c"], ("a.b,c at a.b,c.c, not xa.b, a.bc or a.b-2",)),
+        (["\0"], ("x",)),
+    ]
+
+
 def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpurun, home):
     looked(home, "h1", "h2", "h3", "h4")
     full = "its disk is too full: 100 MiB free in /var/lib/docker, 12544 MiB needed"
@@ -247,7 +269,7 @@ def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpur
     assert lines[at + 3] == "    h3: \\x1b[2Jrefused"
     told = gpurun("why", job.id, "--json").json["start_failures"]
     assert [(each["host"], each["lacks_mib"]) for each in told] == [("h1", 12444), ("h2", 512), ("h3", 0)]
-    many = tuple(replace(failures[0], host=f"h{at}") for at in range(20))
+    many = tuple(replace(failures[0], host=f"h{at}", lacks_mib=1024 * at + 512) for at in range(20))
     job.write(job.record().but(start_failures=many, restart=Restart(now_s + 60.0, 0, None)))
     said = gpurun("why", job.id)
     assert said.out.count("GiB too little") == 8 and "… and 12 more hosts" in said.out and "out for" not in said.out
