@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from datetime import date, datetime, time, timedelta, timezone
 
-from gpurun.quantities.times import MAX_CHARS, duration_s
+from gpurun.quantities.texts import stripped
+from gpurun.quantities.times import duration_s
 
 HOW = "write a time ago such as 10m or 7d, or yesterday, 10:00 or 2026-11-27 10:00"
 FIRST_YEAR, LAST_YEAR = 1970, 2999
@@ -29,11 +30,7 @@ def moment(text: str, now: datetime) -> datetime:
     Raises:
         ValueError: with the reason, and what to write.
     """
-    text = text.strip()
-    if not text:
-        raise ValueError(f"is empty; {HOW}")
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"is too long for a time; {HOW}")
+    text = stripped(text, "a time", HOW)
     if text.lower() == "now":
         return now
     found = _WHEN.fullmatch(text)

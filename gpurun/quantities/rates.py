@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpurun.quantities.times import MAX_CHARS
+from gpurun.quantities.texts import stripped
 
 LEAST_BPS, MOST_BPS = 8_000, 10**15
 HOW = "write bits per second, such as 10gbit, 2.5gbit or 100mbit"
@@ -19,11 +19,9 @@ def rate_bps(text: str) -> int:
     Raises:
         ValueError: with the reason, and what to write.
     """
-    text = text.strip()
-    if not text:
-        raise ValueError(f"is empty; {HOW}")
-    found = _RATE.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if len(text) <= MAX_CHARS and _BYTES.fullmatch(text) and (found is None or "B" in text):
+    text = stripped(text, "a rate", HOW)
+    found = _RATE.fullmatch(text)
+    if _BYTES.fullmatch(text) and (found is None or "B" in text):
         raise ValueError(f"could be bits or bytes (tc's bps are bytes); {HOW}")
     if found is None:
         raise ValueError(f"is not a rate; {HOW}")

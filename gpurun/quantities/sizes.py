@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpurun.quantities.times import MAX_CHARS
+from gpurun.quantities.texts import stripped
 
 MIB = 1 << 20
 MOST_BYTES = 1 << 60
@@ -25,11 +25,7 @@ def size_bytes(text: str) -> int:
     Raises:
         ValueError: with the reason, and what to write.
     """
-    text = text.strip()
-    if not text:
-        raise ValueError(f"is empty; {HOW}")
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"is too long for a size; {HOW}")
+    text = stripped(text, "a size", HOW)
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"is negative; {HOW}" if text.startswith("-") else f"is not a size; {HOW}")

@@ -6,8 +6,8 @@ import math
 import re
 from itertools import pairwise
 
-MAX_CHARS = 40
-"""Longer, no time and no size is meant; patterns are not tried on it."""
+from gpurun.quantities.texts import stripped
+
 MOST_S = 10 * 365 * 86400.0
 HOW = "write a number with its unit, such as 90s, 15m, 1h30m or 2d"
 
@@ -39,11 +39,7 @@ def duration_s(text: str, *, zero: bool = False) -> float:
     Raises:
         ValueError: with the reason, and what to write.
     """
-    text = text.strip()
-    if not text:
-        raise ValueError(f"is empty; {HOW}")
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"is too long for a time; {HOW}")
+    text = stripped(text, "a time", HOW)
     if _NUMBER.fullmatch(text) and float(text) > 0:
         raise ValueError(f"has no unit; write {text}s, {text}m, {text}h or {text}d")
     total = _clock_s(text) if ":" in text or "-" in text[1:] else _parts_s(text)
