@@ -3,7 +3,7 @@
 #   make test      the quick tests, and one story on the lab for each promise of docs/promises.md
 #   make test-all  every test: each launcher, each fault, long random histories
 .PHONY: setup packages demo test test-unit test-stories test-change test-all check mutants bench lab image images
-.PHONY: site man reference dist fresh clean
+.PHONY: site man reference dist dist-test fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -112,9 +112,13 @@ man: setup
 reference: setup
 	$(PYTHON) .ci/reference.py
 
-# The wheel: pip, pipx and uv install it where no clone is.
+# The source distribution, and the wheel that is built from it: pip, pipx and uv install them where no clone is.
 dist: setup
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(VENV)/bin/uv build --quiet --out-dir dist
+
+# The quick tests, run with the wheel instead of this clone's gpurun. ROOM=leases: those of one room.
+dist-test: dist
+	$(PYTHON) .ci/dist_test.py $(if $(ROOM),tests/$(ROOM))
 
 # What README.md promises, tried: a clean clone on a new Debian with git, make and python3. See .ci/fresh.py.
 fresh: RUN := make setup && make demo && make test

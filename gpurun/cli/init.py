@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpurun.facts.hardware import Hardware
     from gpurun.inventory.imports.draft import Draft
 
+EXAMPLE = Path("recipes/fashion-mnist")
 GUESSED_INTERFACE = "eth0"
 PLACES = ("inventory.ini", "hosts", "hosts.yml", "hosts.ini", "/etc/ansible/hosts", "/etc/slurm", "~/.ssh/config")
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap")
@@ -224,10 +225,12 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
     if failed:
         hosts = count(len(failed), "host")
         say(f"{hosts} did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")
-    say("Next:")
-    for command, why in (
+    steps = [
         ("gpurun doctor", "check hosts, links and drivers"),
         ("gpurun submit -n 2 --image IMAGE --follow -- nvidia-smi", "a first job; IMAGE is on this machine"),
-        ("gpurun submit recipes/fashion-mnist --follow", "a recipe: copy it and change it"),
-    ):
+    ]
+    if EXAMPLE.is_dir():  # the wheel has no recipes
+        steps.append((f"gpurun submit {EXAMPLE} --follow", "a recipe: copy it and change it"))
+    say("Next:")
+    for command, why in steps:
         say(f"  $ {command:58} # {why}")
