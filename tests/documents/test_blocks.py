@@ -181,3 +181,10 @@ def test_a_sweep_that_the_program_does_not_know_is_seen():
     words = ["--grid", "lr=1,2", "--metric", "accuracy:max"]
     assert unknown_to("gpurun.progress(1, accuracy=1)", words) == ["lr", "accuracy"]
     assert unknown_to("gpurun.parameters()['lr']; gpurun.report(1, accuracy=1)", words) == []
+
+
+def test_a_line_for_cron_names_each_program_by_its_path():
+    """cron looks for programs in /usr/bin and /bin only, and gpurun is in neither."""
+    lines = [line for page in PAGES for line in page.read_text().splitlines() if re.match(r"([\d*/,-]+ +){5}\S", line)]
+    assert len(lines) > 1
+    assert [line for line in lines if re.search(r"(?<![/\w-])gpurun\b", line)] == []

@@ -18,6 +18,12 @@ from gpurun.state import audit
 from gpurun.state.path import StatePath
 
 
+@pytest.fixture(autouse=True)
+def short_command(monkeypatch):
+    """A line holds the command of its process, and pytest's own can be long."""
+    monkeypatch.setattr(sys, "argv", ["gpurun", "submit"])
+
+
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
