@@ -1,7 +1,8 @@
 """Build an environment on the head: run pip in a container of the base image, then add one layer to the base image.
 
-A second request for the same environment finds it. Builds of one environment wait for each other. A build that fails or
-is interrupted leaves nothing; the user's next request for an environment removes what a killed build left.
+A second request for the same environment finds it. Builds of one environment wait for each other. A build that fails,
+or gets SIGINT, SIGTERM or SIGHUP, leaves nothing; the user's next request for an environment removes what a killed
+build left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gpurun.environments.layer import layer_tar
 from gpurun.environments.log import BuildLog, Report
 from gpurun.environments.pip_settings import secrets_of
 from gpurun.environments.plan import LABEL, NAME, PACKAGES, EnvironmentPlan, plan_environment, requirements_of
+from gpurun.environments.unwinding import unwinding
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export import default_folder
@@ -69,7 +71,7 @@ def ensure(
     if found is not None and any(folder.iterdir()):  # its builder may have been killed after the image was complete
         clear(engine, folder)
     if found is None:
-        with _turn(folder, plan.key, report):
+        with unwinding(), _turn(folder, plan.key, report):
             found = lookup(engine, plan)
             if found is None:
                 clear(engine, folder, also=plan.key)

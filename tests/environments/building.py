@@ -23,7 +23,7 @@ class DistantEngine(Engine):
 
     def __init__(self, path: str) -> None:
         super().__init__(None)
-        self._connection = Client(path, "AF_UNIX")
+        self._path = path
 
     def info(self):
         return self._asked("info")
@@ -35,8 +35,9 @@ class DistantEngine(Engine):
         return self._asked("upload", path, list(tar))
 
     def _asked(self, *words):
-        self._connection.send(words)
-        return self._connection.recv()
+        with Client(self._path, "AF_UNIX") as connection:
+            connection.send(words)
+            return connection.recv()
 
 
 def serve(engine: FakeEngine, path: Path) -> Listener:

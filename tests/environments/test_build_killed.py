@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -46,12 +47,13 @@ def start(wanted, tmp_path):
     """Start a process that builds the environment with an engine of this one."""
     started, listening = [], []
 
-    def begin(engine):
+    def begin(engine, *, ignores=False):
         socket = tmp_path / "engine.sock"
         if not socket.exists():
             listening.append(building.serve(engine, socket))
         argv = [sys.executable, building.__file__, str(socket), wanted.path]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        argv = ["nohup", *argv] if ignores else argv
         started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ))
         return started[-1]
 
@@ -112,6 +114,26 @@ def test_a_build_that_is_killed_and_begun_again(start, wanted, cache, clean, ste
     ensure(wanted, engine)
     assert len(engine.made) == 2
     assert engine.containers == {} and list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [("/start", signal.SIGTERM), ("/archive", signal.SIGHUP), ("-build", signal.SIGINT), ("/start", None)],
+)
+def test_a_build_that_is_told_to_end_removes_its_container_first(start, cache, step, number):
+    """SIGTERM to `submit` and a closed terminal left the container, and pip ran on in it."""
+    engine = HaltingEngine(step, after=True)
+    told = start(engine, ignores=number is None)
+    assert engine.reached.wait(LIMIT_S)
+    for _ in range(1 if number is signal.SIGINT else 2):
+        told.send_signal(number or signal.SIGHUP)
+    if number is None:  # nohup
+        engine.may_go_on.set()
+        assert told.wait(LIMIT_S) == 0
+        return
+    assert told.wait(LIMIT_S) in (128 + number, -number)
+    assert engine.containers == {} and list(cache.iterdir()) == [] and list(engine.made) == [BASE]
+    engine.may_go_on.set()
 
 
 @pytest.mark.parametrize("step", ["/start", "/archive"])
