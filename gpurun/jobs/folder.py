@@ -39,7 +39,6 @@ class JobFolder:
         self.events = path / "events.jsonl"
         self.outputs = path.plain / "outputs"  # a tree of the job's own making, which may hold links
         self.supervisor_log = path / "supervisor.log"
-        self.launch_log = path / "launch.jsonl"
 
     def spec(self) -> JobSpec:
         """Read the job's spec. Raises StateError if it is damaged or missing."""
