@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpurun.errors import GpurunError
+from gpurun.head.loading import whole
 from gpurun.jobs.states import State
 
 if TYPE_CHECKING:
@@ -33,12 +34,11 @@ class Caretaker:
         """Replace the supervisors of these jobs if necessary. Quick unless it is time to look."""
         if time.monotonic() < self._due_s:
             return
+        waiter = whole("gpurun.head.waiter")  # a command that waits for so long may see gpurun's files replaced
         neglected = next(filter(_is_neglected, folders), None)
         if neglected is not None:
-            from gpurun.head.waiter import resume  # noqa: PLC0415  commands that never wait load this file, too
-
             with suppress(GpurunError, OSError):  # damage is status's and recover's to report
-                resume(neglected.path.home, os.environ)
+                waiter.resume(neglected.path.home, os.environ)
         self._pause_s = FIRST_PAUSE_S if neglected is None else min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._due_s = time.monotonic() + self._pause_s
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 SETTLED_S = 2.0
 """Files that changed this recently may belong to an installation that is not finished: between two files of a package,
@@ -18,24 +19,28 @@ pip and uv take milliseconds."""
 
 
 def load(module: str) -> Callable[[list[str]], int]:
-    """Import a module, or a package's ``__main__``, and all that its functions import later; return its `main`.
-
-    What functions import later is in the module's `LATE`.
+    """Import a module as `whole` does; return its `main`.
 
     Raises:
         Exception: anything that an import raises while its files are being replaced.
         ImportError: a file of this process has just changed.
     """
     begun_s = time.time()
+    found = whole(module)
+    if is_fresh(newest_change_s(), begun_s, time.time()):
+        raise ImportError("its files have just changed: it may be a mixture of two versions", name=module)
+    main: Callable[[list[str]], int] = found.main
+    return main
+
+
+def whole(module: str) -> ModuleType:
+    """Import a module, or a package's ``__main__``, and all that its functions import later: the module's `LATE`."""
     found = import_module(module)
     if hasattr(found, "__path__"):
         found = import_module(f"{module}.__main__")
     for name in found.LATE:
         import_module(name)
-    if is_fresh(newest_change_s(), begun_s, time.time()):
-        raise ImportError("its files have just changed: it may be a mixture of two versions", name=module)
-    main: Callable[[list[str]], int] = found.main
-    return main
+    return found
 
 
 def newest_change_s() -> float:
