@@ -32,6 +32,7 @@ RESULT = "bench.json"
 ALONE_UP_TO_HOSTS = 12
 """Up to this many hosts, one pair measures at a time: n·(n−1) steps. Beyond, disjoint pairs do so at once: 2·(n−1)."""
 
+ENGINES = ("auto", "mpi", "horovod")
 SIZES = "8,1024,65536,1048576,8388608,67108864"
 
 
@@ -107,7 +108,7 @@ def spec_of(
     if len(generations) > 1:
         hint = f"name the hosts of one of them: {', '.join(sorted(generations))}"
         raise BadInput(f"the hosts have GPUs of {len(generations)} generations; a gang has one", hint=hint)
-    if engine not in ("auto", "mpi", "horovod"):
+    if engine not in ENGINES:
         raise BadInput(f"--engine is {engine!r}, not auto, mpi or horovod")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
         raise BadInput(f"--sizes is {sizes!r}, not numbers of bytes with commas between them")

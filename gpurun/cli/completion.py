@@ -43,6 +43,17 @@ def jobs(incomplete: str) -> Iterable[str]:
 
 
 @_quietly
+def job_names(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete names of jobs."""
+    return dict.fromkeys(record.name for record in _records())
+
+
+def nothing(incomplete: str) -> list[str]:  # noqa: ARG001 - as the others
+    """Complete names that are new."""
+    return []
+
+
+@_quietly
 def states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete states of jobs."""
     from gpurun.jobs.states import State
@@ -111,6 +122,52 @@ def data_sources(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller
     return ["host:/", *(f"{record.id}:outputs/" for record in _records() if record.state.ended)]
 
 
+def stageable(incomplete: str) -> list[str]:
+    """Complete what can be copied to hosts, besides a folder of the head: outputs of jobs."""
+    return [word for word in data_sources(incomplete) if not word.startswith("host:")]
+
+
+@_quietly
+def data_sets(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete data sets of recent jobs, as `gpurun data list` names them: to ask the hosts takes too long."""
+    found = dict.fromkeys(source.digest for spec in _specs() for source in spec.data.values() if source.digest)
+    return [digest.removeprefix("sha256:")[:12] for digest in found]
+
+
+@_quietly
+def notify_targets(incomplete: str) -> Iterable[str]:
+    """Complete events and the kind of a target: ``start,failure=mail:``."""
+    from gpurun.jobs.notify_wish import EVENTS, KINDS
+
+    events, equals, _ = incomplete.rpartition("=")
+    if equals:
+        return [f"{events}={kind}:" for kind in KINDS]
+    before, comma, _ = incomplete.rpartition(",")
+    return [*(f"{kind}:" for kind in KINDS), *(f"{before}{comma}{event}=" for event in EVENTS)]
+
+
+@_quietly
+def stop_rules(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete rules by which a sweep stops trials."""
+    return ["asha", "asha:min=1,factor=3", "none"]
+
+
+@_quietly
+def bench_engines(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete what `bench` measures allreduce with."""
+    from gpurun.cli.bench import ENGINES
+
+    return ENGINES
+
+
+@_quietly
+def groups(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete groups of this machine."""
+    import grp
+
+    return (group.gr_name for group in grp.getgrall())
+
+
 @_quietly
 def launchers(incomplete: str) -> Iterable[str]:
     """Complete the last launcher of a list."""
@@ -165,6 +222,40 @@ def settings(incomplete: str) -> Iterable[str]:
         return [*(f"{name}=" for name in HOST if name != "labels"), "rack=", *dict.fromkeys(labels)]
     values = (getattr(host, key) for host in _inventory().hosts)
     return dict.fromkeys(f"{key}={value}" for value in values if isinstance(value, str | int))
+
+
+@_quietly
+def labels(incomplete: str) -> Iterable[str]:
+    """Complete what `inventory label` takes: a label to set, one to remove, or a value that another host has."""
+    name, equals, _ = incomplete.partition("=")
+    found = dict.fromkeys(pair for host in _inventory().hosts for pair in host.labels.items())
+    if equals:
+        return [f"{each}={value}" for each, value in found if each == name]
+    return dict.fromkeys(word for each, _ in found for word in (f"{each}=", f"{each}-"))
+
+
+@_quietly
+def inventory_changes(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete numbers of recorded changes of the inventory."""
+    from gpurun.cli.inventory_editing import inventory_file, located
+
+    return (str(change.number) for change in inventory_file(located(None)).history.changes())
+
+
+@_quietly
+def fabrics(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete kinds of fabrics."""
+    from gpurun.inventory.fields import FABRIC
+
+    return FABRIC["kind"].options
+
+
+@_quietly
+def lab_fabrics(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
+    """Complete kinds of a lab's fabric."""
+    from gpurun.lab.spec import FABRICS
+
+    return FABRICS
 
 
 @_quietly
@@ -245,7 +336,10 @@ BY_VALUE: Mapping[str, Callable[[str], list[str]]] = {
     "JOB": jobs, "[JOB…]": jobs, "HOST": hosts, "HOSTS": hosts, "POOL": pools, "PROJECT": projects, "IMAGE": images,
     "history STATE": ended_states, "prune STATE": ended_states, "history USER": users, "report USER": users,
     "LAUNCHER,LAUNCHER…": launchers, "KEY=VALUE…": settings, "rack=RACK KEY=VALUE…": settings, "POLICY": policies,
-    "export FORMAT": exports, "import FORMAT": imports,
+    "export FORMAT": exports, "import FORMAT": imports, "NAME=VALUE…": labels, "diff [NUMBER]": inventory_changes,
+    "import KIND": fabrics, "up KIND": lab_fabrics, "stage SOURCE": stageable, "[DIGEST]…": data_sets,
+    "TARGET": notify_targets, "RULE": stop_rules, "ENGINE": bench_engines, "GROUP": groups, "history TEXT": job_names,
+    "CAMPAIGN": campaigns, "add HOSTS": nothing,
 }  # fmt: skip
 """What completes a value that its declaration says nothing of: by the word for it in the help, with or without a
 command. Of other commands, a USER is an account on hosts."""

@@ -53,7 +53,7 @@ def run(
         ),
     ] = None,
     name: Annotated[
-        str | None, _option("--name", metavar="NAME", text="Name of the campaign; the same name continues it.")
+        str | None, _option("--name", metavar="CAMPAIGN", text="Name of the campaign; the same name continues it.")
     ] = None,
     inventory: InventoryOption = None,
     dry_run: DryRunOption = False,

@@ -23,7 +23,7 @@ SCRIPTS = {
         env _GPURUN_LINE="${COMP_LINE:0:$COMP_POINT}" _GPURUN_BREAKS="$COMP_WORDBREAKS" \\
             %(autocomplete_var)s=words_bash "$1" 2>/dev/null
     )
-    if [[ "${COMPREPLY-}" == *= ]]; then compopt -o nospace; fi
+    if [[ "${COMPREPLY-}" == *[=:/] ]]; then compopt -o nospace; fi
 }
 
 complete -o default -F %(complete_func)s %(prog_name)s
@@ -36,8 +36,8 @@ complete -o default -F %(complete_func)s %(prog_name)s
   found=("${(@f)$(env _GPURUN_LINE="${(j: :)words[1,$CURRENT-1]} ${PREFIX}" \\
                   %(autocomplete_var)s=words_zsh %(prog_name)s 2>/dev/null)}")
   found=("${(@)found:#}")
-  open=("${(@M)found:#*=}")
-  found=("${(@)found:#*=}")
+  open=("${(@M)found:#*[=:/]}")
+  found=("${(@)found:#*[=:/]}")
   if (( $#open )); then compadd -S '' -a open; fi
   if (( $#found )); then compadd -a found; fi
   if (( ! $#open && ! $#found )); then _files; fi

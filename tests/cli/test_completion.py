@@ -16,11 +16,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from typer._completion_shared import get_completion_script
 from typer.main import get_command
 
-from gpurun.cli import shell_words
+from gpurun.cli import completion, shell_words
 from gpurun.cli.main import app
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -88,6 +89,11 @@ def test_every_value_is_completed(store, capsys, monkeypatch):
         "inventory export js": ["json"], "inventory import x --from sl": ["slurm"], "simulate t --policy s": ["sjf"],
         "lab crash gpu-": ["gpu-r1-01", "gpu-r2-01"], "lab cut he": ["head"], "lab heal gpu-r2": ["gpu-r2-01"],
         "lab run --name o": ["other"], "lab crash head": [],
+        "inventory label gpu-01 ow": ["owner=", "owner-"], "inventory label gpu-01 owner=": ["owner=me"],
+        "inventory import x --fabric ro": ["roce"], "lab up --fabric t": ["tcp"], "bench --engine h": ["horovod"],
+        "sweep run --stop n": ["none"], "submit --notify ma": ["mail:"], "inventory add gpu": [],
+        "submit --notify start,fa": ["start,failure="], "submit --notify end=s": ["end=slack:"],
+        "history --name ns": ["ns:train"], "share x --group roo": ["root"], "data stage ho": [],
         "exec @last -- @l": [], "nonsense x": [], "logs 'my": [ODD], "logs @last nothing": [],
     }.items():  # fmt: skip
         assert words(capsys, line) == found, line
@@ -100,6 +106,57 @@ def test_every_value_is_completed(store, capsys, monkeypatch):
         (folder / "state.json").write_bytes(b"{")
     Path("inventory.yaml").write_text("{")
     assert words(capsys, "logs ns") == words(capsys, "submit --host gpu") == []
+
+
+QUANTITIES = {"NUMBER", "COUNT", "GPUS", "GPUS,GPUS…", "SIZES", "LINES", "RANK", "PORT", "TIME", "SIZE", "RATE", "WHEN"}
+FILES = {"FILE", "[FILE]", "FOLDER", "NAME=FILE", "[RECIPE]", "[RECIPE] [NAME=RANGE…]", "FOLDER:PATH[:rw]"}
+"""A shell completes files by itself where gpurun offers no word; of a recipe, too."""
+NOT_KNOWN = {
+    "NAME",
+    "TEXT",
+    "PATTERN",
+    "GLOB",
+    "NAME=VALUE",
+    "NAME=A,B",
+    "ADDRESS",
+    "-- CMD ...",  # a person's own words
+    "PATH",
+    "init USER",
+    "import USER",
+    "run USER",
+    "init [SOURCE]",  # of hosts or of a container
+    "import NAME",
+    "DEVICE",
+    "NAMES",  # of hosts that no inventory has yet
+    "METRIC",
+    "NAME:max|min",  # what a program reports that has not run yet
+}
+
+
+def commands(command, path=()):
+    """Each command with its words."""
+    for name in command.list_commands(click.Context(command)) if isinstance(command, click.Group) else ():
+        yield from commands(command.get_command(click.Context(command), name), (*path, name))
+    if not isinstance(command, click.Group):
+        yield path, command
+
+
+def test_every_value_from_a_known_set_has_its_completion():
+    """A new option completes its value, or one of the three lists above says why nothing can."""
+    allowed, used, bare = {*QUANTITIES, *FILES, *NOT_KNOWN}, set(), []
+    for path, command in commands(get_command(app)):
+        for parameter in command.params:
+            kind, value = parameter.type, parameter.make_metavar(click.Context(command))
+            told = {f"{path[-1]} {value}", value}
+            completes = getattr(parameter, "_custom_shell_complete", None) is not None
+            completes |= isinstance(kind, click.Choice | click.Path | click.File) or getattr(
+                parameter, "is_flag", False
+            )
+            if not completes and not told & {*completion.BY_VALUE}:
+                used |= told & allowed
+                bare += [] if told & allowed else [(" ".join(path), parameter.opts[-1], value)]
+    assert bare == []
+    assert allowed - used == set()
 
 
 def test_bash_gets_what_follows_the_last_character_at_which_it_splits(capsys):
