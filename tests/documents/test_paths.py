@@ -1,14 +1,19 @@
-"""Files that the documents name exist: programs, tests, recipes, and what links lead to."""
+"""What the documents name exists: programs, tests, recipes, what links lead to, variables and functions."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import gpurun
+from gpurun.runtime import gpurun_runtime
+
 TOP = Path(__file__).parents[2]
 PAGES = [*TOP.glob("*.md"), *sorted(TOP.glob("docs/**/*.md")), *sorted(TOP.glob("recipes/**/*.md"))]
 NAMED = re.compile(r"(?<![\w./@-])((?:gpurun|tests|benchmarks|recipes|docs|\.ci)/[\w.*/-]*\w)(?!\w|:\w)")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)")
+VARIABLE = re.compile(r"\bGPURUN_[A-Z0-9_]*[A-Z0-9]\b")
+FUNCTION = re.compile(r"(?<![\w/.-])(gpurun|gpurun_runtime)\.([a-z_]+)\(")
 OTHERS = {"docs/benchmarks.rst", "docs/benchmarks.md", "gpurun/inventory.yaml", "recipes/NAME"}
 """A file of Horovod, one of users, and a placeholder. Images have a colon behind their name."""
 
@@ -29,3 +34,23 @@ def test_a_missing_file_is_seen():
         "`tests/test_nothing.py`, `gpurun submit recipes/no-such`, [x](no.md#y), `gpurun/tiny:1`, `tests/lab/test_*.py`"
     )
     assert missing(text, TOP / "README.md") == ["tests/test_nothing.py", "recipes/no-such", "no.md"]
+
+
+def unknown(text: str) -> list[str]:
+    """The functions of gpurun in Python that a page calls, and that are not there; in a program, either module's."""
+    runtime = gpurun if "import gpurun_runtime as gpurun" not in text else gpurun_runtime
+    places = {"gpurun": runtime, "gpurun_runtime": gpurun_runtime}
+    return [f"{place}.{name}" for place, name in FUNCTION.findall(text) if not hasattr(places[place], name)]
+
+
+def test_every_variable_and_function_that_a_page_names_is_there():
+    code = "\n".join(
+        path.read_text() for top in ("gpurun", "tests", "benchmarks") for path in (TOP / top).rglob("*.py")
+    )
+    known = {*VARIABLE.findall(code)}
+    found = {str(page): {*VARIABLE.findall(page.read_text())} - known | {*unknown(page.read_text())} for page in PAGES}
+    assert {page: names for page, names in found.items() if names} == {}
+    assert unknown("`gpurun_runtime.chekpointed(step)`, gpurun.sumbit(x)") == [
+        "gpurun_runtime.chekpointed",
+        "gpurun.sumbit",
+    ]
