@@ -113,7 +113,7 @@ class CampaignReport:
         ]  # fmt: skip
         parts = [
             f"<h1>{_escaped(self.plan.name)}</h1>",
-            f"<p>Begun {began} on {_escaped(told['head'])}; {len(runs)} of {told['runs_in_all']} runs; "
+            f"<p>Begun {began} on {_escaped(told['head'])}; {len(runs)} of {count(told['runs_in_all'], 'run')}; "
             f"{told['gpu_hours']:.4f} GPU hours.</p>",
             svg_of(self.plan.name, self.unit, self.curve, self.predicted),
             "<h2>Curve</h2>", _table(CURVE_HEADS, map(curve_row, self.curve)),

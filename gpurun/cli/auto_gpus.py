@@ -104,4 +104,5 @@ def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
         return f"{text}, and would end sooner"
     if smaller.sooner_below_s is None:
         return text
-    return f"{text}; they would end sooner if {gpus} GPUs need less than {duration(smaller.sooner_below_s)}"
+    need = count(gpus, "GPU needs", "GPUs need")
+    return f"{text}; they would end sooner if {need} less than {duration(smaller.sooner_below_s)}"

@@ -73,7 +73,7 @@ def bench(
     if svg is not None:
         from gpurun.doctor.heat_map import svg as drawn
 
-        svg.write_text(drawn(result, f"gpurun bench, {len(result.hosts)} hosts"), encoding="utf-8")
+        svg.write_text(drawn(result, f"gpurun bench, {count(len(result.hosts), 'host')}"), encoding="utf-8")
     if as_json:
         print_json(_document(found, result, findings, rates))
     else:

@@ -102,7 +102,7 @@ def summary(told: CampaignReport) -> str:
     done = sum(record.outcome == "measured" for record in told.records)
     cost = sum(record.gpu_hours for record in told.records)
     state = "done" if told.is_done else "not done; the command that began it continues it"
-    return f"{told.plan.name}: {done} of {of} runs measured, {cost:.3f} GPU hours; {state}"
+    return f"{told.plan.name}: {done} of {count(of, 'run')} measured, {cost:.3f} GPU hours; {state}"
 
 
 def _store() -> CampaignStore:

@@ -13,6 +13,7 @@ from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric import LOOPBACK
 from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
 from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
+from gpurun.quantities.counts import count
 from gpurun.state.filesystem import is_shared
 
 GIB = 1 << 30
@@ -89,7 +90,7 @@ def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
     elif _is_below(found.folder_free_bytes, NO_FOLDER_BYTES) or _is_below(found.folder_free_inodes, NO_INODES):
         left = f"{(found.folder_free_bytes or 0) >> 20} MiB"
         if found.folder_free_inodes is not None:
-            left += f" and {found.folder_free_inodes} inodes"
+            left += f" and {count(found.folder_free_inodes, 'inode')}"
         evidence = f"only {left} free for {found.folder}"
         yield Finding("folder", Severity.ERROR, (host.name,), evidence, _remedy(host, "full", found))
     if is_shared(found.folder_kind):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.inventory.hostset import fold
+from gpurun.quantities.counts import count
 
 FULL_MESH_HOSTS = 32
 """Up to here everybody tries everybody; beyond, hosts at distances 1, 2, 4, 8, … in the list: n·log n tries."""
@@ -113,9 +114,10 @@ def _explained(
     mine = [attempt for attempt in attempts if host in _touched(attempt, pattern)]
     others = {other for attempt in mine for other in (attempt.source, attempt.target)} - {host}
     how = _how(mine)
+    hosts = count(len(others), "host")
     address = addresses.get(host, interface)
     if pattern is _isolated:
-        evidence = f"no connection in or out over {interface} ({address}), tried with {len(others)} hosts: {how}"
+        evidence = f"no connection in or out over {interface} ({address}), tried with {hosts}: {how}"
         if any(attempt.answers for attempt in mine):
             return Finding("firewall", Severity.ERROR, (host,), f"{evidence}; other ports answer", OPEN_PORTS)
         remedy = f"check cable, address and route: ip address show {interface}; ip route get {address}"
@@ -124,9 +126,9 @@ def _explained(
         ports = sorted({port for attempt in mine for port in attempt.failed})
         whole = all(len(attempt.failed) == attempt.tried for attempt in mine)
         which = "any port" if whole else "port " + ", ".join(map(str, ports))
-        evidence = f"{len(others)} of {len(others)} hosts cannot connect to {which} of {address}: {how}"
+        evidence = f"{len(others)} of {hosts} cannot connect to {which} of {address}: {how}"
         return Finding("firewall", Severity.ERROR, (host,), evidence, OPEN_PORTS)
-    evidence = f"it can connect to none of {len(others)} hosts over {interface}, though others can: {how}"
+    evidence = f"it can connect to none of {hosts} over {interface}, though others can: {how}"
     remedy = "check its outgoing firewall rules and route: sudo nft list ruleset; ip route"
     return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
 

@@ -70,7 +70,7 @@ def summary(made: Accounts) -> str:
     """Return one line: GPU hours, how busy, waiting time."""
     total = made.total
     of = made.capacity * (made.until_s - made.since_s) if made.capacity else 0
-    share = f" ({100 * total.gpu_s / of:.0f} % of {made.capacity} GPUs)" if of and made.capacity else ""
+    share = f" ({100 * total.gpu_s / of:.0f} % of {count(made.capacity, 'GPU')})" if of and made.capacity else ""
     said = [f"{count(total.attempts, 'attempt')} used {hours(total.gpu_s)} GPU hours{share}"]
     if total.busy_percent is not None:
         said.append(f"leased GPUs were {total.busy_percent:.0f} % busy, and {hours(total.idle_gpu_s)} GPU hours idle")

@@ -205,7 +205,7 @@ def _threads(share: HostShare, ranks: int, hardware: Hardware | None, *, one_per
     each = threads(share, parts, cores)
     if each is None:
         return []
-    why = f"the job's share of {cores} cores, divided by {count(parts, what)}"
+    why = f"the job's share of {count(cores, 'core')}, divided by {count(parts, what)}"
     return [fabric.Setting(THREADS, str(each), why, "probe")]
 
 

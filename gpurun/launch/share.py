@@ -16,6 +16,7 @@ from gpurun.facts.hardware import DockerFacts, Hardware
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Grant, JobSpec
 from gpurun.node.gpu.claim_rules import CPUS_LABEL, EVENLY
+from gpurun.quantities.counts import plural
 
 LEAST_SYSTEM_MIB = 1024
 SYSTEM_PERCENT = 5
@@ -76,7 +77,7 @@ class HostShare:
         part = "all" if is_all else f"{self.gpus}/{self.of} of the"
         memory = f"{part} memory" if self.memory_mib is None else f"{size(self.memory_mib)} of memory"
         shm = "half of it" if self.memory_mib is None else f"up to {size(self.shm_mib)} of it"
-        cores = f"{part} cores" if self.cpus is None else f"{self.cpus:g} cores"
+        cores = f"{part} cores" if self.cpus is None else f"{self.cpus:g} {plural(self.cpus, 'core')}"
         if is_all and not self.is_even:
             return f"{memory} ({shm} in /dev/shm), {cores}"
         evenly = ", divided evenly" if self.is_even else ""

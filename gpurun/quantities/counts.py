@@ -12,6 +12,6 @@ def count(number: int, thing: str, things: str | None = None) -> str:
     return f"{number} {plural(number, thing, things)}"
 
 
-def plural(number: int, thing: str, things: str | None = None) -> str:
+def plural(number: float, thing: str, things: str | None = None) -> str:
     """Return the noun that follows a number, for numbers that are written in another way or not at all."""
     return thing if number == 1 else things or f"{thing}s"

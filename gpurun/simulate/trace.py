@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpurun.errors import BadInput
+from gpurun.quantities.counts import count
 
 ALIASES = {
     "job_id": ("jobid", "id", "job"),
@@ -108,7 +109,7 @@ def _jobs(rows: Iterator[list[str]], columns: Mapping[str, int], name: str) -> I
             continue
         where = f"{name}:{line}"
         if len(row) <= max(columns.values()):
-            raise BadInput(f"{len(row)} columns, too few for the header", where=where)
+            raise BadInput(f"{count(len(row), 'column')}, too few for the header", where=where)
         yield _job(_Row({column: row[at].strip() for column, at in columns.items()}, where), line)
 
 

@@ -12,6 +12,7 @@ from gpurun.node.folder import batches
 from gpurun.node.folder.beginnings import Begun
 from gpurun.node.folder.contents import Listed
 from gpurun.node.folder.making import Receiver
+from gpurun.quantities.counts import count
 from gpurun.remote.agent import Agent
 from gpurun.state.path import may_pass
 from gpurun.supervisor.outputs_arriving import Arriving
@@ -116,7 +117,7 @@ class Arrival:
         finally:
             stream.close()
         if number < len(wanted):
-            raise HostFailure(f"it sent {number} of {len(wanted)} files", host=agent.host)
+            raise HostFailure(f"it sent {number} of {count(len(wanted), 'file')}", host=agent.host)
 
     def _question(self, entry: Listed, begun: Begun | None) -> dict[str, Any]:
         version = self._versions.get(entry.path)

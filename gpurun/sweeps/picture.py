@@ -9,6 +9,7 @@ from itertools import pairwise
 from gpurun.drawing.axes import Axis, Choices, Numbers, around, as_finite
 from gpurun.drawing.colours import shade
 from gpurun.drawing.svg import Drawing, Place, clipped
+from gpurun.quantities.counts import count
 from gpurun.sweeps import space
 from gpurun.sweeps.curves import Reported, best_so_far
 from gpurun.sweeps.plan import Metric, SweepPlan
@@ -55,7 +56,9 @@ def picture(
     look = _Look(metric, around(values), trials.best(metric))
     width = max(1000.0, 2 * LEFT + BETWEEN * len(plan.space))
     some = f", the best {MOST_TRIALS} drawn" if len(ranked) > MOST_TRIALS else ""
-    sheet = Drawing(width, TOP + 2 * (HIGH + BELOW), f"{name} {plan.name}: {len(ranked)} of {plan.trials} trials{some}")
+    sheet = Drawing(
+        width, TOP + 2 * (HIGH + BELOW), f"{name} {plan.name}: {len(ranked)} of {count(plan.trials, 'trial')}{some}"
+    )
     _legend(sheet, look)
     _parallel(sheet, plan, drawn, look, width)
     _curves(sheet, drawn, look, curves, width)

@@ -87,7 +87,7 @@ def summary(moment: Moment) -> str:
     """Return one sentence for the top of the screen."""
     picture = moment.picture
     running = sum(job.state.value == "RUNNING" for job in picture.jobs)
-    free = f"{picture.free} of {picture.gpus} GPUs free"
+    free = f"{picture.free} of {count(picture.gpus, 'GPU')} free"
     parts = [free, f"{count(running, 'job')} running", f"{len(moment.queue)} waiting"]
     if outs := len(picture.outs):
         parts.append(f"{count(outs, 'host')} out")

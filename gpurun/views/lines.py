@@ -81,7 +81,7 @@ def total_line(picture: Picture) -> Line:
     rest = picture.free_elsewhere
     are = "free GPU is on a host" if rest == 1 else "free GPUs are on hosts"
     more = f"; {rest} more {are} that get no new gangs" if rest else ""
-    return [(f"{picture.free} of {picture.gpus} GPUs free on {count(hosts, 'host')}{more}", "")]
+    return [(f"{picture.free} of {count(picture.gpus, 'GPU')} free on {count(hosts, 'host')}{more}", "")]
 
 
 def out_lines(outs: Iterable[tuple[str, OutHost]], fold: Fold, duration: Callable[[float], str]) -> Iterator[Line]:
@@ -169,8 +169,8 @@ def _width(line: Line) -> int:
 def _heading(rack: RackView, fold: Fold) -> tuple[Span, Span]:
     names = fold(rack.racks) if len(rack.racks) > 1 else rack.racks[0]
     each = count(rack.hosts, "host")
-    kind = ", ".join(rack.generations)
-    return (printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {rack.gpus} GPUs free", "dim")
+    kind, gpus = ", ".join(rack.generations), count(rack.gpus, "GPU")
+    return (printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {gpus} free", "dim")
 
 
 def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator[Line]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from clusters import cluster, runs
 
@@ -62,3 +65,49 @@ def test_commands_and_imports_count_one(tmp_path):
         compose(draft, {"gpus": "1", "generation": "pascal"}, {"kind": "tcp", "interface": "eth0"})
         assert took in draft.took, (draft.took, draft.left)
         assert "rack r1 for 1 host" in draft.guessed
+
+
+NOUNS = (
+    "GPUs jobs hosts ranks files restarts attempts trials racks points processes containers images lines sizes events "
+    "columns pools cores workers servers problems nodes layers sweeps campaigns users inodes"
+)
+BY_HAND = re.compile(
+    rf"(?<!\{{)\{{(?!count|plural)([^{{}}]*)\}} (?:more |free |other |such )?(?:{NOUNS.replace(' ', '|')})\b(?![./])"
+)
+SEVERAL = """
+campaigns/plan.py len(sizes)
+cli/cancel.py len(folders)
+cli/event_words.py len(racks)
+cli/outputs.py len(error.args[0])
+cli/ssh.py len(names)
+data/folder.py len(entries):,
+launch/launchers/choosing/choice.py spec.gpus
+launch/launchers/identity.py spec.gpus
+launch/launchers/replacing.py most
+launch/launchers/replacing.py spec.gpus
+launch/launchers/texts.py hosts
+launch/share.py part
+scaling/choice.py choice.larger.ranks
+scaling/shape.py hosts
+scheduler/book.py self.most:g
+scheduler/changes.py len(names)
+scheduler/gpus.py gpus
+supervisor/causes.py item['most']
+supervisor/decide.py seen.world
+supervisor/elastic.py self._job.spec.gpus
+supervisor/grows_anew.py job.record.gpus
+supervisor/meeting.py spec.gpus
+supervisor/rehearsal.py gpus
+supervisor/starters.py ranks
+"""
+"""Numbers that are more than one there, or a part: ``1/2 of the cores``."""
+
+
+def test_no_plural_is_made_by_hand():
+    top, found = Path(__file__).parents[2] / "gpurun", []
+    for path in sorted(top.rglob("*.py")):
+        for match in BY_HAND.finditer(path.read_text()):
+            line = f"{path.relative_to(top)} {match[1]}"
+            if line not in SEVERAL.splitlines() and not re.search(r"\b_?(MOST|MAX|LEAST)", match[1]):
+                found.append((line, match[0]))
+    assert found == []

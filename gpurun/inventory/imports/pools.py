@@ -48,7 +48,7 @@ def read_skypilot(data: bytes, draft: Draft, file: str) -> None:
         if "hosts" not in pool:
             reader.report.wrong(place, f"pool {name} has no hosts")
         reader.hosts(pool, {"pool": name})
-    reader.finish(f"{len(pools)} pools as labels")
+    reader.finish(f"{count(len(pools), 'pool')} as labels")
 
 
 def read_dstack(data: bytes, draft: Draft, file: str) -> None:

@@ -271,7 +271,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         elastic = f" --min-gpus {least}" if least < most else ""
         some = count(most, "process", "processes") if least == most else f"{least} to {most} processes"
         raise BadInput(
-            f"{name}: the line wants {some}, and the job has {spec.gpus} GPUs, one for each process",
+            f"{name}: the line wants {some}, and the job has {count(spec.gpus, 'GPU')}, one for each process",
             hint=f"write -n {most}{elastic}, or leave the numbers out of the line"
             + (
                 ", or choose --one-per-host if each process uses all GPUs of its host"
@@ -283,7 +283,8 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         return spec
     if spec.min_gpus not in (None, least):
         raise BadInput(
-            f"{name}: the line continues with {least} processes or more, and min_gpus is {spec.min_gpus}",
+            f"{name}: the line continues with {count(least, 'process', 'processes')} or more, "
+            f"and min_gpus is {spec.min_gpus}",
             hint="leave one of them out",
         )
     return replace(spec, min_gpus=least)

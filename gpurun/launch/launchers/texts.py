@@ -51,7 +51,7 @@ def once_on_hosts(
     given = spec.constraints.gpus_per_host
     if each_host is not None and given not in (None, each_host):
         raise BadInput(
-            f"{where} starts {names} for {each_host} GPUs on each host, and gpus_per_host is {given}",
+            f"{where} starts {names} for {count(each_host, 'GPU')} on each host, and gpus_per_host is {given}",
             hint="leave gpus_per_host out, or change the numbers in it",
         )
     constraints = replace(spec.constraints, gpus_per_host=each_host if each_host is not None else given)
@@ -85,12 +85,12 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         taken = next((each.line for number, each in numbers if number == per_host and each.typed.launcher), "")
         line = f"\n    or the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
         raise BadInput(
-            f"{where} starts {some} {on}, and the job has {spec.gpus} GPUs, one for each process",
+            f"{where} starts {some} {on}, and the job has {count(spec.gpus, 'GPU')}, one for each process",
             hint=f"write -n {wanted}, or change the numbers in {where}{line if taken and '…' not in taken else ''}",
         )
     if hosts is not None and spec.gpus % hosts:
         raise BadInput(
-            f"{where} starts its processes on {hosts} hosts, and {spec.gpus} GPUs cannot be divided by {hosts}",
+            f"{where} starts its processes on {hosts} hosts: {count(spec.gpus, 'GPU')} cannot be divided by {hosts}",
             hint="write another -n, or change the numbers in it",
         )
     if hosts == 1:

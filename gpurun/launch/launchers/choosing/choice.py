@@ -16,6 +16,7 @@ from gpurun.launch.launchers.lines.line import read_line
 from gpurun.launch.launchers.lines.script import ScriptLaunch
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.launch.launchers.texts import once_on_hosts
+from gpurun.quantities.counts import count
 
 MOST_SHOWN = 160
 BY_ITSELF = ("starts", "one")
@@ -230,7 +231,8 @@ def _doubt(spec: JobSpec, found: ProgramClues) -> BadInput:
     elif names:
         why = ", and ".join(told[name] for name in names)
     elif own:
-        why = f"{own}, which runs on one host, and each host gives {spec.constraints.gpus_per_host} GPUs"
+        gives = count(spec.constraints.gpus_per_host or spec.gpus, "GPU")
+        why = f"{own}, which runs on one host, and each host gives {gives}"
     else:
         why = f"{found.looked or 'the command'} uses no library that says it"
     first, *others = names or [TORCHRUN.name, GLOO.name]
