@@ -237,7 +237,8 @@ def labels(incomplete: str) -> Iterable[str]:
 @_quietly
 def inventory_changes(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete numbers of recorded changes of the inventory."""
-    from gpurun.cli.inventory_editing import inventory_file, located
+    from gpurun.cli.inventory_editing import inventory_file
+    from gpurun.cli.inventory_options import located
 
     return (str(change.number) for change in inventory_file(located(None)).history.changes())
 

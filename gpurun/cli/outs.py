@@ -63,9 +63,8 @@ def without_free(explanation: Explanation, outs: Mapping[str, Out]) -> Explanati
 
 def without_reasons(explanation: Explanation, outs: Mapping[str, Out]) -> Explanation:
     """Return the explanation that only says which hosts are out: `print_outs` says why."""
-    out, others = [], []
-    for group in explanation.groups:
-        (out if any(host in outs for host in group.hosts) else others).append(group)
+    out = [group for group in explanation.groups if any(host in outs for host in group.hosts)]
+    others = [group for group in explanation.groups if group not in out]
     if not out:
         return explanation
     hosts = tuple(host for group in out for host in group.hosts)

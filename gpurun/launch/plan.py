@@ -203,7 +203,7 @@ def _threads(share: HostShare, ranks: int, hardware: Hardware | None, *, one_per
     cores = hardware.docker.cores if hardware is not None else None
     parts, what = (share.gpus, "GPU") if one_per_host else (ranks, "rank")
     each = threads(share, parts, cores)
-    if each is None:
+    if each is None or cores is None:
         return []
     why = f"the job's share of {count(cores, 'core')}, divided by {count(parts, what)}"
     return [fabric.Setting(THREADS, str(each), why, "probe")]
