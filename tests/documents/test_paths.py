@@ -14,6 +14,10 @@ NAMED = re.compile(r"(?<![\w./@-])((?:gpurun|tests|benchmarks|recipes|docs|\.ci)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)")
 VARIABLE = re.compile(r"\bGPURUN_[A-Z0-9_]*[A-Z0-9]\b")
 FUNCTION = re.compile(r"(?<![\w/.-])(gpurun|gpurun_runtime)\.([a-z_]+)\(")
+TARGET = re.compile(r"(?:^|[`$(]|&& )\s*make ((?:[a-z-]+(?: |(?=[`\n]|\Z)))+)", re.MULTILINE)
+EXTRA = re.compile(r"gpurun\[([\w,]+)\]")
+IMAGE = re.compile(r"\bgpurun/([a-z]\w*:[\w.]+)")
+BUILT = re.compile(r"\bbuild\.py ([\w.]+)")
 OTHERS = {"docs/benchmarks.rst", "docs/benchmarks.md", "gpurun/inventory.yaml", "recipes/NAME"}
 """A file of Horovod, one of users, and a placeholder. Images have a colon behind their name."""
 
@@ -54,3 +58,23 @@ def test_every_variable_and_function_that_a_page_names_is_there():
         "gpurun_runtime.chekpointed",
         "gpurun.sumbit",
     ]
+
+
+def test_every_target_extra_and_image_that_a_page_names_is_there():
+    build = (TOP / "recipes/images/build.py").read_text()
+    known = (
+        (TARGET, {*re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text(), re.MULTILINE)}),
+        (EXTRA, {*re.findall(r"^(\w+) = \[", (TOP / "pyproject.toml").read_text(), re.MULTILINE)}),
+        (IMAGE, {*IMAGE.findall(build), "environment:KEY"}),
+        (BUILT, {*re.findall(r'"([\w.]+)": "gpurun/', build)}),
+    )
+    found = [
+        (str(page.relative_to(TOP)), name)
+        for page in PAGES
+        for named, names in known
+        for name in re.split("[ ,]", " ".join(named.findall(page.read_text())))
+        if name and name not in names
+    ]
+    assert found == []
+    text = "`make setup tset`, gpurun[tpo], gpurun/train:tf2.51, $ python recipes/images/build.py tinny"
+    assert [named.findall(text) for named, _ in known] == [["setup tset"], ["tpo"], ["train:tf2.51"], ["tinny"]]

@@ -25,6 +25,7 @@ INLINE = re.compile(r"`(gpurun [a-z][^`]*)`")
 PROMPT = re.compile(r"^\s*\$ (?=\S)")
 ROOT_PROMPT = re.compile(r"^\s*[$#] (?=\S)")
 CALL = re.compile(r"gpurun(?: -{1,2}[a-z-]+)* [a-z-]+(?!\S)")
+INSIDE = re.compile(r"\$\(\S*?(gpurun [^()]*)\)")
 PICTURE = re.compile("[─►▼│┌┐└┘]")
 PLACEHOLDER = re.compile(r"[A-Z][A-Z]*…?|…")
 VALUES = {"TIME": "7h", "WHEN": "7d", "SIZE": "7GiB", "RATE": "7gbit"}
@@ -48,7 +49,7 @@ def as_typed(line):
 
 def commands(line):
     """The simple commands of a line, as words. Raises ValueError for a quote that is left open."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
+    lexer = shlex.shlex(re.sub(r" \d?>&\d", "", line), posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split, lexer.commenters = True, "#"
     found, is_redirected = [[]], False
     for word in lexer:
@@ -64,7 +65,8 @@ def commands(line):
 
 def calls(text):
     """Every call of gpurun in shell blocks, as words."""
-    found = [words for line in shell_lines(text) if CALL.match(line) for words in commands(as_typed(line))]
+    lines = [line for typed in shell_lines(text) for line in (typed, *INSIDE.findall(typed)) if CALL.match(line)]
+    found = [words for line in lines for words in commands(as_typed(line))]
     return [words for words in found if words[0] == "gpurun"]
 
 
@@ -135,6 +137,9 @@ def test_lines_are_read_as_a_shell_reads_them():
         ["gpurun", "submit", "-n", "1", "--", "sh", "-c", "a; b"]
     ]
     assert calls("```yaml\ngpurun status\n```\n") == []
+    assert calls("```\nexport X=$(gpurun lab up)/y\n17 6 * * * me out=$(/usr/bin/gpurun doctor 2>&1) || x\n```\n") == [
+        ["gpurun", "lab", "up"], ["gpurun", "doctor"],
+    ]  # fmt: skip
 
 
 ADDED = {
