@@ -327,10 +327,11 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a folder in the container that survives restarts and that gpurun copies to the head",
             "/checkpoints",
-            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own. If files of one name differ, the first "
-            "host in rank order has the name, and the others' are kept as `NAME.HOST`. The next attempt gets the "
-            "folder back: on all hosts, with `horovod` on rank 0's. A host may fail in the middle of a save: write a "
-            "checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each save",
+            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own. If hosts write different files of one "
+            "name, the head keeps that of the first host, in rank order, and the others as `NAME.HOST`. The next "
+            "attempt gets the folder back: on all hosts, with `horovod` on rank 0's. A host may fail during a save: "
+            "write a checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each "
+            "save",
             flag=KeyFlag(FILES, "PATH"),
         ),
     ]
