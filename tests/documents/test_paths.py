@@ -18,6 +18,8 @@ TARGET = re.compile(r"(?:^|[`$(]|&& )\s*make ((?:[a-z-]+(?: |(?=[`\n]|\Z)))+)", 
 EXTRA = re.compile(r"gpurun\[([\w,]+)\]")
 IMAGE = re.compile(r"\bgpurun/([a-z]\w*:[\w.]+)")
 BUILT = re.compile(r"\bbuild\.py ([\w.]+)")
+PROGRAM = re.compile(r"(?:\bpython3?\s+|(?<=`))((?:benchmarks|recipes|\.ci)/[\w./]+\.py)([^`|;]*)")
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 OTHERS = {"docs/benchmarks.rst", "docs/benchmarks.md", "gpurun/inventory.yaml", "recipes/NAME"}
 """A file of Horovod, one of users, and a placeholder. Images have a colon behind their name."""
 
@@ -78,3 +80,27 @@ def test_every_target_extra_and_image_that_a_page_names_is_there():
     assert found == []
     text = "`make setup tset`, gpurun[tpo], gpurun/train:tf2.51, $ python recipes/images/build.py tinny"
     assert [named.findall(text) for named, _ in known] == [["setup tset"], ["tpo"], ["train:tf2.51"], ["tinny"]]
+
+
+def programs(text: str) -> list[tuple[str, str]]:
+    """The repository's own programs that a page runs, in a line or between backquotes, and the words behind them."""
+    pieces = [" ".join(piece.split()) for piece in re.findall(r"`[^`]+`", FENCED.sub("", text))]
+    return [found for piece in (*pieces, *text.splitlines()) for found in PROGRAM.findall(piece)]
+
+
+def unknown_options(text: str) -> list[str]:
+    """The options that a page gives to these programs, and that they do not have."""
+    return [
+        f"{path} {option}"
+        for path, words in programs(text)
+        for option in re.findall(r"(?<!\S)--[a-z][\w-]*", words)
+        if f'"{option}"' not in (TOP / path).read_text()
+    ]
+
+
+def test_every_option_of_a_program_of_the_repository_is_there():
+    texts = {str(page.relative_to(TOP)): page.read_text() for page in PAGES}
+    assert sum(words.count("--") for text in texts.values() for _, words in programs(text)) > 20
+    assert {page: found for page, text in texts.items() if (found := unknown_options(text))} == {}
+    wrong = "`python benchmarks/bench_ship.py\n  --no-such x` and\n$ python3 .ci/slowest.py --nor-this\n$ gpurun --x"
+    assert unknown_options(wrong) == ["benchmarks/bench_ship.py --no-such", ".ci/slowest.py --nor-this"]
