@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import gpurun
 from gpurun.errors import StateError
 from gpurun.node.probe import folder_facts
 from gpurun.runtime import gpurun_runtime
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 
-GPURUN = Path(__file__).parents[1] / "gpurun"
+GPURUN = Path(gpurun.__file__).parent
 WRITES = {"write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "splice"}
 STDERR = 2
 

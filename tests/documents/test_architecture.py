@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import gpurun
+
 TOP = Path(__file__).parents[2]
+PACKAGE = Path(gpurun.__file__).parent
 PAGE = (TOP / "docs/architecture.md").read_text()
 NAMED = re.compile(r"`([^`\n]+)`")
 
@@ -30,7 +33,7 @@ def rooms_that_are_checked() -> list[set[str]]:
 def without_a_file(text: str) -> list[str]:
     """The modules in a text that the package does not have."""
     named = [each.removeprefix("gpurun/") for each in NAMED.findall(text) if re.fullmatch(r"[\w/]+\.py", each)]
-    found = {path.relative_to(TOP / "gpurun").as_posix() for path in (TOP / "gpurun").rglob("*.py")}
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
     return [each for each in named if not any(f"/{path}".endswith(f"/{each}") for path in found)]
 
 
@@ -43,7 +46,7 @@ def names_of_files(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def code() -> str:
-    return "\n".join(path.read_text() for path in (TOP / "gpurun").rglob("*.py"))
+    return "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
 
 
 def test_rooms_are_those_that_import_linter_checks():
@@ -51,7 +54,7 @@ def test_rooms_are_those_that_import_linter_checks():
 
 
 def test_every_room_is_in_the_table():
-    tree = {path.parent.name for path in (TOP / "gpurun").glob("*/__init__.py")}
+    tree = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert tree - set().union(*rooms_of_the_page()) == set()
 
 

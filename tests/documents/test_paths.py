@@ -9,6 +9,7 @@ import gpurun
 from gpurun.runtime import gpurun_runtime
 
 TOP = Path(__file__).parents[2]
+PACKAGE = Path(gpurun.__file__).parent
 PAGES = [*TOP.glob("*.md"), *sorted(TOP.glob("docs/**/*.md")), *sorted(TOP.glob("recipes/**/*.md"))]
 NAMED = re.compile(r"(?<![\w./@-])((?:gpurun|tests|benchmarks|recipes|docs|\.ci)/[\w.*/-]*\w)(?!\w|:\w)")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)")
@@ -20,13 +21,15 @@ IMAGE = re.compile(r"\bgpurun/([a-z]\w*:[\w.]+)")
 BUILT = re.compile(r"\bbuild\.py ([\w.]+)")
 PROGRAM = re.compile(r"(?:\bpython3?\s+|(?<=`))((?:benchmarks|recipes|\.ci)/[\w./]+\.py)([^`|;]*)")
 FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+CHECK = re.compile(r'(?:[Ff]inding|_slower|told)\(\s*"([a-z][a-z-]+)"|"([a-z][a-z-]+)",\s*Severity\.')
 OTHERS = {"docs/benchmarks.rst", "docs/benchmarks.md", "gpurun/inventory.yaml", "recipes/NAME"}
 """A file of Horovod, one of users, and a placeholder. Images have a colon behind their name."""
 
 
 def missing(text: str, page: Path) -> list[str]:
     """The files that a page names or links to, and that are not there."""
-    named = [path for path in NAMED.findall(text) if path not in OTHERS and not [*TOP.glob(path)]]
+    named = [path for path in NAMED.findall(text) if path not in OTHERS]
+    named = [path for path in named if not [*TOP.glob(path), *PACKAGE.parent.glob(path)]]
     return named + [link for link in LINK.findall(text) if not (page.parent / link).exists()]
 
 
@@ -51,7 +54,7 @@ def unknown(text: str) -> list[str]:
 
 def test_every_variable_and_function_that_a_page_names_is_there():
     code = "\n".join(
-        path.read_text() for top in ("gpurun", "tests", "benchmarks") for path in (TOP / top).rglob("*.py")
+        path.read_text() for top in (PACKAGE, TOP / "tests", TOP / "benchmarks") for path in top.rglob("*.py")
     )
     known = {*VARIABLE.findall(code)}
     found = {str(page): {*VARIABLE.findall(page.read_text())} - known | {*unknown(page.read_text())} for page in PAGES}
@@ -104,3 +107,10 @@ def test_every_option_of_a_program_of_the_repository_is_there():
     assert {page: found for page, text in texts.items() if (found := unknown_options(text))} == {}
     wrong = "`python benchmarks/bench_ship.py\n  --no-such x` and\n$ python3 .ci/slowest.py --nor-this\n$ gpurun --x"
     assert unknown_options(wrong) == ["benchmarks/bench_ship.py --no-such", ".ci/slowest.py --nor-this"]
+
+
+def test_every_check_of_doctor_is_in_the_guide():
+    code = "\n".join(path.read_text() for path in (TOP / "gpurun/doctor").glob("*.py"))
+    checks = {name for names in CHECK.findall(code) for name in names if name}
+    assert {"gpu-stranger", "mtu", "link-rate", "probe"} < checks
+    assert [check for check in sorted(checks) if f"`{check}`" not in (TOP / "docs/fabrics.md").read_text()] == []

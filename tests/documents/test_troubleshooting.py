@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import gpurun
+
 TOP = Path(__file__).parents[2]
 PAGE = TOP / "docs/troubleshooting.md"
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -45,7 +47,7 @@ def constant_parts(quote):
 
 @pytest.fixture(scope="module")
 def printed():
-    code = "\n".join(path.read_text() for path in (TOP / "gpurun").rglob("*.py"))
+    code = "\n".join(path.read_text() for path in Path(gpurun.__file__).parent.rglob("*.py"))
     return " ".join(JOINED.sub("", code).split())
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import gpurun
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.head import children, spawn, waiter
 from gpurun.jobs.spec import JobSpec
@@ -278,7 +279,7 @@ def test_a_child_that_ends_while_another_is_reaped_raises_nothing(monkeypatch):
 
 
 def test_nothing_ignores_the_ends_of_its_children():
-    sources = (Path(__file__).parents[2] / "gpurun").rglob("*.py")
+    sources = Path(gpurun.__file__).parent.rglob("*.py")
     assert [path for path in sources if "SIGCHLD, signal.SIG_IGN" in path.read_text()] == []
     assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
 
