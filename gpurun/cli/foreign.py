@@ -1,4 +1,4 @@
-"""Words of other tools, and words typed wrong: the command of gpurun that each means."""
+"""Words and options of other tools, and those typed wrong: what of gpurun each means."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ TABLE: Mapping[str, Mapping[str, str]] = {
     "gpurun lab": {"start": "up", "create": "up", "list": "status", "ls": "status", "stop": "down", "delete": "down"},
 }  # fmt: skip
 """For each group of commands: a word of another tool → what to type behind the group's name."""
+OPTIONS: Mapping[str, str] = {
+    "--gpus": "--gres --ntasks --num-gpus --accelerators --gpu --nproc --entrypoint-num-gpus -G "
+    "--nodes -N --num-nodes --nnodes",
+    "--gpus-per-host": "--gpus-per-node --nproc-per-node --nproc_per_node --ntasks-per-node --tasks-per-node",
+    "--pool": "--partition -p --queue --account -A --qos --fleet", "--project": "--wckey --comment --tag",
+    "--time-limit": "--time -t --max-time --max-duration --walltime --timeout",
+    "--memory": "--mem --mem-per-node --entrypoint-memory",
+    "--cpus": "--cpus-per-task --num-cpus --entrypoint-num-cpus -c",
+    "--name": "--job-name -J --submission-id --run-name", "--host": "--nodelist -w --hosts --instance",
+    "--avoid": "--exclude -x", "--generation": "--constraint -C", "--gpu-model": "--gpu-type",
+    "--workdir": "--chdir -D --working-dir --cwd", "--env": "--export --envs --env-file --runtime-env-json",
+    "--image": "--container-image --docker-image --docker --container", "--secret": "--env-secret --secret-file",
+    "--mount": "--container-mounts --volume --volumes -v --file-mounts", "--notify": "--mail-type --mail-user",
+    "--priority": "--nice", "--max-restarts": "--requeue --retry --retries --max-retries --restart",
+    "--preemptible": "--spot --use-spot", "--inventory": "--cluster --infra --config --hostfile",
+    "--dry-run": "--dryrun --test-only --plan", "--state": "--states --status -t", "--user": "--me --users -u",
+    "--mine": "--me --user -u", "--since": "--starttime --start-time -S", "--until": "--endtime --end-time -E",
+    "--tail": "--lines", "--rank": "--node --replica --container -c", "--watch": "--iterate",
+}  # fmt: skip
+"""An option of gpurun → options of Slurm, SkyPilot, dstack, Ray, Docker and others with its meaning."""
+HOSTS = ("--nodes", "-N", "--num-nodes", "--nnodes")
+AGREES = ("--yes", "--purge", "--all", "--discard")
+"""Options that a word which is only a little like them never means."""
 REMOVES = ("cancel", "prune", "stop", "remove", "evict", "down", "crash", "cut", "drain")
 """Commands that end or remove something. A word that is only a little like one of them means no such command."""
 _NEAR, _VERY_NEAR = 0.6, 0.75
@@ -47,6 +70,17 @@ def meant(group: str, word: str, commands: Sequence[str]) -> str | None:
         if near not in REMOVES or _is_slip(word.lower(), near):
             return f"{group} {near}"
     return None
+
+
+def meant_option(word: str, options: Sequence[str]) -> str | None:
+    """Return the option of a command that a wrong one means; None if none is near.
+
+    Args:
+        options: all options of the command.
+    """
+    known = [option for option, words in OPTIONS.items() if word in words.split()]
+    near = [] if known else get_close_matches(word, [each for each in options if each not in AGREES], n=1, cutoff=_NEAR)
+    return next((option for option in (*known, *near) if option in options), None)
 
 
 def _is_slip(word: str, command: str) -> bool:

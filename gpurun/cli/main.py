@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -155,7 +157,10 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         printing.say_problem(error)
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        if isinstance(error, click.NoSuchOption):
+            _show_no_option(error)
+        else:
+            error.show()
         if isinstance(error, click.UsageError) and command is None:
             _say_where_a_program_goes(error, args)
         code = error.exit_code
@@ -174,13 +179,39 @@ PROGRAMS = {"ssh": "HOST -- ls -l", "exec": "JOB -- nvidia-smi"}
 """Commands that take a program, and an example that is better than training."""
 
 
+_PROGRAM = re.compile(
+    r"(.*/)?(python[0-9.]*|(ba)?sh|torchrun|accelerate|deepspeed|mpirun|horovodrun|.*\.(py|sh))", re.DOTALL
+)
+
+
+def _show_no_option(error: click.NoSuchOption) -> None:
+    """Print the error, with the one option that the wrong one means, if any."""
+    from gpurun.cli.foreign import HOSTS, meant_option
+
+    found = meant_option(error.option_name, _options_of(error))
+    error.possibilities = None if found is None else [found]
+    error.show()
+    if found is not None and error.option_name in HOSTS:
+        typer.echo("  → gpurun counts GPUs: `-n 8 --gpus-per-host 4` takes two hosts", err=True)
+
+
+def _options_of(error: click.UsageError) -> list[str]:
+    """Return all options of the command whose usage was wrong."""
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    return [name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"]
+
+
 def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str]) -> None:
     """Say it where a word or an option was too many behind the words of a command that takes a program."""
     words = [word for word in args if not word.startswith("-")]
-    is_program = isinstance(error, click.NoSuchOption) and len(words) > 1
+    is_program = isinstance(error, click.NoSuchOption) and len(words) > 1 and not error.possibilities
     if words and words[0] in TAKES_COMMAND and (is_program or "unexpected extra argument" in error.message):
         line = PROGRAMS.get(words[0], "… -- python3 train.py")
-        typer.echo(f"  → a program and its arguments follow --: gpurun {words[0]} {line}", err=True)
+        at = next((at for at, word in enumerate(args) if _PROGRAM.fullmatch(word)), 0)
+        behind = {word.partition("=")[0] for word in args[at:]}
+        is_whole = at > 0 and words[0] not in PROGRAMS and not behind & {*_options_of(error)}
+        line = shlex.join([*args[:at], "--", *args[at:]]) if is_whole else f"{words[0]} {line}"
+        typer.echo(printing.printable(f"  → a program and its arguments follow --: gpurun {line}"), err=True)
 
 
 if __name__ == "__main__":

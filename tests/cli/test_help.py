@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from gpurun.cli import printing
-from gpurun.cli.foreign import REMOVES, TABLE, meant
+from gpurun.cli.foreign import OPTIONS, REMOVES, TABLE, meant
 from gpurun.cli.main import COMMANDS, SECTIONS, TAKES_COMMAND, app, split_command
 from gpurun.cli.tree import pages as command_pages
 
@@ -137,6 +137,41 @@ def test_a_wrong_word_gets_one_suggestion_and_a_harmless_one_never_what_removes(
         if word in wanted:
             assert found == [wanted[word]]
         assert word in wanted or not [one for one in found if one.split()[-1] in REMOVES], err
+
+
+WRONG_OPTIONS = {
+    "submit -N 2": "--gpus", "submit --nodes=2": "--gpus", "submit --gres gpu:4": "--gpus", "submit -t 1:00:00":
+    "--time-limit", "submit --time 1h": "--time-limit", "submit --mem 16G": "--memory", "submit -p gpu": "--pool",
+    "submit --cpus-per-task 4": "--cpus", "submit -J x": "--name", "submit --partition gpu": "--pool",
+    "submit --imgae x": "--image", "submit --nproc_per_node=4": "--gpus-per-host", "status -u me": "--user",
+    "status -t RUNNING": "--state", "cancel -u me": "--mine", "history -S now-1day": "--since", "cancel --forse": "",
+    "cancel --al": "", "prune --purg": "", "submit --zzz": "", "submit -Z": "", "top -n 1": "",
+    "sweep run -N 2": "--gpus", "scale run --partition x": "--pool",
+}  # fmt: skip
+
+
+def test_a_wrong_option_gets_the_one_that_it_means(gpurun):
+    """`--partition` suggested `--generation`, and `--cpus-per-task` suggested `--gpus-per-host`."""
+    for line, wanted in WRONG_OPTIONS.items():
+        code, out, err = gpurun(*line.split())
+        assert (code, out) == (2, "") and "No such option" in err, (line, err)
+        assert re.findall(r"Did you mean '(.*?)'\?", err) == [wanted] * bool(wanted), (line, err)
+    assert "`-n 8 --gpus-per-host 4` takes two hosts" in gpurun("submit", "-N", "2")[2]
+    known = {name for _, command in PAGES for param in command.params for name in param.opts}
+    assert {*OPTIONS} <= known
+    assert {word for words in OPTIONS.values() for word in words.split() if words.split().count(word) > 1} == set()
+
+
+def test_a_program_without_its_dashes_is_shown_with_them(gpurun):
+    for line, shown in {
+        "submit -n 4 --image x:1 python train.py": "gpurun submit -n 4 --image x:1 -- python train.py",
+        "submit -n 4 torchrun train.py --epochs 3": "gpurun submit -n 4 -- torchrun train.py --epochs 3",
+        "submit python train.py -n 4": "gpurun submit … -- python3 train.py",
+        "submit -n 4 it's x": "gpurun submit … -- python3 train.py",
+        "exec job python3 x.py": "gpurun exec JOB -- nvidia-smi",
+    }.items():
+        code, _, err = gpurun(*line.split())
+        assert code == 2 and f"  → a program and its arguments follow --: {shown}\n" in err, (line, err)
 
 
 def test_no_command_that_removes_is_near_to_a_word_that_begins_otherwise():
