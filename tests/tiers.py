@@ -73,6 +73,7 @@ ROOMS = {
     "test_tensorboard": "tensorboard",
     "test_tensorflow": "launch recipes",
     "test_tutorial": "cli",
+    "test_upgrade": "head supervisor sweeps remote",
     "test_users": "head state leases",
 }
 """File of lab tests -> what it is about: packages of gpurun, `recipes`, or `ci` for the folder `.ci`."""

@@ -53,11 +53,12 @@ class Cluster:
         self.home = folder / "home"
         self.inventory = lab.inventory
         self.environ = {**os.environ, "GPURUN_HOME": str(self.home)}
+        self.command = [sys.executable, "-m", "gpurun"]
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """Start a command in the background, with stdin closed."""
         return subprocess.Popen(
-            [sys.executable, "-m", "gpurun", *args], env=self.environ, stdin=subprocess.DEVNULL,
+            [*self.command, *args], env=self.environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
