@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,8 @@ RecipeArgument = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what gpurun would do; do nothing.")]
 MEASURE, OUTPUT = "What to measure", "Output"
 _ORDER = (MEASURE, *GROUPS, OUTPUT)
+_NUMBER_AND_KIND = re.compile(r"(\d+)[xX:]([A-Za-z][\w-]*)|([A-Za-z][\w-]*):(\d+)", re.ASCII)
+"""How other tools write both: ``8xA100``, ``A100:8``, ``gpu:8``."""
 _OWN = {"inventory": WHERE, "follow": OUTPUT, "dry_run": OUTPUT, "as_json": OUTPUT}
 """The group of a command's own options; the others are of `scale run` and say what to measure."""
 
@@ -117,14 +120,23 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
         command: the words after ``--``.
 
     Raises:
-        BadInput: a value has no ``NAME=``, is no host set, or no measured run answers ``auto:80%``.
+        BadInput: a value has no ``NAME=``, is no host set, or no measured run answers ``auto:80%``; or no word follows
+            ``--``.
     """
     flags: dict[str, tuple[str, object]] = {
         SETTINGS[key].names[-1]: (key, _value(SETTINGS[key], value, inventory)) for key, value in given.items()
     }
+    if command is not None and not command:
+        raise BadInput(
+            "no command follows --", hint="leave -- out, or write the program behind it: -- python3 train.py"
+        )
     if command is not None:
         flags["the command"] = ("command", list(command))
     gpus = given.get("gpus")
+    if isinstance(gpus, str) and (found := _NUMBER_AND_KIND.fullmatch(gpus)):
+        number, kind = found[1] or found[4], found[2] or found[3]
+        like = "" if kind.lower() == "gpu" else f" --gpu-model {kind}, or --generation for a family of GPUs"
+        raise BadInput(f"--gpus: {gpus!r} is a number and a kind of GPU", hint=f"write -n {number}{like}")
     if isinstance(gpus, str) and gpus.startswith("auto"):
         from gpurun.cli.auto_gpus import chosen_gpus
 
