@@ -238,11 +238,10 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
 def say_failures(failed: Mapping[str, GpurunError]) -> None:
     """Report which hosts failed, and why. Hosts that failed in the same way share a line."""
     from gpurun.inventory.hostset import fold
+    from gpurun.views.lines import alike
 
-    groups: dict[tuple[str, str | None], list[str]] = {}
-    for host, error in failed.items():
-        groups.setdefault((error.message, error.hint), []).append(host)
-    for (message, hint), hosts in groups.items():
+    said = {host: (error.message, error.hint or "") for host, error in failed.items()}
+    for hosts, (message, hint) in alike(said, fold):
         say(f"gpurun: {fold(hosts)}: {printable(message)}")
         if hint:
             say(f"  → {printable(hint)}")

@@ -26,3 +26,5 @@ def test_hosts_that_failed_in_the_same_way_share_a_line(capsys):
     say_failures({**typo, "h4": HostUnreachable("no route to host", host="h4")})
     said = capsys.readouterr().err.splitlines()
     assert said == ["gpurun: h[1-3]: line 3: Bad\\x1b[2J option", "  → repair it", "gpurun: h4: no route to host"]
+    say_failures({name: HostUnreachable(f"no name {name}", hint=f"try: ssh {name}") for name in ("h1", "h2")})
+    assert capsys.readouterr().err.splitlines() == ["gpurun: h[1-2]: no name h[1-2]", "  → try: ssh h[1-2]"]
