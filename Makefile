@@ -103,7 +103,7 @@ images: setup
 # The documentation as a site in build/site. It needs no network: open index.html, or
 # `python3 -m http.server --directory build/site`, which the search needs.
 site: setup
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 man: setup
 	$(GPURUN) man --to build/man

@@ -29,16 +29,30 @@ class Loaded(HTMLParser):
             self.urls.append(found.get(LOADS[tag]) or "")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built as `make site` builds it: a warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)], cwd=TOP,
+def build(top, folder):
+    """Build a site as `make site` does: a warning is an error. With ``--quiet``, MkDocs itself would not see it."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=top,
         capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site of the documentation."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(TOP, folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_links_that_lead_nowhere_are_errors(tmp_path):
+    rules = re.search(r"^validation:\n(?:  .*\n)+", (TOP / "mkdocs.yml").read_text(), re.MULTILINE)[0]
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: x\n{rules}")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# x\n\n[x](index.md#nowhere) [y](nothing.md)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1 and "#nowhere" in done.stderr and "nothing.md" in done.stderr
 
 
 def test_every_page_of_the_documentation_is_in_the_site(site):
