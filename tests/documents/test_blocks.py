@@ -30,7 +30,7 @@ SETTING = re.compile(r"([a-z_]+): \S")
 PAGES = sorted([TOP / "README.md", *TOP.glob("docs/**/*.md"), *TOP.glob("recipes/**/*.md")])
 HOST = "racks: {r: {hosts: {h: {user: u, gpus: 1, generation: pascal, fabric: %s%s}}}}\n"
 TCP = "fabrics: {tcp: {kind: tcp, interface: eno1}}\n"
-PROMETHEUS = "scrape_configs:"
+PROMETHEUS = {"scrape_configs", "job_name", "scrape_interval", "static_configs", "targets"}
 
 
 def blocks() -> list[tuple[str, str, str]]:
@@ -64,8 +64,9 @@ def problem(kind: str, text: str, folder: Path) -> str:
             parse(text.encode(), Path("/inventory.yaml"))
         elif text.startswith("fabrics:"):
             parse(f"version: 1\n{text}{HOST % (next(iter(yaml.safe_load(text)['fabrics'])), '')}".encode(), Path("/i"))
-        elif text.startswith(PROMETHEUS):
+        elif text.startswith("scrape_configs:"):
             yaml.safe_load(text)
+            return ", ".join({*re.findall(r"[a-z_]+(?=: )|[a-z_]+(?=:$)", text, re.MULTILINE)} - PROMETHEUS)
         else:
             (folder / "recipe.yaml").write_text(text)
             read(folder)
@@ -111,7 +112,8 @@ def test_each_setting_in_running_text_is_taken_by_a_recipe_or_a_host(folder):
     [
         ("yaml", "gpus: 4\n command: [x]\n"), ("yaml", "gpuss: 4\n"), ("yaml", "time_limit: 1x\n"),
         ("yaml", "version: 1\nracks: {}\nhost: {}\n"), ("yaml", "fabrics: {tcp: {kind: tpc, interface: x}}\n"),
-        ("json", '{"a": 1,}'), ("json", "{'a': 1}"), ("python", "def x(:\n"), ("yaml", f"{PROMETHEUS}\n  - [\n"),
+        ("json", '{"a": 1,}'), ("json", "{'a': 1}"), ("python", "def x(:\n"), ("yaml", "scrape_configs:\n  - [\n"),
+        ("yaml", "scrape_configs:\n  - job: x\n"),
     ],
 )  # fmt: skip
 def test_a_wrong_block_is_seen(kind, text, folder):

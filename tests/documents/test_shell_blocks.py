@@ -27,7 +27,9 @@ ROOT_PROMPT = re.compile(r"^\s*[$#] (?=\S)")
 CALL = re.compile(r"gpurun(?: -{1,2}[a-z-]+)* [a-z-]+(?!\S)")
 INSIDE = re.compile(r"\$\(\S*?(gpurun [^()]*)\)")
 PICTURE = re.compile("[─►▼│┌┐└┘]")
-PLACEHOLDER = re.compile(r"[A-Z][A-Z]*…?|…")
+PLACEHOLDER = re.compile(
+    r"(?!FAILED|RUNNING)(?:[A-Z]|[A-Z]*(?:JOB|RECIPE|SWEEP|CAMPAIGN|HOSTS?|FILE|DIR|IMAGE|LEASE|SOURCE|TIME|WHEN|SIZE|RATE))…?|…"
+)
 VALUES = {"TIME": "7h", "WHEN": "7d", "SIZE": "7GiB", "RATE": "7gbit"}
 """Such as JOB, N or JOB…"""
 
@@ -143,16 +145,17 @@ def test_lines_are_read_as_a_shell_reads_them():
 
 
 ADDED = {
-    "submit": "--dry-run", "prune": "--dry-run", "timer install": "--dry-run", "inventory add": "--yes",
+    "submit": "--dry-run", "sweep run": "--dry-run", "scale run": "--dry-run", "prune": "--dry-run",
+    "timer install": "--dry-run", "inventory add": "--yes",
     "inventory set": "--yes", "inventory label": "--yes", "inventory remove": "--yes",
 }  # fmt: skip
 """What makes a command run without hosts, or without somebody to answer."""
 RUN = (
     *ADDED, "version", "config view", "status", "queue", "why", "follow", "logs", "events", "cancel", "wait",
     "outputs", "show", "diff", "history", "report", "du", "audit", "simulate", "recover", "man", "scale list",
-    "inventory list", "inventory show", "inventory validate", "inventory schema", "inventory export",
+    "validate", "inventory list", "inventory show", "inventory validate", "inventory schema", "inventory export",
 )  # fmt: skip
-KNOWN = {"JOB": "@last", "JOB…": "@last", "DIR": "made", "FAILED": "FAILED"}
+KNOWN = {"JOB": "@last", "JOB…": "@last", "DIR": "made", "RECIPE": "recipe.yaml"}
 INVENTORY = """\
 version: 1
 defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
@@ -183,12 +186,20 @@ def world(tmp_path, monkeypatch):
     return tmp_path
 
 
+def name_of(words):
+    """The command of a call, such as ``sweep run``; "" if gpurun would refuse it."""
+    try:
+        return context_of(words).command_path.removeprefix("gpurun ")
+    except click.UsageError:
+        return ""
+
+
 def runnable(words):
     """A call as it runs here; None if it needs hosts, or a name that nobody knows."""
     given = [str(Path(word).expanduser()) if word.startswith("~") else KNOWN.get(word, word) for word in words[1:]]
-    name = next((name for name in RUN if words[1 : 1 + len(name.split())] == name.split()), None)
+    name = name_of(words)
     if (
-        name is None
+        name not in RUN
         or {"--caches", "--watch"} & {*words}
         or any(PLACEHOLDER.fullmatch(word) and word not in KNOWN for word in given)
     ):
