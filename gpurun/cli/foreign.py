@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
+from gpurun.jobs.foreign_keys import FOREIGN
+from gpurun.jobs.recipe_keys import SETTINGS
+
 TABLE: Mapping[str, Mapping[str, str]] = {
     "gpurun": {
         **dict.fromkeys(("run", "launch", "sbatch", "srun", "start", "train", "job", "create", "apply"), "submit"),
@@ -32,25 +35,26 @@ TABLE: Mapping[str, Mapping[str, str]] = {
     "gpurun lab": {"start": "up", "create": "up", "list": "status", "ls": "status", "stop": "down", "delete": "down"},
 }  # fmt: skip
 """For each group of commands: a word of another tool → what to type behind the group's name."""
-OPTIONS: Mapping[str, str] = {
-    "--gpus": "--gres --ntasks --num-gpus --accelerators --gpu --nproc --entrypoint-num-gpus -G "
-    "--nodes -N --num-nodes --nnodes",
-    "--gpus-per-host": "--gpus-per-node --nproc-per-node --nproc_per_node --ntasks-per-node --tasks-per-node",
-    "--pool": "--partition -p --queue --account -A --qos --fleet", "--project": "--wckey --comment --tag",
-    "--time-limit": "--time -t --max-time --max-duration --walltime --timeout",
-    "--memory": "--mem --mem-per-node --entrypoint-memory",
-    "--cpus": "--cpus-per-task --num-cpus --entrypoint-num-cpus -c",
-    "--name": "--job-name -J --submission-id --run-name", "--host": "--nodelist -w --hosts --instance",
-    "--avoid": "--exclude -x", "--generation": "--constraint -C", "--gpu-model": "--gpu-type",
-    "--workdir": "--chdir -D --working-dir --cwd", "--env": "--export --envs --env-file --runtime-env-json",
-    "--image": "--container-image --docker-image --docker --container", "--secret": "--env-secret --secret-file",
-    "--mount": "--container-mounts --volume --volumes -v --file-mounts", "--notify": "--mail-type --mail-user",
-    "--priority": "--nice", "--max-restarts": "--requeue --retry --retries --max-retries --restart",
-    "--preemptible": "--spot --use-spot", "--inventory": "--cluster --infra --config --hostfile",
-    "--dry-run": "--dryrun --test-only --plan", "--state": "--states --status -t", "--user": "--me --users -u",
-    "--mine": "--me --user -u", "--since": "--starttime --start-time -S", "--until": "--endtime --end-time -E",
-    "--tail": "--lines", "--rank": "--node --replica --container -c", "--watch": "--iterate",
+_OTHERS = {
+    "--gpus": "-G -N", "--pool": "-p -A", "--time-limit": "-t", "--cpus": "-c", "--name": "-J", "--host": "-w",
+    "--avoid": "-x", "--generation": "-C", "--workdir": "-D", "--mount": "-v", "--tail": "--lines",
+    "--inventory": "--cluster --infra --config --hostfile", "--dry-run": "--dryrun --test-only --plan",
+    "--state": "--states --status -t", "--user": "--me --users -u", "--mine": "--me --user -u",
+    "--since": "--starttime --start-time -S", "--until": "--endtime --end-time -E",
+    "--rank": "--node --replica --container -c", "--watch": "--iterate",
 }  # fmt: skip
+
+
+def _options() -> dict[str, str]:
+    of_keys = {
+        SETTINGS[key].names[-1]: " ".join(f"--{word.replace('_', '-')} --{word}" for word in words.split())
+        for key, words in FOREIGN.items()
+        if key in SETTINGS and SETTINGS[key].flag is not None
+    }
+    return {option: f"{of_keys.get(option, '')} {_OTHERS.get(option, '')}" for option in {**of_keys, **_OTHERS}}
+
+
+OPTIONS: Mapping[str, str] = _options()
 """An option of gpurun → options of Slurm, SkyPilot, dstack, Ray, Docker and others with its meaning."""
 HOSTS = ("--nodes", "-N", "--num-nodes", "--nnodes")
 AGREES = ("--yes", "--purge", "--all", "--discard")

@@ -77,7 +77,7 @@ def import_(
     wires = _wires(fabric, interface, hca or [])
     target = Path(inventory or "inventory.yaml").absolute()
     exists = is_there(target)
-    if exists and not dry_run and not merge and not _was_imported(target, source):
+    if exists and source.exists() and not dry_run and not merge and not _was_imported(target, source):
         raise BadInput(
             "there is an inventory already, and it was not imported from this source", where=str(target),
             hint="--merge adds this source's hosts to it; -i FILE writes another inventory",
@@ -201,7 +201,7 @@ def export(
     from gpurun.inventory.exports.hostfile import deepspeed, openmpi
 
     if kind not in EXPORTS:
-        raise BadInput(f"{kind!r} is unknown (allowed: {', '.join(EXPORTS)})")
+        raise BadInput(f"there is no format {kind!r} (allowed: {', '.join(EXPORTS)})", where="FORMAT")
     found = cluster(inventory)
     chosen = found.choose(hosts)
     if kind == "json":

@@ -157,12 +157,10 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         printing.say_problem(error)
         code = error.exit_code
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            _show_no_option(error)
-        else:
-            error.show()
+        meant = _option_meant(error)
+        _told(error, meant).show()
         if isinstance(error, click.UsageError) and command is None:
-            _say_where_a_program_goes(error, args)
+            _say_where_a_program_goes(error, args, meant)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):  # an Abort is a RuntimeError
         code = INTERRUPTED
@@ -184,15 +182,23 @@ _PROGRAM = re.compile(
 )
 
 
-def _show_no_option(error: click.NoSuchOption) -> None:
-    """Print the error, with the one option that the wrong one means, if any."""
-    from gpurun.cli.foreign import HOSTS, meant_option
+def _option_meant(error: click.ClickException) -> str | None:
+    """Return the option that a wrong one means; None if none is near, or the error is another one."""
+    from gpurun.cli.foreign import meant_option
 
-    found = meant_option(error.option_name, _options_of(error))
-    error.possibilities = None if found is None else [found]
-    error.show()
-    if found is not None and error.option_name in HOSTS:
-        typer.echo("  → gpurun counts GPUs: `-n 8 --gpus-per-host 4` takes two hosts", err=True)
+    return meant_option(error.option_name, _options_of(error)) if isinstance(error, click.NoSuchOption) else None
+
+
+def _told(error: click.ClickException, meant: str | None) -> click.ClickException:
+    """Return the error as a person sees it: a wrong option with the one that it means, not with all that are near."""
+    from gpurun.cli.foreign import HOSTS
+
+    if not isinstance(error, click.NoSuchOption):
+        return error
+    more = f" Did you mean {meant!r}?" if meant else ""
+    counts = "\n  → gpurun counts GPUs: `-n 8 --gpus-per-host 4` takes two hosts"
+    more += counts if meant and error.option_name in HOSTS else ""
+    return click.UsageError(f"No such option {error.option_name!r}.{more}", error.ctx)
 
 
 def _options_of(error: click.UsageError) -> list[str]:
@@ -201,10 +207,11 @@ def _options_of(error: click.UsageError) -> list[str]:
     return [name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"]
 
 
-def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str]) -> None:
+def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str], meant: str | None) -> None:
     """Say it where a word or an option was too many behind the words of a command that takes a program."""
     words = [word for word in args if not word.startswith("-")]
-    is_program = isinstance(error, click.NoSuchOption) and len(words) > 1 and not error.possibilities
+    has_program = meant is None or any(map(_PROGRAM.fullmatch, words))
+    is_program = isinstance(error, click.NoSuchOption) and len(words) > 1 and has_program
     if words and words[0] in TAKES_COMMAND and (is_program or "unexpected extra argument" in error.message):
         line = PROGRAMS.get(words[0], "… -- python3 train.py")
         at = next((at for at, word in enumerate(args) if _PROGRAM.fullmatch(word)), 0)

@@ -147,20 +147,30 @@ def _bounds(metas: Iterable[Meta]) -> tuple[str, ...]:
     return tuple(f"{meta.ge} to {meta.le}" for meta in metas if meta.le is not None)
 
 
-def mapping(node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: str) -> dict[str, Any]:
-    """Convert a mapping with known keys. A wrong value becomes None, and the report names it."""
+def mapping(
+    node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: str, meant: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Convert a mapping with known keys. A wrong value becomes None, and the report names it.
+
+    Args:
+        meant: keys of other tools, with the key that each means.
+    """
     found = entries(node, report, where)
     if not found.keys() <= keys.keys():
-        refuse_unknown(found, keys, report, where)
+        refuse_unknown(found, keys, report, where, meant)
     return {key: value(node, keys[key], report, key) for key, (_, node) in found.items() if key in keys}
 
 
-def refuse_unknown(found: Entries, known: Iterable[str], report: ProblemReport, where: str) -> None:
-    """Report every unknown key, with the most similar known key; with all known keys if none is similar."""
+def refuse_unknown(
+    found: Entries, known: Iterable[str], report: ProblemReport, where: str, meant: Mapping[str, str] | None = None
+) -> None:
+    """Report every unknown key, with the key that it means or is similar to; with all known keys if there is none."""
     allowed = tuple(known)
     for key, (node, _) in found.items():
         if key not in allowed:
-            report.wrong(node, f"unknown key {shown(key)} in {where}{did_you_mean(key, allowed)}", allowed=allowed)
+            other = (meant or {}).get(key)
+            near = f"; did you mean '{other}'?" if other in allowed else did_you_mean(key, allowed)
+            report.wrong(node, f"unknown key {shown(key)} in {where}{near}", allowed=allowed)
 
 
 def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:

@@ -22,6 +22,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.disagreement import Disagreement
 from gpurun.jobs.environment import environment_of
+from gpurun.jobs.foreign_keys import MEANT
 from gpurun.jobs.mounted import check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
@@ -79,7 +80,7 @@ def read(path: Path) -> Recipe:
     root = compose(data, str(file))
     if root is None:
         raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")
-    keys = mapping(root, FIELDS, report, "the recipe")
+    keys = mapping(root, FIELDS, report, "the recipe", MEANT)
     report.raise_if_any()
     with RecipeLines(str(file), root).named():
         given = _fields(keys, file.absolute().parent)

@@ -123,6 +123,15 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
     assert (code, err) == (2, "gpurun: recipe.yaml:4:15: 4 GPUs cannot be split into hosts of exactly 3\n")
 
 
+def test_a_key_of_another_tool_names_the_key_that_it_means(gpurun):
+    """Each was answered with all 36 keys, and dstack's `nodes` with `roles`."""
+    Path("recipe.yaml").write_text("resources: {}\nnum_nodes: 2\nrun: x\nnodes: 2\nsetup: x\ncpu: 1\nzzz: 1\nenv: {}\n")
+    code, out, _ = gpurun("validate", ".")
+    found = [line.rpartition("did you mean ")[2] for line in out.splitlines() if "allowed:" not in line]
+    assert (code, found) == (2, ["'gpus'?", "'gpus'?", "'command'?", "'gpus'?", "'python'?", "'cpus'?"]), out
+    assert out.count("allowed:") == 1 and "unknown key 'zzz'" in out
+
+
 def test_what_flags_say_is_not_a_line_of_the_recipe(gpurun):
     Path("inventory.yaml").write_text(INVENTORY)
     Path("recipe.yaml").write_text(f"{WHOLE}launcher: tasks\nconstraints: {{gpus_per_host: 2}}\nenv: {{A: b}}\n")
