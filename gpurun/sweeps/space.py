@@ -70,6 +70,8 @@ def dimension(name: str, texts: tuple[str, ...]) -> Dimension:
         raise BadInput(f"{name!r} is not a parameter's name", hint="letters, digits, '_', '.' and '-'")
     if len(texts) == 1 and (found := _RANGE.match(texts[0])):
         return _range(name, bool(found[1]), found[2], found[3])
+    if wrong := [text for text in texts if text.startswith("log:")]:
+        raise BadInput(f"the parameter {name}: {wrong[0]!r} is not a range", hint=f"{name}=log:1e-5..1e-1, and no list")
     values = tuple(value_of(text) for text in texts)
     if not texts or "" in texts:
         raise BadInput(f"the parameter {name} has an empty value", hint=f"such as {name}=0.1,0.01")

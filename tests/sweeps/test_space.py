@@ -51,7 +51,7 @@ def test_a_parameter_is_a_list_or_a_range(word, dimension):
     "words",
     [
         ("lr",), ("lr=",), ("lr=1,",), ("=1",), ("lr=1", "lr=2"), ("lr=1,1",), ("l r=1",), ("lr=5..1",),
-        ("lr=log:0..1",),
+        ("lr=log:0..1",), ("lr=log:1e-5.1e-1",), ("lr=1,log:1..2",),
         ("lr=a..b",), ("lr=log:-1..1",), ("-x=1",), ("a" * 65 + "=1",), ("lr=1..1",), ("a\nb=1",), ("é=1",),
     ],
 )  # fmt: skip
