@@ -282,6 +282,7 @@ def test_schema_is_one_document(gpurun: Gpurun) -> None:
 def test_import_writes_a_valid_inventory_and_says_what_it_did(gpurun: Gpurun, inventory: Path) -> None:
     (inventory.parent / "hosts").write_text("[rack1]\nnode[01:20] gpus=4 gpu_type=P100 colour=red\n-x\n")
     assert gpurun("import", "hosts").code == 2  # there is one already
+    assert "nosuch" in gpurun("import", "nosuch").err, "a source that is not there is said first"
     said = gpurun("import", "hosts", "-i", "new.yaml", "--fabric", "roce", "--interface", "ens1f0", "--hca", "mlx5_0")
     assert said.code == 0
     assert "20 hosts, 80 GPUs, 1 rack" in said.err
@@ -308,7 +309,7 @@ def test_export(gpurun: Gpurun) -> None:
     assert [host["name"] for host in document["hosts"]] == [f"gpu-r2-0{n}" for n in range(1, 5)]
     assert document["racks"] == {"r2": [f"gpu-r2-0{n}" for n in range(1, 5)]}
     assert "rack_r1:" in gpurun("export", "ansible").out
-    assert gpurun("export", "xml").code == 2
+    assert (gpurun("export", "xml").code, "there is no format 'xml'" in gpurun("export", "xml").err) == (2, True)
 
 
 def test_trust_of_a_host_that_is_not_there(gpurun: Gpurun, inventory: Path, tmp_path: Path) -> None:
