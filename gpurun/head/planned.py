@@ -64,7 +64,7 @@ def planned(spec: JobSpec, inventory: Inventory, said: Sequence[str], environ: M
     rest |= _environment(spec, spec.python, inventory, environ) if spec.python else {}
     rest |= {} if problem is None else {"image_problem": str(problem)}
     state, now_s = home(environ), clock.now_s()
-    gang = new_gang(spec.wants, job=NO_JOB, submitted_s=now_s)
+    gang = new_gang(spec, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(state, now_s=now_s), inventory, extra=(gang,))
     decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)

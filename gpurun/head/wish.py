@@ -106,7 +106,7 @@ def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     """Refuse a job that can never run, with exit code 3."""
     if spec.pool and not inventory.pools:
         raise NeverFits(f"there is no pool {spec.pool!r}: the inventory has no pools", hint="leave out --pool")
-    gang = new_gang(spec.wants, job=NO_JOB, submitted_s=0.0)
+    gang = new_gang(spec, job=NO_JOB, submitted_s=0.0)
     refusal = _refusal(gang, inventory)
     if isinstance(refusal, Refusal):
         hint = _about_generations(inventory)
@@ -128,11 +128,11 @@ def _about_generations(inventory: Inventory) -> str:
 def _about_pools(gang: Gang, inventory: Inventory) -> str:
     """Return the pools, and what would let the gang run some time."""
     names = sorted(pool.name for pool in inventory.pools)
-    others = [gang.but(pool=name) for name in names if name != gang.pool]
+    others = [gang.wanting(pool=name) for name in names if name != gang.wants.pool]
     ways = [
         "choose one with --pool" if any(_refusal(other, inventory) is None for other in others) else "",
-        "borrow with --preemptible" if _refusal(gang.but(preemptible=True), inventory) is None else "",
-        "leave out --pool" if gang.pool and _refusal(gang.but(pool=None), inventory) is None else "",
+        "borrow with --preemptible" if _refusal(gang.wanting(preemptible=True), inventory) is None else "",
+        "leave out --pool" if gang.wants.pool and _refusal(gang.wanting(pool=None), inventory) is None else "",
     ]
     return f"its pools are: {'; '.join(filter(None, (', '.join(names), ', or '.join(filter(None, ways)))))}"
 

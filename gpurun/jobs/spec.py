@@ -7,8 +7,9 @@ and no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Literal, TypeVar
 
 from gpurun.jobs.notify_wish import NotifyWish
 
@@ -167,36 +168,6 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Wants:
-    """The part of a spec that passes read. The attributes are those of `JobSpec`."""
-
-    gpus: int
-    min_gpus: int | None = None
-    constraints: Constraints = Constraints()
-    pool: str | None = None
-    priority: int = 0
-    preemptible: bool = False
-    time_limit_s: float | None = None
-    grace_s: float = 15.0
-    max_restarts: int = 0
-    roles: Roles | None = None
-    reforms: bool = False
-    data_digests: tuple[str, ...] = ()
-
-    @property
-    def rehearsal(self) -> Wants:
-        """Return the wants of a rehearsal: one GPU where the gang may run."""
-        return replace(
-            self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one,
-            roles=self.roles and self.roles.rehearsal,
-        )  # fmt: skip
-
-    def ports_on(self, grants: Iterable[Grant]) -> int:
-        """Return how many consecutive TCP ports a gang needs on each host: one, plus one for each rank with a role."""
-        return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
-
-
-@dataclass(frozen=True)
 class DataSource:
     """The source of a data set.
 
@@ -211,6 +182,69 @@ class DataSource:
     path: str
     digest: str | None = None
     size_bytes: int | None = None
+
+
+W = TypeVar("W", bound="Wants")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wants:
+    """What a job wants of a pass, besides a number of GPUs. A `JobSpec` is such a value, and a gang holds one.
+
+    Attributes:
+        min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
+        pool: the pool's name; None = the root, bounded by the cluster alone.
+        priority: the larger goes first, among the gangs of its pool.
+        preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
+        time_limit_s: seconds in RUNNING before gpurun stops the gang; None = unlimited.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        max_restarts: how often the job may restart after a host's fault.
+        roles: the roles of its ranks; None if all ranks are alike.
+        reforms: an elastic gang whose ranks cannot continue when hosts join or leave: gpurun stops it, and starts it
+            again with the available GPUs. Horovod's ranks can continue.
+        data: name → source of the data set that each rank reads at ``/data/NAME``.
+    """
+
+    min_gpus: int | None = None
+    constraints: Constraints = Constraints()
+    pool: str | None = None
+    priority: int = 0
+    preemptible: bool = False
+    time_limit_s: float | None = None
+    grace_s: float = 15.0
+    max_restarts: int = 0
+    roles: Roles | None = None
+    reforms: bool = False
+    data: Mapping[str, DataSource] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((_hashable(self), self.data_digests))
+
+    @property
+    def data_digests(self) -> tuple[str, ...]:
+        """Return the digests of data sets that hosts must have, each once."""
+        return tuple(sorted({source.digest for source in self.data.values() if source.digest is not None}))
+
+    @property
+    def servers(self) -> tuple[int, tuple[str, ...]]:
+        """Return how many ranks run on hosts without GPUs, and those hosts: names, or labels as ``name=value``."""
+        roles = self.roles
+        return (roles.ps, roles.ps_hosts) if roles is not None and roles.ps and roles.ps_hosts else (0, ())
+
+    def ports_on(self, grants: Iterable[Grant]) -> int:
+        """Return how many consecutive TCP ports a gang needs on each host: one, plus one for each rank with a role."""
+        return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
+
+    @property
+    def for_one(self: W) -> W:
+        """Return what a rehearsal wants: one GPU where the gang may run."""
+        return replace(
+            self, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one,
+            roles=self.roles and self.roles.rehearsal,
+        )  # fmt: skip
+
+
+_hashable = attrgetter(*(each.name for each in fields(Wants) if each.name != "data"))
 
 
 @dataclass(frozen=True)
@@ -238,8 +272,8 @@ class HorovodKnobs:
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """One submission, complete.
+class Work:
+    """What a job runs: the part of its spec that passes do not read.
 
     Attributes:
         name: the job's name: any text without control characters, never used as a path.
@@ -247,7 +281,6 @@ class JobSpec:
         image_id: the head's ID of the image at submit. The job runs this image even if the reference changes. "" in a
             job that an older gpurun has stored.
         gpus: the number of GPUs; each has a rank.
-        min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
         command: the argv of each rank, byte for byte: U+EF80 to U+EFFF stand for bytes 80 to FF that are no UTF-8.
         workdir: absolute folder on the head, sent to every host, at ``/workspace``; None = nothing.
         workdir_read_only: ranks cannot write there, as in jobs that an older gpurun has stored.
@@ -263,24 +296,17 @@ class JobSpec:
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
         launcher_flags: flags of the launcher's own command line that a person typed and gpurun keeps.
-        roles: the roles of its ranks; None if all ranks are alike.
         controller: how horovodrun starts ranks.
-        time_limit_s: seconds in RUNNING before gpurun stops the gang; None = unlimited.
         hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
-        grace_s: seconds between SIGTERM and SIGKILL.
-        max_restarts: how often the job may restart after a host's fault.
         memory_mib: the memory of each container, ``/dev/shm`` included; None = the share of its GPUs
             (`gpurun.launch.share`).
         cpus: the cores of each container while another job runs on its host; None = the share of its GPUs.
         shm_size_mib: size of ``/dev/shm`` in each container, at most its memory; None = half of its memory.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
         rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = no rehearsal.
-        reforms: an elastic gang whose ranks cannot continue when hosts join or leave: gpurun stops it, and starts it
-            again with the available GPUs. Horovod's ranks can continue.
         scratch: absolute path inside the container of a writable folder that is removed with the attempt; None = none.
         python: the packages on top of the image. In a submitted job, `image` and `image_id` name the image with the
             packages. None = the image without packages.
-        data: name → source of the data set that each rank reads at ``/data/NAME``.
         project: the name under which history and `gpurun report` count the job.
         notify: whom gpurun notifies when the job starts, ends, fails or is preempted.
         left_out: what ignore rules left out of the workdir's copy, such as a folder of data; the first of many.
@@ -292,22 +318,14 @@ class JobSpec:
     image: str
     gpus: int
     command: tuple[str, ...]
-    min_gpus: int | None = None
     workdir: str | None = None
     outputs: str | None = None
     outputs_every_s: float = 60.0
     env: Mapping[str, str] = field(default_factory=dict)
     secret_files: Mapping[str, str] = field(default_factory=dict)
-    constraints: Constraints = Constraints()
     horovod: HorovodKnobs = HorovodKnobs()
     controller: Controller = "gloo"
-    pool: str | None = None
-    priority: int = 0
-    preemptible: bool = False
-    time_limit_s: float | None = None
     hang_timeout_s: float | None = None
-    grace_s: float = 15.0
-    max_restarts: int = 0
     memory_mib: int | None = None
     cpus: float | None = None
     shm_size_mib: int | None = None
@@ -318,10 +336,7 @@ class JobSpec:
     outputs_limit_mib: int | None = None
     rehearse_s: float | None = None
     scratch: str | None = None
-    roles: Roles | None = None
-    reforms: bool = False
     python: Environment | None = None
-    data: Mapping[str, DataSource] = field(default_factory=dict)
     project: str | None = None
     notify: tuple[NotifyWish, ...] = ()
     log_limit_mib: int = 2048
@@ -330,6 +345,11 @@ class JobSpec:
     workdir_read_only: bool = True
     workdir_limit_mib: int = 10240
     left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobSpec(Wants, Work):
+    """One submission, complete: what it runs, and what it wants of a pass."""
 
     @property
     def writes_beside(self) -> bool:
@@ -363,17 +383,10 @@ class JobSpec:
     @property
     def rehearsal(self) -> JobSpec:
         """Return the same job on one GPU, without outputs."""
-        small = self.wants.rehearsal
         return replace(
-            self, gpus=small.gpus, min_gpus=small.min_gpus, constraints=small.constraints, roles=small.roles,
-            outputs=None, scratch=self.outputs, workdir_limit_mib=0, time_limit_s=None,
+            self.for_one, gpus=1, outputs=None, scratch=self.outputs, workdir_limit_mib=0, time_limit_s=None,
             horovod=replace(self.horovod, autotune=None, timeline=None),
         )  # fmt: skip
-
-    @property
-    def data_digests(self) -> tuple[str, ...]:
-        """Return the digests of data sets that hosts must have, each once."""
-        return tuple(sorted({source.digest for source in self.data.values() if source.digest is not None}))
 
     @property
     def outputs_limit(self) -> int | None:
@@ -387,8 +400,5 @@ class JobSpec:
 
     @property
     def wants(self) -> Wants:
-        """Return the part that the scheduler needs."""
-        return Wants(
-            self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
-            self.grace_s, self.max_restarts, self.roles, self.reforms, self.data_digests,
-        )  # fmt: skip
+        """Return only the part that passes read: jobs that want the same share one, whatever they run."""
+        return Wants(**{each.name: getattr(self, each.name) for each in fields(Wants)})

@@ -105,9 +105,7 @@ def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:
     assert job.wants is not None
     record, request = job.record, job.request
     return Tenant(
-        gang_of(record, job.wants), lease.members, hosts,
-        may_restart=job.wants.max_restarts > 0 or job.wants.reforms, reforms=job.wants.reforms,
-        begun=record.reached == "containers",
+        gang_of(record, job.wants), lease.members, hosts, begun=record.reached == "containers",
         stopping=record.state is State.STOPPING or (request is not None and not request.drain),
     )  # fmt: skip
 

@@ -128,7 +128,7 @@ class View:
                 continue
             placement = Placement(lease.generation, lease.racks, _still_there(lease, inventory))
             gang = gang_of(job.record, job.wants or _unknown(job.record), self.holders)
-            if gang.min_gpus is not None:
+            if gang.wants.min_gpus is not None:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
@@ -181,4 +181,4 @@ def place_of(record: JobRecord) -> tuple[int, float, str]:
 
 def _unknown(record: JobRecord) -> Wants:
     """Return substitutes for the wants of a running job with a damaged spec: its record, enough to count its GPUs."""
-    return Wants(record.gpus, pool=record.pool)
+    return Wants(pool=record.pool)

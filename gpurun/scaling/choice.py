@@ -62,7 +62,7 @@ def predicted(model: ScalingModel, spec: JobSpec, inventory: Inventory) -> Predi
     Raises:
         CannotPredict: the samples do not allow a prediction.
     """
-    gang = new_gang(spec.wants, job="j-00000000", submitted_s=0.0)
+    gang = new_gang(spec, job="j-00000000", submitted_s=0.0)
     starts = schedule(Snapshot(inventory, queue=(gang,))).starts
     if not starts:
         return None

@@ -109,15 +109,15 @@ class Book:
 
     def stop(self, gang: Gang) -> None:
         """Count a gang that has just been preempted."""
-        leaf = self.tree.leaf_of(gang.pool)
+        leaf = self.tree.leaf_of(gang.wants.pool)
         self._leaving.append(gang)
         if leaf is not None:
             self.active[leaf] -= gang.gpus
 
     def lends(self, gang: Gang) -> bool:
         """Return True if a running gang's pool is beyond its entitlement, or the gang is beyond it within its pool."""
-        leaf = self.tree.leaf_of(gang.pool)
-        if leaf is None or not gang.preemptible:
+        leaf = self.tree.leaf_of(gang.wants.pool)
+        if leaf is None or not gang.wants.preemptible:
             return False
         return self.standing[gang.id] == BORROWING or self.active[leaf] > self.entitlements[leaf] + ENOUGH
 
@@ -128,7 +128,7 @@ class Book:
         """
         by_leaf: dict[str | None, list[Gang]] = {}
         for gang in gangs:
-            by_leaf.setdefault(self.tree.leaf_of(gang.pool), []).append(gang)
+            by_leaf.setdefault(self.tree.leaf_of(gang.wants.pool), []).append(gang)
         for leaf, members in by_leaf.items():
             if leaf is None or all(self.standing[gang.id] == BORROWING for gang in members):
                 continue
@@ -139,9 +139,9 @@ class Book:
 
     def gate(self, gang: Gang) -> Refusal | Wait | None:
         """Return what prevents a gang's start with its fewest GPUs even if they were free; None if nothing does."""
-        leaf = self.tree.leaf_of(gang.pool)
+        leaf = self.tree.leaf_of(gang.wants.pool)
         if leaf is None:
-            return Refusal(True, Reason.POOL, f"there is no pool {gang.pool!r} in the inventory")
+            return Refusal(True, Reason.POOL, f"there is no pool {gang.wants.pool!r} in the inventory")
         bounds = self._bounds(gang, leaf)
         for bound in bounds:
             if gang.least > bound.most:
@@ -163,14 +163,14 @@ class Book:
         return Wait(Reason.POOL, bound.full(kept), behind=behind)
 
     def _counts(self, gang: Gang, bound: Bound) -> bool:
-        leaf = self.tree.leaf_of(gang.pool)
-        if leaf is None or (bound.firm and gang.preemptible):
+        leaf = self.tree.leaf_of(gang.wants.pool)
+        if leaf is None or (bound.firm and gang.wants.preemptible):
             return False
         return bound.pool == leaf or (not bound.firm and bound.pool in self.tree.nodes[leaf].above)
 
     def allows(self, gang: Gang) -> int:
         """Return the most GPUs with which an elastic gang may start now."""
-        leaf = self.tree.leaf_of(gang.pool)
+        leaf = self.tree.leaf_of(gang.wants.pool)
         bounds = [] if leaf is None else self._bounds(gang, leaf)
         return int(min([gang.gpus, *(self._left(bound, gang) for bound in bounds)]))
 
@@ -183,9 +183,9 @@ class Book:
         """
         found: dict[tuple[str | None, bool, int], list[tuple[str, bool]]] = {}
         for gang in overdue:
-            kind = gang.pool, gang.preemptible, gang.least
+            kind = gang.wants.pool, gang.wants.preemptible, gang.least
             if kind not in found:
-                leaf = self.tree.leaf_of(gang.pool)
+                leaf = self.tree.leaf_of(gang.wants.pool)
                 bounds = [] if leaf is None or isinstance(self.gate(gang), Refusal) else self._bounds(gang, leaf)
                 found[kind] = [bound.key for bound in bounds]
             for key in found[kind]:
@@ -211,7 +211,7 @@ class Book:
 
     def _bounds(self, gang: Gang, leaf: str) -> list[Bound]:
         bounds = []
-        if not gang.preemptible:
+        if not gang.wants.preemptible:
             bounds.append(Bound(leaf, True, self.tree.nodes[leaf].reservation, self.firm.get(leaf, 0)))
         for name in (leaf, *self.tree.nodes[leaf].above):
             limit = self.tree.nodes[name].limit
@@ -226,18 +226,18 @@ class Book:
         return bound.most - bound.used - aside
 
     def _add(self, gang: Gang, times: int = 1) -> None:
-        leaf = self.tree.leaf_of(gang.pool)
+        leaf = self.tree.leaf_of(gang.wants.pool)
         if leaf is None:
             return  # its pool is gone from the inventory: it may end in peace
         for name in (leaf, *self.tree.nodes[leaf].above):
             self.held[name] = self.held.get(name, 0) + gang.gpus * times
-        if not gang.preemptible:
+        if not gang.wants.preemptible:
             self.firm[leaf] = self.firm.get(leaf, 0) + gang.gpus * times
 
     def _demand(self, gangs: Iterable[Gang]) -> dict[str, float]:
         pools: dict[str | None, float] = {}
         for gang in gangs:
-            pools[gang.pool] = pools.get(gang.pool, 0.0) + gang.gpus
+            pools[gang.wants.pool] = pools.get(gang.wants.pool, 0.0) + gang.gpus
         demand: dict[str, float] = {}
         for pool, gpus in pools.items():
             leaf = self.tree.leaf_of(pool)
@@ -257,9 +257,9 @@ class Book:
         leaf_of = cache(self.tree.leaf_of)
         for waits, gangs in ((False, by_rank(run.gang for run in running if not run.stopping)), (True, queue)):
             for gang in gangs:
-                leaf = leaf_of(gang.pool)
+                leaf = leaf_of(gang.wants.pool)
                 if leaf is not None:
-                    members[leaf].setdefault((gang.preemptible, -gang.priority, waits), []).append(gang)
+                    members[leaf].setdefault((gang.wants.preemptible, -gang.wants.priority, waits), []).append(gang)
         standing = {}
         for leaf, groups in members.items():
             reserved, entitled, used = self.tree.nodes[leaf].reservation + ENOUGH, self.entitlements[leaf] + ENOUGH, 0

@@ -16,7 +16,7 @@ from gpurun.scheduler.racks import Need, need_of
 Try = Callable[[Index, Gang], Placement | None]
 """Where a gang fits on an index, which stays as it was; None if it does not fit."""
 
-by_value = attrgetter("avoid", *(f"constraints.{field.name}" for field in fields(Constraints)))
+by_value = attrgetter("avoid", *(f"wants.constraints.{field.name}" for field in fields(Constraints)))
 """What a gang asks of its hosts; equal for equal wants, in whatever objects they are."""
 
 
@@ -56,7 +56,7 @@ class Capacity:
     def may_use(self, index: Index, gang: Gang) -> Callable[[int], bool]:
         """Return a function that says whether the gang may run on a host, given by number, by the rules of `place`."""
         need = self.need(index, gang)
-        return lambda number: serves(index.kind(number), gang.constraints) and need.admits(number)
+        return lambda number: serves(index.kind(number), gang.wants.constraints) and need.admits(number)
 
     def could_hold(self, gang: Gang) -> bool:
         """Return True if the fewest GPUs of the gang fit into the empty inventory, including hosts on which it
@@ -97,25 +97,25 @@ class Capacity:
         """Return why the gang does not fit on an index."""
         if not self.could_hold(gang):
             return Refusal(True, Reason.IMPOSSIBLE, self._never(gang))
-        lanes = index.lanes(gang.constraints)
+        lanes = index.lanes(gang.wants.constraints)
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
         but = ", but not as it needs them" if free >= gang.least else ""
         are = count(free, "such GPU of one generation is", "such GPUs of one generation are")
         return Refusal(False, Reason.NO_ROOM, f"{_wanted(gang)}; {are} free for it{but}")
 
     def _never(self, gang: Gang) -> str:
-        wants, lanes = gang.constraints, self._empty.lanes(gang.constraints)
+        asked, lanes = gang.wants.constraints, self._empty.lanes(gang.wants.constraints)
         if not lanes:
             return f"no host of the inventory has such GPUs ({_asked(gang)})"
-        if wants.gpus_per_host and gang.least % wants.gpus_per_host:
-            return f"{count(gang.gpus, 'GPU')} cannot be split into {wants.gpus_per_host} per host"
-        unknown = sorted(name for name in wants.hosts if name not in self._empty.number)
+        if asked.gpus_per_host and gang.least % asked.gpus_per_host:
+            return f"{count(gang.gpus, 'GPU')} cannot be split into {asked.gpus_per_host} per host"
+        unknown = sorted(name for name in asked.hosts if name not in self._empty.number)
         if unknown:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
         if gang.least > most:
             return f"{_wanted(gang)}; the inventory has at most {count(most, 'such GPU')} of one generation"
-        if wants.hosts and not set(wants.hosts) - set(wants.avoid):
+        if asked.hosts and not set(asked.hosts) - set(asked.avoid):
             return f"{_wanted(gang)}; all named hosts are also among the hosts to avoid"
         return f"{_wanted(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
 
@@ -131,15 +131,15 @@ def _wanted(gang: Gang) -> str:
 
 
 def _asked(gang: Gang) -> str:
-    wants = gang.constraints
+    asked = gang.wants.constraints
     parts = [
-        f"generation {' or '.join(wants.generations)}" if wants.generations else "",
-        f"model {wants.gpu_model}" if wants.gpu_model else "",
-        f"at least {wants.min_gpu_memory_mib} MiB of memory" if wants.min_gpu_memory_mib else "",
-        f"{count(wants.gpus_per_host, 'GPU')} per host" if wants.gpus_per_host else "",
-        f"locality {wants.locality}" if wants.locality != "any" else "",
-        count(len(wants.hosts), "named host") if wants.hosts else "",
-        f"without {count(len(wants.avoid), 'host')}" if wants.avoid else "",
-        "one NVLink island per host" if wants.nvlink else "",
+        f"generation {' or '.join(asked.generations)}" if asked.generations else "",
+        f"model {asked.gpu_model}" if asked.gpu_model else "",
+        f"at least {asked.min_gpu_memory_mib} MiB of memory" if asked.min_gpu_memory_mib else "",
+        f"{count(asked.gpus_per_host, 'GPU')} per host" if asked.gpus_per_host else "",
+        f"locality {asked.locality}" if asked.locality != "any" else "",
+        count(len(asked.hosts), "named host") if asked.hosts else "",
+        f"without {count(len(asked.avoid), 'host')}" if asked.avoid else "",
+        "one NVLink island per host" if asked.nvlink else "",
     ]
     return ", ".join(part for part in parts if part) or "any"

@@ -69,11 +69,11 @@ def _with(snapshot: Snapshot, gang: Gang) -> Snapshot:
 
 def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None:
     """Return the largest smaller number of GPUs with which it starts; larger gangs are no easier to place."""
-    step = gang.constraints.gpus_per_host or 1
+    step = gang.wants.constraints.gpus_per_host or 1
     low, high = 0, max(0, gang.least // step - 1)
     while low < high:
         middle = (low + high + 1) // 2
-        if _starts(_with(snapshot, gang.but(gpus=middle * step, min_gpus=None)), gang.id, policy):
+        if _starts(_with(snapshot, gang.but(gpus=middle * step).wanting(min_gpus=None)), gang.id, policy):
             low = middle
         else:
             high = middle - 1
@@ -84,18 +84,19 @@ def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None
 
 
 def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
-    for change, constraints in _other_constraints(snapshot.inventory, gang.constraints):
-        yield change, _with(snapshot, gang.but(constraints=constraints))
+    for change, constraints in _other_constraints(snapshot.inventory, gang.wants.constraints):
+        yield change, _with(snapshot, gang.wanting(constraints=constraints))
     limit = _time_that_is_left(snapshot, gang, decisions)
     if limit is not None:
         change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {duration(limit)}: it would end in time")
-        yield change, _with(snapshot, gang.but(time_limit_s=limit))
-    if not gang.preemptible and snapshot.inventory.pools:
+        yield change, _with(snapshot, gang.wanting(time_limit_s=limit))
+    if not gang.wants.preemptible and snapshot.inventory.pools:
         change = Change("preemptible", "true", "preemptible: it may then borrow what others do not use")
-        yield change, _with(snapshot, gang.but(preemptible=True))
-    top = max((other.priority for other in snapshot.queue if other.id != gang.id), default=gang.priority) + 1
-    if top > gang.priority:
-        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, gang.but(priority=top))
+        yield change, _with(snapshot, gang.wanting(preemptible=True))
+    others = [other.wants.priority for other in snapshot.queue if other.id != gang.id]
+    top = max(others, default=gang.wants.priority) + 1
+    if top > gang.wants.priority:
+        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, gang.wanting(priority=top))
     yield from _other_pools(snapshot, gang, decisions)
     yield from _hosts_back(snapshot)
 
@@ -134,10 +135,10 @@ def _other_pools(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterat
     if decisions.waits[gang.id].reason is not Reason.POOL:
         return
     pools = {pool.name: pool for pool in snapshot.inventory.pools}
-    pool = pools.get(gang.pool or "")
+    pool = pools.get(gang.wants.pool or "")
     while pool is not None:
-        used = sum(run.gang.gpus for run in snapshot.running if run.gang.pool == pool.name) + gang.least
-        if not gang.preemptible:
+        used = sum(run.gang.gpus for run in snapshot.running if run.gang.wants.pool == pool.name) + gang.least
+        if not gang.wants.preemptible:
             yield _pool_change(snapshot, pool, replace(pool, reservation=max(used, pool.reservation)), "reservation")
         if pool.limit is not None:
             yield _pool_change(snapshot, pool, replace(pool, limit=max(used, pool.limit)), "limit")

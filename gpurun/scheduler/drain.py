@@ -29,19 +29,27 @@ class Tenant:
         gang: with the GPUs that it wants.
         members: where its ranks run, in rank order.
         hosts: the draining hosts on which it holds GPUs.
-        may_restart: its recipe allows restarts.
         begun: its containers may exist; before that it has no work to lose.
         stopping: it is already stopping.
-        reforms: it cannot release hosts: gpurun stops it, and starts it again at another size.
     """
 
     gang: Gang
     members: tuple[Grant, ...]
     hosts: tuple[str, ...]
-    may_restart: bool = False
     begun: bool = True
     stopping: bool = False
-    reforms: bool = False
+
+    @property
+    def may_shrink(self) -> bool:
+        """Return True if it can release the draining hosts. One that reforms stops, and starts at another size."""
+        wants = self.gang.wants
+        return not wants.reforms and may_lose(self.members, self.hosts, wants.min_gpus)
+
+    @property
+    def may_stop(self) -> bool:
+        """Return True if it may be stopped, because it starts again."""
+        wants = self.gang.wants
+        return wants.preemptible or wants.reforms or wants.max_restarts > 0
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,9 @@ def in_words(departure: Departure, now_s: float) -> str:
 def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
     if tenant.stopping:
         return "stops", "it is ending"
-    if tenant.begun and not tenant.reforms and may_lose(tenant.members, tenant.hosts, tenant.gang.min_gpus):
+    if tenant.begun and tenant.may_shrink:
         return "shrinks", "it is elastic and has enough GPUs on other hosts"
-    if tenant.begun and not (tenant.may_restart or tenant.gang.preemptible):
+    if tenant.begun and not tenant.may_stop:
         return "waits", "it is not preemptible, and max_restarts is 0"
     if (refused := _refused(tenant.gang, empty)) is not None:
         return "waits", f"no other hosts could run it: {refused}"

@@ -151,17 +151,17 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
     if barred is not None:
         return barred
     generation, free = index.hosts[number].generation, index.free[number].bit_count()
-    least = gang.constraints.gpus_per_host or 1
+    least = gang.wants.constraints.gpus_per_host or 1
     if not free:
         return 1, f"{generation}: {IN_USE}"
     return (0, f"{generation}: {FREE}") if free >= least else (1, f"{generation}: {TOO_FEW} {least}")
 
 
 def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
-    host, wants = index.hosts[number], gang.constraints
-    if not serves(index.kind(number), wants):
+    host, asked = index.hosts[number], gang.wants.constraints
+    if not serves(index.kind(number), asked):
         return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what it asks for"
-    if (wants.hosts and host.name not in wants.hosts) or host.name in wants.avoid:
+    if (asked.hosts and host.name not in asked.hosts) or host.name in asked.avoid:
         return 3, "left out by its constraints"
     if host.name in unusable:
         return 2, unusable[host.name]
@@ -217,13 +217,13 @@ def _soonest(holder: Occupant) -> tuple[bool, float, int, str]:
 
 def _pool_use(decisions: Decisions, snapshot: Snapshot, gang: Gang) -> PoolUse | None:
     pools = {pool.name: pool for pool in snapshot.inventory.pools}
-    pool = pools.get(gang.pool or "")
+    pool = pools.get(gang.wants.pool or "")
     if pool is None:
         return None
     inside = {pool.name}
     while more := {p.name for p in pools.values() if p.parent in inside} - inside:
         inside |= more
-    used = sum(run.gang.gpus for run in snapshot.running if run.gang.pool in inside)
+    used = sum(run.gang.gpus for run in snapshot.running if run.gang.wants.pool in inside)
     return PoolUse(pool.name, used, pool.reservation, pool.limit, decisions.entitlements.get(pool.name))
 
 
@@ -277,5 +277,5 @@ def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> s
 def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
     if any(other.id == wait.behind for other in last.queue):
         return f"it depends on {wait.behind}"
-    whose = "its pool" if wait.behind in (None, gang.pool) else f"pool {wait.behind}"
+    whose = "its pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
     return f"it depends on gangs of {whose} without a time limit"

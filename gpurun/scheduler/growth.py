@@ -23,9 +23,9 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
         gang: with the `gpus` that it wants.
         now: all it holds, including what it is about to release.
     """
-    wants, step = gang.constraints, gang.step
+    asked, step = gang.wants.constraints, gang.step
     missing = (gang.gpus - now.gpus) // step * step
-    if missing <= 0 or wants.locality == "host":
+    if missing <= 0 or asked.locality == "host":
         return None
     decisions = schedule(snapshot, policy)
     if _pool_is_waited_for(snapshot, gang, decisions):
@@ -33,9 +33,9 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
     after = carried_out(snapshot, decisions)
     others = _nobody_waits_for(after, _alike(snapshot, gang, now), decisions)
     near = tuple(name for name in others if snapshot.inventory.by_name[name].rack in now.racks)
-    for hosts in dict.fromkeys((near, others if wants.locality == "any" else near)):
-        more = replace(wants, hosts=hosts, generations=(now.generation,), prefer="any", locality_wait_s=0.0)
-        rest = gang.but(id=f"{gang.id}+", gpus=missing, min_gpus=step, constraints=more, kept=None)
+    for hosts in dict.fromkeys((near, others if asked.locality == "any" else near)):
+        more = replace(asked, hosts=hosts, generations=(now.generation,), prefer="any", locality_wait_s=0.0)
+        rest = gang.but(id=f"{gang.id}+", gpus=missing, kept=None).wanting(min_gpus=step, constraints=more)
         starts = schedule(replace(after, queue=(rest,)), policy).starts if hosts else ()
         if starts:
             return starts[0][1]
@@ -86,7 +86,7 @@ def _pool_is_waited_for(snapshot: Snapshot, gang: Gang, decisions: Decisions) ->
 
 
 def _limited(tree: Tree, gang: Gang) -> set[str]:
-    leaf = tree.leaf_of(gang.pool)
+    leaf = tree.leaf_of(gang.wants.pool)
     return set() if leaf is None else {leaf, *(tree.nodes[leaf].above[:-1])}
 
 
@@ -104,7 +104,7 @@ def _nobody_waits_for(snapshot: Snapshot, hosts: tuple[str, ...], decisions: Dec
 
 def _alike(snapshot: Snapshot, gang: Gang, now: Placement) -> tuple[str, ...]:
     """Hosts that ranks of the gang could be on as well: horovodrun takes one network interface for all."""
-    inventory, wanted = snapshot.inventory, gang.constraints.hosts
+    inventory, wanted = snapshot.inventory, gang.wants.constraints.hosts
     interface = inventory.fabric_of(inventory.by_name[now.hosts[0]]).interface
     return tuple(
         host.name

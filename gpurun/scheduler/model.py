@@ -7,7 +7,7 @@ randomness; times are seconds on whatever clock the caller uses, all on the same
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -16,16 +16,16 @@ import msgspec
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.limits import limit_ends_s
-from gpurun.jobs.record import Kept as Kept  # noqa: PLC0414  re-exported, as are Grant and Placement
-from gpurun.jobs.spec import Constraints
+from gpurun.jobs.record import Kept as Kept  # noqa: PLC0414  re-exported, as are Grant, Placement, Wants
 from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414
 from gpurun.jobs.spec import Placement as Placement  # noqa: PLC0414
+from gpurun.jobs.spec import Wants as Wants  # noqa: PLC0414
 
 ENDLESS = float("inf")
 """An unknown time."""
 
-ANYWHERE = Constraints()
-"""No constraint at all."""
+ANYTHING = Wants()
+"""GPUs, whichever they are."""
 
 
 class Gang(msgspec.Struct, frozen=True, gc=False):
@@ -35,10 +35,7 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         id: the job's id.
         gpus: how many GPUs; granted in full, unless it is elastic.
         submitted_s: when it was first submitted. A requeued gang keeps it, so it stands before its peers.
-        min_gpus: elastic: where `gpus` do not fit it starts with the most that do, but no fewer than this.
-        pool: the pool's name; None = the root, bounded by the cluster alone.
-        preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
-        time_limit_s: after this long in RUNNING it is ended; None counts as endless.
+        wants: what its job's spec says. Elastic: where `gpus` do not fit, it starts with the most that do.
         start_allowance_s: estimated seconds from the grant to RUNNING.
         stop_allowance_s: estimated seconds from the end of RUNNING until its GPUs are free: grace, then the fence.
         attempts: starts so far.
@@ -46,39 +43,31 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         avoid: hosts it failed on before, the last one last. Left out as far as the rest of the inventory could hold the
             gang; the first ones are used again first.
         kept: the GPUs kept for it until it starts. The caller stores `Decisions.kept` and hands it back here.
-        servers: ranks that run on hosts without GPUs, beside its GPUs.
-        server_hosts: those hosts: names, or labels as ``name=value``.
         near: hosts that have its data: preferred where nothing else tells two placements apart.
     """
 
     id: str
     gpus: int
     submitted_s: float = 0.0
-    min_gpus: int | None = None
-    constraints: Constraints = ANYWHERE
-    pool: str | None = None
-    priority: int = 0
-    preemptible: bool = False
-    time_limit_s: float | None = None
+    wants: Wants = ANYTHING
     start_allowance_s: float = 0.0
     stop_allowance_s: float = 0.0
     attempts: int = 0
     requeued: bool = False
     avoid: tuple[str, ...] = ()
     kept: Kept | None = None
-    servers: int = 0
-    server_hosts: tuple[str, ...] = ()
     near: frozenset[str] = frozenset()
 
     @property
     def step(self) -> int:
         """The size of an elastic gang is a multiple of this."""
-        return self.constraints.gpus_per_host or 1
+        return self.wants.constraints.gpus_per_host or 1
 
     @property
     def least(self) -> int:
         """The fewest GPUs it starts with: what it needs, and all that is reserved or kept for it."""
-        return self.gpus if self.min_gpus is None else -(-self.min_gpus // self.step) * self.step
+        min_gpus = self.wants.min_gpus
+        return self.gpus if min_gpus is None else -(-min_gpus // self.step) * self.step
 
     @property
     def smallest(self) -> Gang:
@@ -88,16 +77,15 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
     @property
     def near_until_s(self) -> float:
         """Until when it waits for one rack or host rather than start on more; -inf if it never does."""
-        wants = self.constraints
-        waits = wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
-        return self.submitted_s + wants.locality_wait_s if waits else -ENDLESS
+        asked = self.wants.constraints
+        waits = asked.locality_wait_s > 0 and asked.prefer != "any" and asked.locality == "any"
+        return self.submitted_s + asked.locality_wait_s if waits else -ENDLESS
 
     @property
     def longest_s(self) -> float:
         """How long it is expected to hold its GPUs at most if it is granted now; ENDLESS without a time limit."""
-        if self.time_limit_s is None:
-            return ENDLESS
-        return self.start_allowance_s + self.time_limit_s + self.stop_allowance_s
+        limit_s = self.wants.time_limit_s
+        return ENDLESS if limit_s is None else self.start_allowance_s + limit_s + self.stop_allowance_s
 
     @property
     def age(self) -> tuple[float, str]:
@@ -107,11 +95,15 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
     @property
     def rank(self) -> tuple[int, bool, float, str]:
         """Its place among the gangs of its pool; smaller goes first."""
-        return (-self.priority, not self.requeued, self.submitted_s, self.id)
+        return (-self.wants.priority, not self.requeued, self.submitted_s, self.id)
 
     def but(self, **changes: Any) -> Gang:
         """The gang with some attributes changed."""
         return msgspec.structs.replace(self, **changes)
+
+    def wanting(self, **changes: Any) -> Gang:
+        """The gang with some attributes of what it wants changed."""
+        return self.but(wants=replace(self.wants, **changes))
 
     def sized(self, gpus: int) -> Gang:
         """The gang with another number of GPUs."""
@@ -122,7 +114,7 @@ def by_rank(gangs: Iterable[Gang]) -> list[Gang]:
     """Gangs sorted by `Gang.rank`; ten thousand of them without a rank for each."""
     groups: dict[tuple[int, bool], list[Gang]] = {}
     for gang in sorted(gangs, key=attrgetter("submitted_s", "id")):
-        groups.setdefault((-gang.priority, not gang.requeued), []).append(gang)
+        groups.setdefault((-gang.wants.priority, not gang.requeued), []).append(gang)
     return [gang for group in sorted(groups) for gang in groups[group]]
 
 
@@ -156,7 +148,7 @@ class Running:
             told_s = now_s if self.told_s is None else min(self.told_s, now_s)  # the clock may have been set back
             return max(now_s, told_s + gang.stop_allowance_s)
         running_s = max(now_s, self.granted_s + gang.start_allowance_s) if self.running_s is None else self.running_s
-        ends_s = limit_ends_s(running_s, gang.time_limit_s)
+        ends_s = limit_ends_s(running_s, gang.wants.time_limit_s)
         return ENDLESS if ends_s is None else max(now_s, ends_s + gang.stop_allowance_s)
 
 

@@ -55,7 +55,7 @@ def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Localit
         locality: instead of the gang's own.
     """
     need = need_of(index, gang, avoid=avoid, locality=locality)
-    lanes = index.lanes(gang.constraints)
+    lanes = index.lanes(gang.wants.constraints)
     is_simple = not need.nvlink and not need.per_host and need.gpus <= index.height
     if is_simple and not any(lane.mixed for lane in lanes):
         single = _one_host(index, lanes, need) if need.hosts is None else _one_named_host(index, lanes, need)

@@ -18,7 +18,7 @@ MAX_TRIES = 128
 def cost(running: Running, now_s: float) -> tuple[int, float, float, str]:
     """Return how bad it is to stop a gang: lowest priority first, then the newest, then the least work lost."""
     saved = running.granted_s if running.checkpoint_s is None else max(running.checkpoint_s, running.granted_s)
-    return (running.gang.priority, -running.granted_s, running.gang.gpus * (now_s - saved), running.gang.id)
+    return (running.gang.wants.priority, -running.granted_s, running.gang.gpus * (now_s - saved), running.gang.id)
 
 
 class Hunt:

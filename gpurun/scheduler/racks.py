@@ -50,13 +50,13 @@ def need_of(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality 
         avoid: also leave out the hosts it failed on before.
         locality: in place of the gang's own.
     """
-    wants, number = gang.constraints, index.number
-    shun = (*wants.avoid, *gang.avoid) if avoid else wants.avoid
-    hosts = frozenset(number[name] for name in wants.hosts if name in number) if wants.hosts else None
+    asked, number = gang.wants.constraints, index.number
+    shun = (*asked.avoid, *gang.avoid) if avoid else asked.avoid
+    hosts = frozenset(number[name] for name in asked.hosts if name in number) if asked.hosts else None
     avoided = frozenset(number[name] for name in shun if name in number)
-    plain = hosts is None and not avoided and not wants.nvlink
+    plain = hosts is None and not avoided and not asked.nvlink
     near = frozenset(number[name] for name in gang.near if name in number)
-    return Need(gang.gpus, wants.gpus_per_host, locality or wants.locality, hosts, avoided, wants.nvlink, plain, near)
+    return Need(gang.gpus, asked.gpus_per_host, locality or asked.locality, hosts, avoided, asked.nvlink, plain, near)
 
 
 class Part:

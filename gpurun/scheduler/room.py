@@ -31,7 +31,7 @@ class Room:
         """Where the gang goes with the most GPUs that fit: `most`, or fewer if it is elastic."""
         placement = self.place(gang.sized(most))
         low, high = gang.least // gang.step, most // gang.step - 1
-        if placement is not None or gang.min_gpus is None or low > high:
+        if placement is not None or gang.wants.min_gpus is None or low > high:
             return placement
         placement = self.place(gang.sized(low * gang.step))
         while placement is not None and low < high:

@@ -17,15 +17,16 @@ from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot
 def refuse(gang: Gang, snapshot: Snapshot) -> Refusal | None:
     """Why the servers of a gang have no host; None if they have one."""
     inventory = snapshot.inventory
-    names = [name for name in gang.server_hosts if "=" not in name]
-    for name in names:
+    number, hosts = gang.wants.servers
+    if not number:
+        return None
+    for name in (name for name in hosts if "=" not in name):
         host = inventory.by_name.get(name)
         if host is None:
             return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r}, for parameter servers, is not in the inventory")
         if host.gpus:
             return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r} is for parameter servers, but has GPUs")
-    able = _able(gang, snapshot)
-    asked = " or ".join(gang.server_hosts)
+    able, asked = _able(hosts, snapshot), " or ".join(hosts)
     if not able:
         return Refusal(True, Reason.IMPOSSIBLE, f"no host without GPUs is labelled {asked}, for parameter servers")
     why = sorted({snapshot.unusable[host.name] for host in able if host.name in snapshot.unusable})
@@ -36,7 +37,7 @@ def refuse(gang: Gang, snapshot: Snapshot) -> Refusal | None:
 
 
 def with_servers(gang: Gang, placement: Placement, snapshot: Snapshot, running: Iterable[Running]) -> Placement:
-    """A placement of a gang's GPUs, and behind them the hosts of its servers.
+    """A placement of a gang's GPUs, and behind them the hosts of its servers, if it has some there.
 
     Hosts it failed on come last; before them those that carry fewest gangs' servers, in a rack of the gang if there is
     one, in the inventory's order.
@@ -44,15 +45,18 @@ def with_servers(gang: Gang, placement: Placement, snapshot: Snapshot, running: 
     Args:
         running: all gangs that hold GPUs.
     """
+    number, hosts = gang.wants.servers
+    if not number:
+        return placement
     busy = Counter(grant.host for run in running for grant in run.placement.grants if not grant.gpus)
-    able = [host for host in _able(gang, snapshot) if host.name not in snapshot.unusable]
+    able = [host for host in _able(hosts, snapshot) if host.name not in snapshot.unusable]
     able.sort(key=lambda host: (host.name in gang.avoid, busy[host.name], host.rack not in placement.racks))
-    chosen = tuple(Grant(host.name, ()) for host in able[: gang.servers])
+    chosen = tuple(Grant(host.name, ()) for host in able[:number])
     return replace(placement, grants=(*placement.grants, *chosen))
 
 
-def _able(gang: Gang, snapshot: Snapshot) -> list[Host]:
-    return [host for host in snapshot.inventory.hosts if not host.gpus and _is_asked(host, gang.server_hosts)]
+def _able(asked: tuple[str, ...], snapshot: Snapshot) -> list[Host]:
+    return [host for host in snapshot.inventory.hosts if not host.gpus and _is_asked(host, asked)]
 
 
 def _is_asked(host: Host, asked: tuple[str, ...]) -> bool:

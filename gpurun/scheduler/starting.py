@@ -15,7 +15,7 @@ def consider(state: PassState, gang: Gang) -> None:
         state.wakes.append(gang.near_until_s)
     if state.waits_like_another(gang):
         return
-    if gang.servers and not _has_servers(state, gang):
+    if gang.wants.roles is not None and not _has_servers(state, gang):
         return
     hold = state.release(gang)
     barred = state.book.gate(gang) if state.book is not None else None
@@ -58,7 +58,7 @@ def _most(state: PassState, gang: Gang, hold: Hold | None) -> int:
     If gpurun stopped other gangs for an elastic gang, it starts with the GPUs that they released. With more GPUs it
     could keep those gangs from starting again. It grows when no gang waits.
     """
-    if gang.min_gpus is None:
+    if gang.wants.min_gpus is None:
         return gang.gpus
     most = gang.gpus if state.book is None else min(gang.gpus, state.book.allows(gang))
     if hold is not None and hold.kept is not None and hold.kept.why == "preemption":
@@ -72,6 +72,6 @@ def _prefers_to_wait(state: PassState, gang: Gang) -> bool:
     if placement is None:
         return False
     place = f"{count(len(placement.grants), 'host')} in {count(len(placement.racks), 'rack')}"
-    message = f"fits on {place}, but prefers one {gang.constraints.prefer}"
+    message = f"fits on {place}, but prefers one {gang.wants.constraints.prefer}"
     state.wait(gang, Reason.LOCALITY, message, until_s=gang.near_until_s)
     return True

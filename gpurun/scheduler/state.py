@@ -96,7 +96,7 @@ class PassState:
         gang = gang.sized(placement.gpus)
         self.waits.pop(gang.id, None)
         self.room.take(placement)
-        if gang.servers:
+        if gang.wants.roles is not None:
             placement = with_servers(gang, placement, self.snapshot, self.running)
         self.starts.append((gang, placement))
         self.running.append(Running(gang, placement, self.now_s))
@@ -202,7 +202,7 @@ class PassState:
         if known is None:
             if self._usable is None:
                 self._usable = Index(Snapshot(self.snapshot.inventory, unusable=unusable))
-            has_servers = not gang.servers or refuse(gang, self.snapshot) is None
+            has_servers = refuse(gang, self.snapshot) is None
             fits = has_servers and self.capacity.place(self._usable, gang.smallest) is not None
             known = self._suffices[key] = fits
         return known
@@ -226,7 +226,7 @@ class PassState:
 
     def _left(self, gang: Gang, staying: Mapping[str, Running], is_taken: bool) -> Index:
         """The usable hosts without the GPUs of gangs that stay, and perhaps without those that others hold."""
-        key = (gang.pool if staying else None, bool(staying), is_taken)
+        key = (gang.wants.pool if staying else None, bool(staying), is_taken)
         if key not in self._indexes:
             taken = self.snapshot.taken if is_taken else {}
             empty = replace(self.snapshot, running=tuple(staying.values()), queue=(), taken=taken)
@@ -239,13 +239,13 @@ class PassState:
         """
         if self.book is None or not self._is_long_since(overdue_s):
             return {}
-        found = self._staying.get(gang.pool)
+        found = self._staying.get(gang.wants.pool)
         if found is None:
-            found = self._staying[gang.pool] = {
+            found = self._staying[gang.wants.pool] = {
                 run.gang.id: run
                 for run in self.running
-                if run.gang.pool != gang.pool
-                and run.gang.time_limit_s is None
+                if run.gang.wants.pool != gang.wants.pool
+                and run.gang.wants.time_limit_s is None
                 and not run.stopping
                 and self._is_long_since(run.granted_s)
             }
@@ -269,11 +269,11 @@ class PassState:
         if gang.near_until_s <= self.now_s:
             return False
         kept = None if gang.kept is None else gang.kept.placement
-        return kept is None or len(kept.racks if gang.constraints.prefer == "rack" else kept.hosts) == 1
+        return kept is None or len(kept.racks if gang.wants.constraints.prefer == "rack" else kept.hosts) == 1
 
     def place(self, index: Index, gang: Gang) -> Placement | None:
         """Where the gang would start on an index now: it declines more racks or hosts while it waits for one."""
-        return self.capacity.place(index, gang, gang.constraints.prefer if self.is_choosy(gang) else None)
+        return self.capacity.place(index, gang, gang.wants.constraints.prefer if self.is_choosy(gang) else None)
 
     def stop(self, victims: tuple[Running, ...], taker: Gang) -> None:
         """Tell gangs to stop for another one."""
@@ -285,10 +285,8 @@ class PassState:
         for run in victims:
             if self.book is not None:
                 self.book.stop(run.gang)
-            message = (
-                f"{named_pool(run.gang.pool)} gives back what it borrowed: {taker.id} of {named_pool(taker.pool)} "
-                "is entitled to it"
-            )
+            lender, entitled = named_pool(run.gang.wants.pool), f"{taker.id} of {named_pool(taker.wants.pool)}"
+            message = f"{lender} gives back what it borrowed: {entitled} is entitled to it"
             self.preempts.append(Preemption(run.gang.id, taker.id, message))
         self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
 
@@ -311,19 +309,20 @@ class PassState:
 def _wishes(gangs: Iterable[Gang]) -> dict[str, int]:
     """Gang → a number, equal for gangs that differ only in age, history, priority and time limit.
 
-    The gangs of a long queue share few `Constraints`, and one object is known by its identity, which costs less than
-    to compare. The gangs keep these objects, and so their identities, for as long as the pass lasts.
+    The gangs of a long queue share few `Wants`, and one object is known by its identity, which costs less than to
+    compare. The gangs keep these objects, and so their identities, for as long as the pass lasts.
     """
     numbers: dict[Hashable, int] = {}
-    asked: dict[int, int] = {}
+    wanted: dict[int, int] = {}
     found = {}
     for gang in gangs:
-        constraints = asked.get(id(gang.constraints))
-        if constraints is None:
-            constraints = asked[id(gang.constraints)] = numbers.setdefault(gang.constraints, len(numbers))
-        size, servers = (gang.gpus, gang.min_gpus), (gang.servers, gang.server_hosts)
-        wish = constraints, size, gang.pool, gang.preemptible, gang.avoid, servers
-        found[gang.id] = numbers.setdefault(wish, len(numbers))
+        wants = gang.wants
+        same = wanted.get(id(wants))
+        if same is None:
+            servers = wants.roles.ps_hosts and wants.servers if wants.roles else ()
+            asked = wants.constraints, wants.min_gpus, wants.pool, wants.preemptible, servers
+            same = wanted[id(wants)] = numbers.setdefault(asked, len(numbers))
+        found[gang.id] = numbers.setdefault((same, gang.gpus, gang.avoid), len(numbers))
     return found
 
 

@@ -61,7 +61,7 @@ def patience_of(state: PassState, gang: Gang) -> float:
     wish = state.wishes[gang.id]
     known = state.patience.get(wish)
     if known is None:
-        share = share_of(state.index.lanes(gang.constraints), least)
+        share = share_of(state.index.lanes(gang.wants.constraints), least)
         known = state.patience[wish] = state.policy.patience_s * min(1.0, (2 * share) ** 4)
     return known
 
@@ -173,7 +173,7 @@ def _preempt_for(state: PassState, gang: Gang) -> bool:
     before it and wait, so that one whose patience is over would wait for borrowers that no gang stops.
     """
     book = state.book
-    if book is None or not state.lenders or (gang.preemptible and book.standing[gang.id] == BORROWING):
+    if book is None or not state.lenders or (gang.wants.preemptible and book.standing[gang.id] == BORROWING):
         return False
     only = state.keeping.not_for_others(gang)
     hunt = Hunt(

@@ -11,7 +11,7 @@ from gpurun.errors import GpurunError, NeverFits
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
 from gpurun.quantities.counts import count
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Placement, Running, Snapshot, Wants
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.schedule import arrange, schedule
 from gpurun.scheduler.state import Arranged
@@ -139,7 +139,7 @@ class _Cluster:
         empty = Snapshot(inventory)
         self.arranged = strictly_arranged(empty) if isinstance(policy, Yardstick) else arrange(empty)
         self.outcomes = [Outcome(job) for job in jobs]
-        shared: dict[object, Constraints] = {}
+        shared: dict[object, Wants] = {}
         self.gangs = [_gang(number, job, shared) for number, job in enumerate(jobs)]
         self.factor = factor
         self.left = [job.duration_s for job in jobs]  # seconds of work that remain, as the trace counts them
@@ -157,7 +157,7 @@ class _Cluster:
         """Ask for one rack for each gang that a rack can hold."""
         known: dict[object, str | None] = {}
         for number, gang in enumerate(self.gangs):
-            near = gang.but(constraints=replace(gang.constraints, locality="rack"))
+            near = gang.wanting(constraints=replace(gang.wants.constraints, locality="rack"))
             if self._never(near, known) is None:
                 self.gangs[number] = near
 
@@ -170,7 +170,7 @@ class _Cluster:
 
     def _never(self, gang: Gang, known: dict[object, str | None]) -> str | None:
         """Why a gang can never run; None if it can."""
-        key = (gang.gpus, gang.constraints, gang.pool, gang.preemptible)
+        key = (gang.gpus, gang.wants.constraints, gang.wants.pool, gang.wants.preemptible)
         if key not in known:
             never = self._decide(Snapshot(self.inventory, queue=(gang,)), None).never
             known[key] = never[gang.id].message if never else None
@@ -286,22 +286,13 @@ class _Cluster:
         )
 
 
-def _gang(number: int, job: TraceJob, shared: dict[object, Constraints]) -> Gang:
-    key = (job.generation, job.gpus_per_host)
-    constraints = shared.setdefault(
-        key,
-        Constraints(
-            generations=(job.generation,) if job.generation else (),
-            gpus_per_host=job.gpus_per_host,
-        ),
-    )
-    return Gang(
-        id=f"{number:09d}",
-        gpus=job.gpus,
-        submitted_s=job.submitted_s,
-        constraints=constraints,
-        pool=job.pool,
-        priority=job.priority,
-        preemptible=job.preemptible,
-        time_limit_s=job.time_limit_s,
-    )
+def _gang(number: int, job: TraceJob, shared: dict[object, Wants]) -> Gang:
+    key = (job.generation, job.gpus_per_host, job.pool, job.priority, job.preemptible, job.time_limit_s)
+    wants = shared.get(key)
+    if wants is None:
+        generations = (job.generation,) if job.generation else ()
+        wants = shared[key] = Wants(
+            constraints=Constraints(generations, gpus_per_host=job.gpus_per_host), pool=job.pool,
+            priority=job.priority, preemptible=job.preemptible, time_limit_s=job.time_limit_s,
+        )  # fmt: skip
+    return Gang(f"{number:09d}", job.gpus, job.submitted_s, wants)

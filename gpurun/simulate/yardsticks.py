@@ -80,7 +80,7 @@ def try_consolidated(
     need = need_of(index, gang, avoid=avoid, locality=locality)
     if not need.plain or need.per_host or need.locality != "any":
         return try_place(index, gang, avoid=avoid, locality=locality)
-    for lane in index.lanes(gang.constraints):
+    for lane in index.lanes(gang.wants.constraints):
         hosts = _hosts(index, lane, gang.gpus)
         if hosts is not None:
             grants = [Grant(index.hosts[n].name, choose(index.hosts[n], index.free[n], gpus)) for n, gpus in hosts]

@@ -57,4 +57,4 @@ def _able(job: SupervisedJob, looks: Mapping[str, Out | None]) -> frozenset[str]
     except GpurunError:
         return frozenset()
     unusable = {*view.unusable(job.inventory), *(host for host, out in looks.items() if out is not None)}
-    return unstarted.able_hosts(job.inventory, job.spec.wants, unusable)
+    return unstarted.able_hosts(job.inventory, job.spec, unusable)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from gpurun.errors import HostFailure, NoRoom
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.record import FirstFailure, JobRecord, Restart, StartFailure
-from gpurun.jobs.spec import Wants
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.scheduler.index import serves
 from gpurun.supervisor.ends import End
@@ -192,10 +192,10 @@ def _pause_s(
     return min(FIRST_PAUSE_S * 2.0 ** min(max(placements - 2, 0), 30), LONGEST_PAUSE_S)
 
 
-def able_hosts(inventory: Inventory, wants: Wants, unusable: Collection[str]) -> frozenset[str]:
+def able_hosts(inventory: Inventory, spec: JobSpec, unusable: Collection[str]) -> frozenset[str]:
     """Return the hosts that could hold a gang now, or a part of it, whatever runs there."""
-    asked = wants.constraints
-    least = asked.gpus_per_host or (wants.min_gpus or wants.gpus if asked.locality == "host" else 1)
+    asked = spec.constraints
+    least = asked.gpus_per_host or (spec.min_gpus or spec.gpus if asked.locality == "host" else 1)
     return frozenset(
         host.name
         for host in inventory.hosts

@@ -20,7 +20,7 @@ from gpurun.inventory.settings import HostSetting
 from gpurun.jobs.spec import Constraints
 from gpurun.quantities.counts import plural
 from gpurun.scaling.choice import SmallerGang
-from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.model import Gang, Snapshot, Wants
 from gpurun.scheduler.schedule import schedule
 from gpurun.top.plain import _job_line
 from gpurun.top.rows import TopRow
@@ -36,7 +36,7 @@ def test_the_scheduler_and_the_live_view_count_one():
     assert said.startswith("2 GPUs wanted; 1 such GPU of one generation is free for it")
     never = schedule(Snapshot(cluster(1, 1, 1), queue=(Gang("g", 2),))).never["g"].message
     assert never.endswith("the inventory has at most 1 such GPU of one generation")
-    near = Gang("g", 2, constraints=Constraints(prefer="host", locality_wait_s=9.0))
+    near = Gang("g", 2, wants=Wants(constraints=Constraints(prefer="host", locality_wait_s=9.0)))
     spread = waits(cluster(1, 2, 2), near, running, runs(Gang("q", 1), ("r0h1", (0,))))
     assert spread == "fits on 2 hosts in 1 rack, but prefers one host"
     cells = ("A", "j-1", "me", "n", "RUNNING", "1", "–", "–", "5s", "h1", "")

@@ -253,7 +253,7 @@ class History:
         self.began[gang.id] = runs_s
         if job.prepares_s:
             self._plan(runs_s, "runs", gang.id, gang.attempts)
-        limit_s = NEVER if gang.time_limit_s is None else gang.time_limit_s
+        limit_s = NEVER if gang.wants.time_limit_s is None else gang.wants.time_limit_s
         ends_s = min(self.left[gang.id], limit_s)
         self._plan(runs_s + ends_s + min(job.stops_s, gang.stop_allowance_s), "ends", gang.id, gang.attempts)
 
@@ -261,7 +261,7 @@ class History:
         if not self.draining:
             return
         tenants = [
-            Tenant(self.wanted[job], run.placement.grants, hosts, may_restart=True, stopping=run.stopping)
+            Tenant(self.wanted[job].wanting(max_restarts=1), run.placement.grants, hosts, stopping=run.stopping)
             for job, run in self.running.items()
             if (hosts := tuple(grant.host for grant in run.placement.grants if grant.host in self.draining))
         ]
@@ -275,7 +275,7 @@ class History:
         small = [
             job
             for job, run in self.running.items()
-            if run.gang.min_gpus is not None and not run.stopping and run.placement.gpus < self.wanted[job].gpus
+            if run.gang.wants.min_gpus is not None and not run.stopping and run.placement.gpus < self.wanted[job].gpus
         ]
         for job in small[:1]:
             run = self.running[job]
@@ -296,7 +296,7 @@ def _promised(
         record = JobRecord(
             gang.id, gang.id, "u", 1, SOURCE, gang.gpus, State.QUEUED, at_s, at_s, kept=gang.kept
         )  # fmt: skip
-        live[gang.id] = LiveJob(record, None if jobs[gang.id].is_damaged else Wants(gang.gpus), None)
+        live[gang.id] = LiveJob(record, None if jobs[gang.id].is_damaged else Wants(), None)
     view = View(live, (), Occupancy(), {}, 0, lambda _: False, now_s)
     view.keep(view.queued(), inventory)
     return view.occupancy.taken(inventory)

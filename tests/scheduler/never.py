@@ -77,7 +77,7 @@ class Seen:
 
     def blocks_for_good(self, run: Running, gang: Gang) -> bool:
         """Returns True if a gang of another pool goes on though the gang has waited for its end for long enough."""
-        if run.gang.pool == gang.pool or run.gang.time_limit_s is not None or run.stopping:
+        if run.gang.wants.pool == gang.wants.pool or run.gang.wants.time_limit_s is not None or run.stopping:
             return False
         return self.now_s >= max(self.overdue_s(gang), run.granted_s) + self.policy.patience_s
 
@@ -95,7 +95,7 @@ class Seen:
 
 def _easy(gang: Gang) -> Gang:
     """The gang without a pool, and content with any racks."""
-    return gang.but(pool=None, constraints=replace(gang.constraints, locality_wait_s=0.0))
+    return gang.wanting(pool=None, constraints=replace(gang.wants.constraints, locality_wait_s=0.0))
 
 
 def _patience_s(seen: Seen, gang: Gang) -> float:
@@ -106,7 +106,7 @@ def _patience_s(seen: Seen, gang: Gang) -> float:
     capacity: dict[str, int] = {}
     for host in hosts:
         kind = host.generation, host.gpu_model, host.gpu_memory_mib
-        if host.name not in seen.snapshot.unusable and serves(kind, gang.constraints):
+        if host.name not in seen.snapshot.unusable and serves(kind, gang.wants.constraints):
             capacity[host.generation] = capacity.get(host.generation, 0) + host.gpus
     most = max(capacity.values(), default=0)
     share = min(1.0, gang.least / most) if most else 1.0
@@ -192,8 +192,9 @@ def _what_is_kept_will_be_used(seen: Seen) -> None:
 
 def has_servers(seen: Seen, gang: Gang) -> bool:
     hosts = seen.snapshot.inventory.by_name
-    return not gang.servers or any(
-        name not in seen.snapshot.unusable and not hosts[name].gpus for name in gang.server_hosts if name in hosts
+    number, names = gang.wants.servers
+    return not number or any(
+        name not in seen.snapshot.unusable and not hosts[name].gpus for name in names if name in hosts
     )
 
 
@@ -218,7 +219,9 @@ def _nothing_idles_for_nothing(seen: Seen, most: int | None) -> None:
     is_held = bool(found.kept or found.reserved) or any("waited longest" in w.message for w in found.waits.values())
     looked_at: dict[object, Gang] = {}
     for gang in seen.waiting:
-        looked_at.setdefault((gang.constraints, gang.gpus, gang.pool, gang.avoid, found.waits[gang.id].reason), gang)
+        looked_at.setdefault(
+            (gang.wants.constraints, gang.gpus, gang.wants.pool, gang.avoid, found.waits[gang.id].reason), gang
+        )
     for gang in islice(looked_at.values(), most):
         if not is_held and seen.starts_alone(gang):
             raise Broken(f"stuck: {gang.id} would start if it were alone, and nothing is held for anybody")
@@ -268,7 +271,7 @@ def _is_what_holds_it(seen: Seen, gang: Gang) -> None:
     """Without the cause that is named, the gang starts, or another cause is named."""
     before, wait = seen.snapshot, seen.decisions.waits[gang.id]
     others = tuple(other for other in before.queue if other.id not in (wait.behind, gang.id))
-    near = gang.but(constraints=replace(gang.constraints, locality_wait_s=0.0))
+    near = gang.wanting(constraints=replace(gang.wants.constraints, locality_wait_s=0.0))
     if wait.reason is Reason.KEPT:
         if gang.id not in seen.decisions.kept:
             raise Broken(f"{gang.id} is told that GPUs are kept for it, and none are")

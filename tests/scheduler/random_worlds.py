@@ -10,9 +10,9 @@ from never import Seen, check_pass, check_words
 
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
-from gpurun.jobs.spec import Constraints
+from gpurun.jobs.spec import Constraints, Roles
 from gpurun.scheduler.future import carried_out
-from gpurun.scheduler.model import Gang, Running, Snapshot
+from gpurun.scheduler.model import Gang, Running, Snapshot, Wants
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.pools import tree_of
 from gpurun.scheduler.schedule import schedule
@@ -68,7 +68,7 @@ def random_gang(rng: Random, name: str, at_s: float, inventory: Inventory) -> Ga
     hosts = [host.name for host in inventory.hosts if host.gpus]
     servers = [host.name for host in inventory.hosts if not host.gpus]
     prefer = rng.choice(["any", "any", "any", "any", "rack", "host"])
-    wants = Constraints(
+    asked = Constraints(
         generations=("pascal",) if rng.random() < 0.1 else (),
         locality=rng.choice(["any", "any", "any", "any", "rack", "host"]),
         gpus_per_host=rng.choice([None, None, None, None, 2, 4]),
@@ -80,19 +80,20 @@ def random_gang(rng: Random, name: str, at_s: float, inventory: Inventory) -> Ga
     )
     total = inventory.total_gpus
     gpus = min(total, rng.choice([1, 1, 2, 2, 4, 4, 8, 8, max(1, total // 4), max(1, total // 2), total]))
-    if wants.gpus_per_host:
-        gpus = max(wants.gpus_per_host, gpus // wants.gpus_per_host * wants.gpus_per_host)
-    return Gang(
-        name, gpus, at_s,
-        min_gpus=rng.choice([None, None, None, max(1, gpus // 2)]), constraints=wants,
+    if asked.gpus_per_host:
+        gpus = max(asked.gpus_per_host, gpus // asked.gpus_per_host * asked.gpus_per_host)
+    wants = Wants(
+        min_gpus=rng.choice([None, None, None, max(1, gpus // 2)]), constraints=asked,
         pool=rng.choice([*(pool.name for pool in inventory.pools), None]),
         priority=rng.choice([0, 0, 0, 1, 5]), preemptible=rng.random() < 0.5,
         time_limit_s=rng.choice([None, None, 50.0, 500.0, 5000.0]),
-        start_allowance_s=60.0, stop_allowance_s=rng.choice([15.0, 30.0]),
-        avoid=tuple(rng.sample(hosts, rng.randint(1, min(3, len(hosts))))) if rng.random() < 0.1 else (),
-        servers=1 if servers and rng.random() < 0.15 else 0,
-        server_hosts=(rng.choice(servers),) if servers else (),
     )  # fmt: skip
+    gang = Gang(
+        name, gpus, at_s, wants, start_allowance_s=60.0, stop_allowance_s=rng.choice([15.0, 30.0]),
+        avoid=tuple(rng.sample(hosts, rng.randint(1, min(3, len(hosts))))) if rng.random() < 0.1 else (),
+    )  # fmt: skip
+    ps = 1 if servers and rng.random() < 0.15 else 0
+    return gang.wanting(roles=Roles(ps=ps, ps_hosts=(rng.choice(servers),) if servers else ()))
 
 
 def random_history(seed: int, most_jobs: int = 60) -> History:
@@ -114,7 +115,7 @@ def random_history(seed: int, most_jobs: int = 60) -> History:
 
 
 def _random_job(rng: Random, gang: Gang, lasts_s: float) -> Job:
-    endless = gang.time_limit_s is None and rng.random() < 0.03
+    endless = gang.wants.time_limit_s is None and rng.random() < 0.03
     dead_s = gang.submitted_s + rng.uniform(0, 3000) if rng.random() < 0.06 else NEVER
     return Job(
         gang,
@@ -148,13 +149,13 @@ def run_random_passes(seed: int) -> int:
     now_s = rng.choice([1000.0, 10000.0, 100000.0])
     names = [host.name for host in inventory.hosts]
     unusable = {name: f"{'out' if name.endswith('0') else 'cordoned'}: fan" for name in names if rng.random() < 0.08}
-    first = [random_gang(rng, f"r{n}", 0.0, inventory).but(servers=0) for n in range(rng.randint(0, 6))]
+    first = [random_gang(rng, f"r{n}", 0.0, inventory).wanting(roles=None) for n in range(rng.randint(0, 6))]
     filled = schedule(
-        Snapshot(replace(inventory, pools=()), queue=tuple(gang.but(pool=None) for gang in first)), policy
+        Snapshot(replace(inventory, pools=()), queue=tuple(gang.wanting(pool=None) for gang in first)), policy
     )
-    pools = {gang.id: gang.pool for gang in first}
+    pools = {gang.id: gang.wants.pool for gang in first}
     running = tuple(
-        Running(gang.but(pool=pools[gang.id]), placement, granted_s := rng.uniform(0, now_s), granted_s)
+        Running(gang.wanting(pool=pools[gang.id]), placement, granted_s := rng.uniform(0, now_s), granted_s)
         for gang, placement in filled.starts
     )
     queue = [random_gang(rng, f"q{n}", rng.uniform(0, now_s), inventory) for n in range(rng.randint(1, 8))]

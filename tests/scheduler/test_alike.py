@@ -14,7 +14,7 @@ from how_many import count
 
 from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Running, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Running, Snapshot, Wants
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.state import PassState
@@ -33,16 +33,19 @@ POOLS = (
 
 def random_gang(dice: random.Random, pools: bool) -> Gang:
     gpus = dice.choice([1, 2, 4, 8, 16, 24, 32, 48])
-    wants = Constraints(
+    asked = Constraints(
         locality=dice.choice(["any", "any", "rack"]), gpus_per_host=dice.choice([None, None, 1 if gpus < 4 else 4]),
         avoid=dice.choice([(), (), ("r0h2",), ("r1h0", "r1h2")]),
         hosts=dice.choice([(), (), (), ("r0h0", "r0h1", "r0h2", "r1h0")]),
         locality_wait_s=dice.choice([0, 0, 0, 10 * HOUR, 60 * HOUR]), prefer=dice.choice(["any", "rack", "host"]),
     )  # fmt: skip
     return Gang(
-        "", gpus, dice.uniform(0, 100) * HOUR, min_gpus=dice.choice([None, None, max(1, gpus // 2)]), constraints=wants,
-        pool=dice.choice(["vision", "nlp", "batch", None]) if pools else None, priority=dice.choice([0, 0, 5]),
-        preemptible=dice.random() < 0.5, time_limit_s=dice.choice([None, HOUR, 10 * HOUR, 30 * HOUR]),
+        "", gpus, dice.uniform(0, 100) * HOUR,
+        Wants(
+            min_gpus=dice.choice([None, None, max(1, gpus // 2)]), constraints=asked,
+            pool=dice.choice(["vision", "nlp", "batch", None]) if pools else None, priority=dice.choice([0, 0, 5]),
+            preemptible=dice.random() < 0.5, time_limit_s=dice.choice([None, HOUR, 10 * HOUR, 30 * HOUR]),
+        ),
         requeued=dice.random() < 0.2, avoid=dice.choice([(), (), ("r0h1",), ("r0h0", "r1h1", "r2h2")]),
     )  # fmt: skip
 
@@ -51,13 +54,15 @@ def one_like(model: Gang, dice: random.Random, held: Sequence[Placement], **more
     """Mostly like the model, but of its own age."""
     placement = dice.choice(held)
     kept = Kept(placement, dice.choice(["patience", "preemption"])) if placement.gpus == model.least else None
-    return model.but(
-        submitted_s=dice.uniform(0, 100) * HOUR, kept=kept if dice.random() < 0.1 else None,
-        time_limit_s=dice.choice([model.time_limit_s, HOUR / 2, 30 * HOUR]),
-        requeued=dice.choice([model.requeued] * 3 + [not model.requeued]),
-        priority=dice.choice([model.priority] * 3 + [5]),
-        preemptible=dice.choice([model.preemptible] * 4 + [not model.preemptible]), **more,
+    wants, submitted_s, is_kept = model.wants, dice.uniform(0, 100) * HOUR, dice.random() < 0.1
+    limit_s = dice.choice([wants.time_limit_s, HOUR / 2, 30 * HOUR])
+    requeued = dice.choice([model.requeued] * 3 + [not model.requeued])
+    wants = replace(
+        wants, time_limit_s=limit_s, priority=dice.choice([wants.priority] * 3 + [5]),
+        preemptible=dice.choice([wants.preemptible] * 4 + [not wants.preemptible]),
     )  # fmt: skip
+    kept = kept if is_kept else None
+    return model.but(submitted_s=submitted_s, wants=wants, kept=kept, requeued=requeued, **more)
 
 
 def random_snapshot(seed: int) -> tuple[Snapshot, Policy]:
@@ -66,7 +71,7 @@ def random_snapshot(seed: int) -> tuple[Snapshot, Policy]:
     pools = seed % 3 != 0
     inventory = cluster(racks=3, hosts=3, gpus=8, pools=POOLS if pools else ())
     now_s, running = 100 * HOUR, []
-    first = tuple(random_gang(dice, pools).but(id=f"r{n:02}", min_gpus=None) for n in range(30))
+    first = tuple(random_gang(dice, pools).but(id=f"r{n:02}").wanting(min_gpus=None) for n in range(30))
     filled = schedule(Snapshot(inventory if dice.random() < 0.5 else replace(inventory, pools=()), queue=first))
     for gang, placement in filled.starts:
         granted_s = now_s - dice.uniform(0, 10) * HOUR
@@ -114,7 +119,10 @@ def test_the_oldest_is_served_though_one_like_it_is_in_front_and_another_gang_gi
     inventory = cluster(racks=1, hosts=2, gpus=2)
     free, used = (Placement("pascal", (host.rack,), (Grant(host.name, (0, 1)),)) for host in inventory.hosts)
     kept_for = Gang("kept-for", 2, 20 * HOUR, kept=Kept(free, "patience"))
-    in_front, oldest = Gang("in-front", 2, 50 * HOUR, priority=5, requeued=True), Gang("oldest", 2, HOUR, priority=5)
+    in_front, oldest = (
+        Gang("in-front", 2, 50 * HOUR, requeued=True, wants=Wants(priority=5)),
+        Gang("oldest", 2, HOUR, wants=Wants(priority=5)),
+    )
     running = Running(Gang("running", 2), used, 0.0, 0.0)
     snapshot = Snapshot(inventory, (running,), (kept_for, in_front, oldest), now_s=100 * HOUR)
     found = schedule(snapshot, replace(DEFAULT, patience_s=HOUR))

@@ -8,10 +8,10 @@ from clusters import cluster, runs
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.growth import growth, regrown
-from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot, Wants
 from gpurun.scheduler.schedule import schedule
 
-ELASTIC = Gang("e", 8, min_gpus=3)
+ELASTIC = Gang("e", 8, wants=Wants(min_gpus=3))
 TCP = {"tcp": Fabric("tcp", FabricKind.TCP, "eth0"), "other": Fabric("other", FabricKind.TCP, "eth1")}
 
 
@@ -38,7 +38,7 @@ def test_it_does_not_start_with_fewer_than_its_least():
 
 
 def test_with_gpus_per_host_it_shrinks_by_whole_hosts():
-    wants = ELASTIC.but(constraints=Constraints(gpus_per_host=2))
+    wants = ELASTIC.wanting(constraints=Constraints(gpus_per_host=2))
     other = runs(Gang("o", 5), ("r0h0", range(3)), ("r0h1", range(2)))
     assert size(Snapshot(cluster(1, 4, 4), (other,), (wants,))) == 6
     assert wants.least == 4
@@ -51,11 +51,11 @@ def test_an_inventory_that_holds_only_the_least_is_enough_and_a_smaller_one_neve
 
 def test_it_takes_nothing_that_is_reserved_for_who_came_first():
     first = Gang("f", 8, 0.0)
-    other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
+    other = runs(Gang("o", 4, wants=Wants(time_limit_s=100.0)), ("r0h0", range(4)))
     late = ELASTIC.but(submitted_s=1.0)
     found = schedule(Snapshot(cluster(1, 2, 4), (other,), (first, late)))
     assert found.starts == () and found.waits["e"].reason is Reason.RESERVED
-    short = late.but(time_limit_s=50.0)
+    short = late.wanting(time_limit_s=50.0)
     assert schedule(Snapshot(cluster(1, 2, 4), (other,), (first, short))).starts[0][0].gpus == 4
 
 
@@ -89,28 +89,28 @@ def test_it_does_not_grow_where_somebody_waits_nor_beyond_what_it_asked_for():
     "idle",
     [
         Gang("impossible'; --", 99),
-        Gang("elsewhere", 8, constraints=Constraints(hosts=("r1h0", "r1h1"))),
+        Gang("elsewhere", 8, wants=Wants(constraints=Constraints(hosts=("r1h0", "r1h1")))),
         Gang("hosts are out", 16),
-        Gang("other pool", 2, pool="full", preemptible=True),
-        Gang("starts now", 2, constraints=Constraints(hosts=("r1h1",))),
+        Gang("other pool", 2, wants=Wants(pool="full", preemptible=True)),
+        Gang("starts now", 2, wants=Wants(constraints=Constraints(hosts=("r1h1",)))),
     ],
 )
 def test_a_gang_that_waits_for_something_else_does_not_keep_it_from_growing(idle):
-    pools = (Pool("full", limit=1),) if idle.pool else ()
+    pools = (Pool("full", limit=1),) if idle.wants.pool else ()
     taken = {"r1h0": (0,)} if "elsewhere" in idle.id else {}
     unusable = {"r1h0": "lost"} if "out" in idle.id else {}
     mine = running(("r0h0", range(4)))
-    used = (runs(Gang("u", 1, pool="full", preemptible=True), ("r1h1", (3,))),) if idle.pool else ()
-    idle = idle.but(gpus=1) if idle.pool else idle
+    used = (runs(Gang("u", 1, wants=Wants(pool="full", preemptible=True)), ("r1h1", (3,))),) if idle.wants.pool else ()
+    idle = idle.but(gpus=1) if idle.wants.pool else idle
     found = grown(Snapshot(alike(2, 2, 4, pools), (mine, *used), (idle,), unusable, taken))
     assert found is not None and found.hosts == ("r0h1",)
 
 
 def test_it_leaves_what_its_pool_has_to_a_gang_that_waits_for_that():
     pools = (Pool("p", limit=7),)
-    gang = ELASTIC.but(pool="p", preemptible=True)
+    gang = ELASTIC.wanting(pool="p", preemptible=True)
     mine = replace(running(("r0h0", range(4))), gang=gang.but(gpus=4))
-    waiting = Gang("w", 4, pool="p", preemptible=True)
+    waiting = Gang("w", 4, wants=Wants(pool="p", preemptible=True))
     assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), (waiting,)), gang, mine.placement) is None
     assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), ()), gang, mine.placement).gpus == 3
 
@@ -118,16 +118,16 @@ def test_it_leaves_what_its_pool_has_to_a_gang_that_waits_for_that():
 @pytest.mark.parametrize(("gpus", "least", "got"), [(8, 2, 4), (8, 4, 4), (99, 1, 4), (3, 1, 3)])
 def test_a_pool_asks_for_the_least_of_an_elastic_gang_and_bounds_the_rest(gpus, least, got):
     snapshot = Snapshot(cluster(1, 2, 4, (Pool("p", limit=4),)))
-    gang = Gang("e", gpus, min_gpus=least, pool="p", preemptible=True)
+    gang = Gang("e", gpus, wants=Wants(min_gpus=least, pool="p", preemptible=True))
     assert size(replace(snapshot, queue=(gang,))) == got
-    assert "e" in schedule(replace(snapshot, queue=(gang.but(min_gpus=5),))).never or gpus < 5
+    assert "e" in schedule(replace(snapshot, queue=(gang.wanting(min_gpus=5),))).never or gpus < 5
 
 
 def test_an_elastic_gang_that_takes_back_starts_with_what_was_emptied_for_it():
     """With more it could keep the gangs that were stopped for it from coming back, and they would stop it in turn."""
     pools = (Pool("a", 4), Pool("b", 4))
-    borrower = runs(Gang("r", 8, pool="a", preemptible=True), ("r0h0", range(4)), ("r0h1", range(4)))
-    elastic = Gang("e", 8, 1.0, min_gpus=2, pool="b", preemptible=True)
+    borrower = runs(Gang("r", 8, wants=Wants(pool="a", preemptible=True)), ("r0h0", range(4)), ("r0h1", range(4)))
+    elastic = Gang("e", 8, 1.0, wants=Wants(min_gpus=2, pool="b", preemptible=True))
     snapshot = Snapshot(cluster(1, 2, 4, pools), (borrower,), (elastic,), now_s=1e4)
     found = schedule(snapshot)
     assert [one.victim for one in found.preempts] == ["r"] and found.kept["e"].placement.gpus == 2
@@ -135,8 +135,8 @@ def test_an_elastic_gang_that_takes_back_starts_with_what_was_emptied_for_it():
 
 
 def test_an_elastic_gang_larger_than_what_is_usable_is_reserved_its_least():
-    other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
-    snapshot = Snapshot(cluster(1, 2, 4), (other,), (Gang("e", 8, min_gpus=4),), {"r0h1": "lost"})
+    other = runs(Gang("o", 4, wants=Wants(time_limit_s=100.0)), ("r0h0", range(4)))
+    snapshot = Snapshot(cluster(1, 2, 4), (other,), (Gang("e", 8, wants=Wants(min_gpus=4)),), {"r0h1": "lost"})
     found = schedule(snapshot)
     assert found.waits["e"].expected_start_s == 100.0
     assert found.reserved["e"].hosts == ("r0h0",)
@@ -146,7 +146,7 @@ def test_an_elastic_gang_larger_than_what_is_usable_is_reserved_its_least():
     "wants", [Constraints(locality="host"), Constraints(hosts=("r0h0",)), Constraints(gpus_per_host=5)]
 )
 def test_its_constraints_hold(wants):
-    gang = ELASTIC.but(constraints=wants)
+    gang = ELASTIC.wanting(constraints=wants)
     assert (
         growth(Snapshot(alike(1, 2, 4), (running(("r0h0", range(4))),)), gang, runs(gang, ("r0h0", range(4))).placement)
         is None
@@ -154,7 +154,7 @@ def test_its_constraints_hold(wants):
 
 
 def test_it_stays_in_its_rack_where_it_must():
-    gang = ELASTIC.but(constraints=Constraints(locality="rack"))
+    gang = ELASTIC.wanting(constraints=Constraints(locality="rack"))
     now = runs(gang, ("r0h0", range(4))).placement
     assert growth(Snapshot(alike(2, 1, 4), (running(("r0h0", range(4))),)), gang, now) is None
 
@@ -162,7 +162,7 @@ def test_it_stays_in_its_rack_where_it_must():
 def test_it_grows_neither_past_its_pool_nor_onto_cordoned_hosts_nor_another_network():
     mine = running(("r0h0", range(4)))
     pools = (Pool("p", reservation=4, limit=6),)
-    gang = ELASTIC.but(pool="p", preemptible=True)
+    gang = ELASTIC.wanting(pool="p", preemptible=True)
     mine_in_pool = replace(mine, gang=gang.but(gpus=4))
     found = growth(Snapshot(alike(1, 2, 4, pools), (mine_in_pool,)), gang, mine.placement)
     assert found is None or found.gpus <= 2
@@ -210,15 +210,15 @@ def test_it_is_ended_neither_for_gpus_that_others_wait_for_nor_if_others_would_t
     mine = running(("r0h0", range(4)))
     waits = Gang("w", 8)
     assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (waits,))) is None
-    urgent = Gang("u", 8, priority=9)
+    urgent = Gang("u", 8, wants=Wants(priority=9))
     assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (urgent,))) is None
-    elsewhere = waits.but(constraints=Constraints(generations=("volta",)))
+    elsewhere = waits.wanting(constraints=Constraints(generations=("volta",)))
     assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (elsewhere,))).gpus == 8
 
 
 def test_what_would_stop_others_for_it_is_no_growth():
     pools = (Pool("a", 8), Pool("b", 0))
-    gang = ELASTIC.but(pool="a", preemptible=True)
+    gang = ELASTIC.wanting(pool="a", preemptible=True)
     mine = replace(running(("r0h0", range(4))), gang=gang.but(gpus=4))
-    borrower = runs(Gang("r", 4, pool="b", preemptible=True), ("r0h1", range(4)))
+    borrower = runs(Gang("r", 4, wants=Wants(pool="b", preemptible=True)), ("r0h1", range(4)))
     assert formed_again(Snapshot(alike(1, 2, 4, pools), (mine, borrower), now_s=1e4), gang) is None

@@ -12,7 +12,7 @@ from gpurun.scheduler.model import ENDLESS, Gang, Reason, Snapshot
 from gpurun.scheduler.schedule import schedule
 
 SPEC = JobSpec(name="j'; touch x", image="i", gpus=8, command=("true",), time_limit_s=100.0, grace_s=20.0)
-LIMITED = new_gang(SPEC.wants, job="r", submitted_s=0.0)
+LIMITED = new_gang(SPEC, job="r", submitted_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_gpus_are_free_after_limit_grace_and_fence():
     run = runs(LIMITED, ("r0h0", range(8)), granted_s=0.0, running_s=40.0)
     assert run.free_s(50.0) == 40.0 + 100.0 + 20.0 + FENCE_S
     assert run.free_s(9999.0) == 9999.0, "it should be free by now"
-    assert replace(run, gang=LIMITED.but(time_limit_s=None)).free_s(50.0) == ENDLESS
+    assert replace(run, gang=LIMITED.wanting(time_limit_s=None)).free_s(50.0) == ENDLESS
 
 
 def test_while_a_gang_prepares_its_end_is_an_estimate_that_moves_with_the_time():
@@ -50,7 +50,7 @@ def test_backfill_counts_what_surrounds_the_limit_of_both_gangs(limit_s, starts)
     """`first` is expected when r is fenced, 135 s after RUNNING; `small` needs 60 s before RUNNING and 35 s after."""
     assert (PREPARE_S, FENCE_S) == (60.0, 15.0)
     running = (runs(LIMITED.but(gpus=6), ("r0h0", range(6)), granted_s=0.0, running_s=0.0),)
-    small = new_gang(replace(SPEC, gpus=2, time_limit_s=limit_s).wants, job="small", submitted_s=2.0)
+    small = new_gang(replace(SPEC, gpus=2, time_limit_s=limit_s), job="small", submitted_s=2.0)
     queue = (Gang("first", 8, 1.0), small)
     found = schedule(Snapshot(cluster(1, 1, 8), running, queue, now_s=25.0))
     assert found.waits["first"].expected_start_s == 135.0

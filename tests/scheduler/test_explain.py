@@ -7,7 +7,7 @@ import pytest
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.explain import explain
-from gpurun.scheduler.model import Gang, Grant, Placement, Running, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Placement, Running, Snapshot, Wants
 from gpurun.scheduler.policy import DEFAULT
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.wording import lines
@@ -33,7 +33,7 @@ def why(snapshot, gang):
 def busy(*queue, **more):
     """Two hosts of 4: one full until 100 s, 2 GPUs free on the other for ever."""
     running = (
-        runs(Gang("short", 4, time_limit_s=100.0), ("r0h0", range(4))),
+        runs(Gang("short", 4, wants=Wants(time_limit_s=100.0)), ("r0h0", range(4))),
         runs(Gang("endless", 2), ("r0h1", range(2))),
     )
     return Snapshot(cluster([0], 2, 4), running, queue, now_s=10.0, **more)
@@ -53,7 +53,11 @@ def test_why_a_gang_waits():
 
 
 def test_expected_start_behind_others():
-    queue = (Gang("first", 4, 1.0, time_limit_s=50.0), Gang("second", 6, 2.0, time_limit_s=30.0), Gang("third", 4, 3.0))
+    queue = (
+        Gang("first", 4, 1.0, wants=Wants(time_limit_s=50.0)),
+        Gang("second", 6, 2.0, wants=Wants(time_limit_s=30.0)),
+        Gang("third", 4, 3.0),
+    )
     found = why(busy(*queue), "third")
     assert found.ahead == ("first", "second")
     assert found.expected_start_s == 180.0
@@ -73,18 +77,20 @@ def test_nobody_can_know_when_endless_gangs_end():
 )
 def test_other_constraints_that_would_start_it(constraints, what, value):
     running = (runs(Gang("r", 6), ("r0h0", range(4)), ("r0h1", range(2))),)
-    snapshot = Snapshot(cluster([0, 9], 2, 4), running, (Gang("g", 4, constraints=constraints),))
+    snapshot = Snapshot(cluster([0, 9], 2, 4), running, (Gang("g", 4, wants=Wants(constraints=constraints)),))
     assert (what, value) in [(change.what, change.value) for change in why(snapshot, "g").changes]
 
 
 def test_locality_that_would_start_it():
     running = (runs(Gang("r", 4), ("r0h0", range(2)), ("r0h1", range(2))),)
-    snapshot = Snapshot(cluster([0], 2, 4), running, (Gang("g", 4, constraints=Constraints(locality="host")),))
+    snapshot = Snapshot(
+        cluster([0], 2, 4), running, (Gang("g", 4, wants=Wants(constraints=Constraints(locality="host"))),)
+    )
     assert [change.value for change in why(snapshot, "g").changes if change.what == "locality"] == ["rack", "any"]
 
 
 def test_a_time_limit_that_would_start_it():
-    snapshot = busy(Gang("first", 6, 1.0, time_limit_s=9.0), Gang("g", 2, 2.0))
+    snapshot = busy(Gang("first", 6, 1.0, wants=Wants(time_limit_s=9.0)), Gang("g", 2, 2.0))
     changes = {change.what: change.value for change in why(snapshot, "g").changes}
     assert changes["time_limit"] == "90s"
     assert changes["priority"] == "1"
@@ -108,8 +114,8 @@ def test_a_host_that_is_out_is_not_uncordoned():
 
 def test_a_pool_that_would_start_it():
     inventory = cluster([0], 2, 4, (Pool("a", 2, 4), Pool("b", 4)))
-    running = (runs(Gang("r", 2, pool="a"), ("r0h0", range(2))),)
-    snapshot = Snapshot(inventory, running, (Gang("g", 2, pool="a"),))
+    running = (runs(Gang("r", 2, wants=Wants(pool="a")), ("r0h0", range(2))),)
+    snapshot = Snapshot(inventory, running, (Gang("g", 2, wants=Wants(pool="a")),))
     found = why(snapshot, "g")
     assert found.pool.used == 2
     assert {("pool", "a.reservation=4"), ("preemptible", "true")} <= {(c.what, c.value) for c in found.changes}
@@ -132,14 +138,19 @@ def test_what_can_never_start_has_no_place_in_the_queue_and_hosts_are_told_as_th
 
 
 def test_every_change_that_is_offered_starts_it():
-    queue = (Gang("first", 6, 1.0), Gang("g", 5, 2.0, constraints=Constraints(locality="host", gpus_per_host=5)))
+    queue = (
+        Gang("first", 6, 1.0),
+        Gang("g", 5, 2.0, wants=Wants(constraints=Constraints(locality="host", gpus_per_host=5))),
+    )
     found = why(busy(*queue), "g")
     assert found.state == "never"  # no host has 5
-    found = why(busy(Gang("first", 6, 1.0), Gang("g", 4, 2.0, constraints=Constraints(locality="host"))), "g")
+    found = why(
+        busy(Gang("first", 6, 1.0), Gang("g", 4, 2.0, wants=Wants(constraints=Constraints(locality="host")))), "g"
+    )
     gang = next(gang for gang in busy(*queue).queue if gang.id == "g")
     for change in found.changes:
         if change.what == "gpus":
-            snapshot = busy(Gang("first", 6, 1.0), gang.but(gpus=int(change.value), constraints=Constraints()))
+            snapshot = busy(Gang("first", 6, 1.0), gang.but(gpus=int(change.value)).wanting(constraints=Constraints()))
             assert [g.id for g, _ in schedule(snapshot).starts] == ["g"]
 
 
@@ -188,7 +199,9 @@ def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
     text = said(snapshot)
     assert "expected start: in 30s when the gangs that stop have ended" in text
     assert "r0h0 are reserved for when the gangs that stop have ended" in text and "time limits" not in text
-    limited = replace(snapshot, running=(replace(stops, stopping=False, gang=stops.gang.but(time_limit_s=60)), endless))
+    limited = replace(
+        snapshot, running=(replace(stops, stopping=False, gang=stops.gang.wanting(time_limit_s=60)), endless)
+    )
     assert "reserved for when time limits end" in said(limited)
 
 
@@ -213,7 +226,7 @@ def test_a_gang_behind_two_that_stop_one_after_the_other_is_told_when_the_last_h
 
 
 def test_a_holder_that_prepares_or_is_overdue_is_said_to_be():
-    run = Running(Gang("p", 4, time_limit_s=100.0), runs(Gang("p", 4), ("r0h0", range(4))).placement, 0.0)
+    run = Running(Gang("p", 4, wants=Wants(time_limit_s=100.0)), runs(Gang("p", 4), ("r0h0", range(4))).placement, 0.0)
     snapshot = Snapshot(cluster([0], 1, 4), (run,), (Gang("g", 4),), now_s=10.0)
     assert "prepares; its time limit does not count yet" in said(snapshot)
     late = replace(snapshot, running=(replace(run, running_s=0.0),), now_s=500.0)
@@ -223,8 +236,8 @@ def test_a_holder_that_prepares_or_is_overdue_is_said_to_be():
 
 def test_pools_are_named_when_they_give_back():
     inventory = cluster([0], 1, 8, (Pool("a", 4),))
-    lends = replace(runs(Gang("l", 8, preemptible=True), ("r0h0", range(8))), granted_s=-1e6)
-    (preemption,) = schedule(Snapshot(inventory, (lends,), (Gang("g", 4, pool="a"),), now_s=10.0)).preempts
+    lends = replace(runs(Gang("l", 8, wants=Wants(preemptible=True)), ("r0h0", range(8))), granted_s=-1e6)
+    (preemption,) = schedule(Snapshot(inventory, (lends,), (Gang("g", 4, wants=Wants(pool="a")),), now_s=10.0)).preempts
     assert "None" not in preemption.message
     assert "of pool a is entitled to it" in preemption.message
 
@@ -234,25 +247,25 @@ LATE_S = 1.5 * DEFAULT.patience_s
 
 def pool_where_nothing_runs(*queue):
     """Each of two hosts has 2 of 4 GPUs free, for ever, and nobody of pool `a` runs."""
-    endless = runs(Gang("e", 4, pool="b"), ("r0h0", range(2)), ("r0h1", range(2)))
+    endless = runs(Gang("e", 4, wants=Wants(pool="b")), ("r0h0", range(2)), ("r0h1", range(2)))
     return Snapshot(cluster([0], 2, 4, (Pool("a", 4, 4), Pool("b", 4))), (endless,), queue, now_s=LATE_S)
 
 
 def test_what_a_pool_keeps_for_a_gang_is_not_said_to_be_in_use():
-    first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
-    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a"))
+    first = Gang("first", 4, 1.0, wants=Wants(pool="a", constraints=Constraints(locality="host")))
+    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, wants=Wants(pool="a")))
     text = said(snapshot, now_s=LATE_S)
     assert "0 of the 4 GPUs that pool a reserves are in use" in text and "4 are kept for first" in text
     assert "expected start: in 5d00h" in text, "then enough has been kept for first"
     assert why(snapshot, "g").behind == "first"
-    limited = [gang.but(preemptible=True) for gang in snapshot.queue]
+    limited = [gang.wanting(preemptible=True) for gang in snapshot.queue]
     text = said(replace(snapshot, queue=tuple(limited)), now_s=LATE_S)
     assert "pool a uses 0 of at most 4 GPUs; 4 are kept for first" in text
 
 
 def test_what_a_pool_sets_aside_for_a_gang_depends_on_that_gang():
-    first = Gang("first", 4, 1.0, pool="a", constraints=Constraints(locality="host"))
-    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, pool="a", priority=9))
+    first = Gang("first", 4, 1.0, wants=Wants(pool="a", constraints=Constraints(locality="host")))
+    snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, wants=Wants(pool="a", priority=9)))
     text = said(snapshot, now_s=LATE_S)
     assert "is for first, which has waited longest" in text
     assert "expected start: in 5d00h" in text
@@ -261,7 +274,7 @@ def test_what_a_pool_sets_aside_for_a_gang_depends_on_that_gang():
 def test_a_gang_that_waits_for_gpus_kept_for_another_is_told_for_which():
     first = Gang("first", 8, 1.0)
     endless = runs(Gang("e", 1), ("r0h0", (0,)))
-    queue = (first, Gang("g", 2, 2.0, constraints=Constraints(hosts=("r0h1",))))
+    queue = (first, Gang("g", 2, 2.0, wants=Wants(constraints=Constraints(hosts=("r0h1",)))))
     snapshot = Snapshot(cluster([0], 2, 4), (endless,), queue, now_s=LATE_S)
     text = said(snapshot, now_s=LATE_S)
     assert "unknown: it depends on first, for which GPUs are kept" in text
@@ -270,8 +283,10 @@ def test_a_gang_that_waits_for_gpus_kept_for_another_is_told_for_which():
 
 def test_the_pool_whose_limit_is_reached_is_named():
     pools = (Pool("org", 4, 4), Pool("x", 0, parent="org"), Pool("y", 0, parent="org"))
-    endless = runs(Gang("e", 4, pool="y"), ("r0h0", range(4)))
-    snapshot = Snapshot(cluster([0], 2, 4, pools), (endless,), (Gang("g", 2, 2.0, pool="x", preemptible=True),))
+    endless = runs(Gang("e", 4, wants=Wants(pool="y")), ("r0h0", range(4)))
+    snapshot = Snapshot(
+        cluster([0], 2, 4, pools), (endless,), (Gang("g", 2, 2.0, wants=Wants(pool="x", preemptible=True)),)
+    )
     text = said(snapshot)
     assert "pool org uses 4 of at most 4 GPUs" in text
     assert "unknown: it depends on gangs of pool org without a time limit" in text
@@ -280,12 +295,14 @@ def test_the_pool_whose_limit_is_reached_is_named():
 def test_a_start_that_only_time_brings_promises_no_time_limits():
     """It prefers one rack for a while, and nothing runs."""
     near = Constraints(prefer="rack", locality_wait_s=300.0)
-    snapshot = Snapshot(cluster([0, 1], 1, 4), (), (Gang("g", 8, 10.0, constraints=near),), now_s=10.0)
+    snapshot = Snapshot(cluster([0, 1], 1, 4), (), (Gang("g", 8, 10.0, wants=Wants(constraints=near)),), now_s=10.0)
     text = said(snapshot)
     assert "expected start: in 5m00s\n" in text and "time limits" not in text
-    endless = runs(Gang("e", 8, pool="b", preemptible=True), ("r0h0", range(4)), ("r0h1", range(4)))
-    snapshot = Snapshot(cluster([0], 2, 4, (Pool("a", 8),)), (endless,), (Gang("g", 4, pool="a"),), now_s=10.0)
-    borrows = replace(endless, gang=endless.gang.but(pool=None))
+    endless = runs(Gang("e", 8, wants=Wants(pool="b", preemptible=True)), ("r0h0", range(4)), ("r0h1", range(4)))
+    snapshot = Snapshot(
+        cluster([0], 2, 4, (Pool("a", 8),)), (endless,), (Gang("g", 4, wants=Wants(pool="a")),), now_s=10.0
+    )
+    borrows = replace(endless, gang=endless.gang.wanting(pool=None))
     text = said(replace(snapshot, running=(borrows,)))
     assert "expected start: in 14m50s" in text and "time limits" not in text, "it will be preempted"
 

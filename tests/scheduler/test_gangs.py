@@ -12,7 +12,7 @@ from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.scheduler.gangs import gang_of, gangs_of, new_gang
-from gpurun.scheduler.model import Gang, by_rank
+from gpurun.scheduler.model import Gang, Wants, by_rank
 
 SPEC = JobSpec(
     name="n", image="i", gpus=8, command=("true",), min_gpus=2, constraints=Constraints(("pascal",), avoid=("h9",)),
@@ -23,36 +23,36 @@ RECORD = JobRecord(
     queued_s=6.0, attempt=2, avoid=("h1",),
 )  # fmt: skip
 GANG = Gang(
-    id="j-00000001", gpus=8, submitted_s=5.0, min_gpus=2, constraints=SPEC.constraints, pool="vision", priority=3,
-    preemptible=True, time_limit_s=60.0, start_allowance_s=PREPARE_S, stop_allowance_s=7.0 + FENCE_S, attempts=2,
-    requeued=True, avoid=("h1",),
+    id="j-00000001", gpus=8, submitted_s=5.0, wants=SPEC.wants, start_allowance_s=PREPARE_S,
+    stop_allowance_s=7.0 + FENCE_S, attempts=2, requeued=True, avoid=("h1",),
 )  # fmt: skip
 
 
 def test_a_gang_is_made_of_spec_and_record():
     assert gang_of(RECORD, SPEC.wants) == GANG
     first = GANG.but(submitted_s=1.0, attempts=0, requeued=False, avoid=())
-    assert new_gang(SPEC.wants, job=GANG.id, submitted_s=1.0) == first
+    assert new_gang(SPEC, job=GANG.id, submitted_s=1.0) == first
     assert gang_of(RECORD.but(attempt=0, avoid=(), submitted_s=1.0), SPEC.wants) == first
 
 
 def test_a_rehearsal_is_one_gpu_where_the_gang_may_run():
     spec = replace(SPEC, constraints=replace(SPEC.constraints, gpus_per_host=4))
-    one = GANG.but(gpus=1, min_gpus=1)
+    one = GANG.but(gpus=1).wanting(min_gpus=1)
     assert gang_of(RECORD.but(rehearsal="due"), spec.wants) == one
     assert gang_of(RECORD.but(rehearsal="passed"), spec.wants) == one, "its GPU is not free yet"
     assert gang_of(RECORD, spec.wants).gpus == 8
-    assert spec.rehearsal.wants == replace(spec.wants.rehearsal, time_limit_s=None)
+    assert spec.rehearsal.wants == replace(spec.wants.for_one, time_limit_s=None)
 
 
 def test_many_gangs_are_as_if_made_one_by_one():
     """Also of equal wishes that are not the same object, and of wishes that nobody else keeps."""
-    jobs = [(RECORD.but(id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]
-    found = list(gangs_of((record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs))
+    jobs = [
+        (RECORD.but(id=f"j-{n:08x}", submitted_s=float(-n)), replace(SPEC, priority=n % 7)) for n in range(200)
+    ]  # fmt: skip
+    found = list(gangs_of((record, spec.wants) for record, spec in jobs))
     history = {"attempts": GANG.attempts, "requeued": GANG.requeued, "avoid": GANG.avoid, "kept": GANG.kept}
     assert found == [
-        new_gang(replace(SPEC, gpus=gpus + 1).wants, job=record.id, submitted_s=record.submitted_s).but(**history)
-        for record, gpus in jobs
+        new_gang(spec, job=record.id, submitted_s=record.submitted_s).but(**history) for record, spec in jobs
     ]
 
 
@@ -61,7 +61,7 @@ def test_sorted_by_rank_is_sorted_by_each_ones_rank(seed):
     dice = random.Random(seed)
     gangs = [
         Gang(
-            f"j-{number:04}", 1, submitted_s=float(dice.randrange(5)), priority=dice.randrange(-2, 3),
+            f"j-{number:04}", 1, float(dice.randrange(5)), Wants(priority=dice.randrange(-2, 3)),
             requeued=dice.random() < 0.3,
         )
         for number in dice.sample(range(1000), 60)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.book import Book
-from gpurun.scheduler.model import Gang, Reason, Running, Snapshot
+from gpurun.scheduler.model import Gang, Reason, Running, Snapshot, Wants
 from gpurun.scheduler.policy import DEFAULT
 from gpurun.scheduler.schedule import schedule
 
@@ -41,15 +41,15 @@ class Cluster(RuleBasedStateMachine):
         preemptible=st.booleans(),
         priority=st.integers(0, 2),
         limit=st.sampled_from([None, 10.0, 100.0, 500.0]),
-        wants=st.sampled_from([Constraints(), Constraints(locality="rack"), Constraints(gpus_per_host=2)]),
+        asked=st.sampled_from([Constraints(), Constraints(locality="rack"), Constraints(gpus_per_host=2)]),
     )
-    def submit(self, gpus, pool, preemptible, priority, limit, wants):
+    def submit(self, gpus, pool, preemptible, priority, limit, asked):
         self.made += 1
         name = self.names[pool] if pool < len(self.names) else None
-        gang = Gang(
-            f"g{self.made:03d}", gpus, self.now, constraints=wants, pool=name, preemptible=preemptible,
-            priority=priority, time_limit_s=limit,
+        wants = Wants(
+            constraints=asked, pool=name, preemptible=preemptible, priority=priority, time_limit_s=limit
         )  # fmt: skip
+        gang = Gang(f"g{self.made:03d}", gpus, self.now, wants)
         self.queue[gang.id] = gang
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 60.0, 300.0]))
@@ -110,7 +110,7 @@ class Cluster(RuleBasedStateMachine):
         assert len(victims) == len(set(victims))
         for preemption in decisions.preempts:
             victim = running[preemption.victim]
-            assert victim.gang.preemptible
+            assert victim.gang.wants.preemptible
             assert not victim.stopping
             assert self.now - victim.granted_s >= MIN_RUN_S
             assert preemption.taker in decisions.kept

@@ -15,7 +15,7 @@ from random_worlds import random_inventory
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler import placement
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.model import Gang, Snapshot, Wants
 from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.schedule import schedule
 
@@ -35,7 +35,7 @@ def test_the_short_ways_find_what_the_general_way_finds(seed):
     index = Index(Snapshot(inventory, unusable={rng.choice(names): "cordoned"}, taken=taken))
     for gpus in (1, 2, 4, 8):
         wants = Constraints(hosts=some(rng, names) if rng.random() < 0.6 else (), locality=rng.choice(["any", "host"]))
-        gang = Gang("g", gpus, constraints=wants, avoid=some(rng, names), near=frozenset(some(rng, names)))
+        gang = Gang("g", gpus, avoid=some(rng, names), near=frozenset(some(rng, names)), wants=Wants(constraints=wants))
         found = try_place(index, gang)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(placement, "_one_host", lambda *_: None)
@@ -74,7 +74,9 @@ def calls_a_gang(queue):
 def test_a_gang_that_names_or_avoids_hosts_costs_no_look_at_every_host():
     rng = Random(1)
     names = [f"r{r}h{h}" for r in range(10) for h in range(32)]
-    named = [Gang(f"n{n}", 8, constraints=Constraints(hosts=tuple(rng.sample(names, 3)))) for n in range(100)]
+    named = [
+        Gang(f"n{n}", 8, wants=Wants(constraints=Constraints(hosts=tuple(rng.sample(names, 3))))) for n in range(100)
+    ]
     avoiding = [Gang(f"a{n}", 8, avoid=tuple(rng.sample(names, 8))) for n in range(100)]
     assert calls_a_gang(named) < 320
     assert calls_a_gang(avoiding) < 2 * 320

@@ -19,7 +19,7 @@ from gpurun.jobs.spec import Constraints
 from gpurun.scheduler import patience
 from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
-from gpurun.scheduler.model import Gang
+from gpurun.scheduler.model import Gang, Wants
 from gpurun.scheduler.policy import DEFAULT
 
 PATIENCE_S, LASTS_S, GAP_S = 30.0, 10.0, 0.8
@@ -29,19 +29,23 @@ HOSTS = ("r0h0", "r0h1", "r1h0", "r1h1")
 PATIENT = {
     "half of the cluster": Gang("patient", 8, 0.0),
     "all of the cluster": Gang("patient", 16, 0.0),
-    "whole hosts of one rack": Gang("patient", 8, 0.0, constraints=Constraints(locality="rack", gpus_per_host=4)),
-    "one host": Gang("patient", 4, 0.0, constraints=Constraints(locality="host")),
+    "whole hosts of one rack": Gang(
+        "patient", 8, 0.0, wants=Wants(constraints=Constraints(locality="rack", gpus_per_host=4))
+    ),
+    "one host": Gang("patient", 4, 0.0, wants=Wants(constraints=Constraints(locality="host"))),
     "all of the cluster, after it failed on a host": Gang("patient", 16, 0.0, avoid=("r0h1", "r'; --")),
     "half of it, after it failed on most hosts": Gang("patient", 8, 0.0, avoid=HOSTS[:3]),
-    "elastic, and larger than what is usable": Gang("patient", 16, 0.0, min_gpus=8),
-    "elastic, and larger than the inventory": Gang("patient", 99, 0.0, min_gpus=10),
+    "elastic, and larger than what is usable": Gang("patient", 16, 0.0, wants=Wants(min_gpus=8)),
+    "elastic, and larger than the inventory": Gang("patient", 99, 0.0, wants=Wants(min_gpus=10)),
     "elastic, whole hosts, after it failed on all": Gang(
-        "patient", 16, 0.0, min_gpus=7, avoid=HOSTS, constraints=Constraints(gpus_per_host=4)
+        "patient", 16, 0.0, avoid=HOSTS, wants=Wants(min_gpus=7, constraints=Constraints(gpus_per_host=4))
     ),
-    "with a time limit": Gang("patient", 12, 0.0, time_limit_s=LASTS_S),
-    "of a pool that is always full": Gang("patient", 6, 0.0, pool="small", preemptible=True),
-    "elastic, of a pool that is always full": Gang("patient", 99, 0.0, min_gpus=5, pool="small", preemptible=True),
-    "firm, of a pool whose reservation is always in use": Gang("patient", 4, 0.0, pool="small"),
+    "with a time limit": Gang("patient", 12, 0.0, wants=Wants(time_limit_s=LASTS_S)),
+    "of a pool that is always full": Gang("patient", 6, 0.0, wants=Wants(pool="small", preemptible=True)),
+    "elastic, of a pool that is always full": Gang(
+        "patient", 99, 0.0, wants=Wants(min_gpus=5, pool="small", preemptible=True)
+    ),
+    "firm, of a pool whose reservation is always in use": Gang("patient", 4, 0.0, wants=Wants(pool="small")),
 }
 POOLS = (Pool("small", 4, 6), Pool("other", 12))
 
@@ -49,11 +53,11 @@ POOLS = (Pool("small", 4, 6), Pool("other", 12))
 def world(seed, kind):
     rng = random.Random(seed)
     patient = PATIENT[kind]
-    pools = (POOLS if patient.pool else ()) and tuple(POOLS)
+    pools = (POOLS if patient.wants.pool else ()) and tuple(POOLS)
     lost = {"r1h1": "lost"} if "usable" in kind else {}
     taken = {"r1h0": (0,)} if patient.gpus < 12 and "whole hosts" not in kind and rng.random() < 0.3 else {}
     limits = rng.choice([(None,), (None, LASTS_S), (LASTS_S,)])
-    stream = [gang_of_stream(rng, number, patient.pool, limits) for number in range(110)]
+    stream = [gang_of_stream(rng, number, patient.wants.pool, limits) for number in range(110)]
     older = [stream[0].but(id="older", gpus=rng.choice([4, 8, 12]), submitted_s=-1.0)] if not pools else []
     lasts = {gang.id: rng.uniform(1, LASTS_S) for gang in (*older, patient, *stream)}
     lasts = {job: LASTS_S if rng.random() < 0.3 else seconds for job, seconds in lasts.items()}
@@ -62,12 +66,13 @@ def world(seed, kind):
 
 def gang_of_stream(rng, number, pool, limits):
     pool = rng.choice([pool, pool, pool, "other"]) if pool else None
-    return Gang(
-        f"s{number:04d}", rng.choice([1, 1, 2, 2, 3, 4, 4, 8]) if pool is None else rng.choice([1, 1, 2, 3]),
-        number * GAP_S, priority=rng.choice([0, 1, 9]), time_limit_s=rng.choice(limits), pool=pool,
-        requeued=rng.random() < 0.2, preemptible=pool is not None and rng.random() < 0.3,
+    gpus = rng.choice([1, 1, 2, 2, 3, 4, 4, 8]) if pool is None else rng.choice([1, 1, 2, 3])
+    priority, limit_s, requeued = rng.choice([0, 1, 9]), rng.choice(limits), rng.random() < 0.2
+    wants = Wants(
+        priority=priority, time_limit_s=limit_s, pool=pool, preemptible=pool is not None and rng.random() < 0.3,
         constraints=rng.choice([Constraints(), Constraints(), Constraints(locality="host")]),
     )  # fmt: skip
+    return Gang(f"s{number:04d}", gpus, number * GAP_S, wants, requeued=requeued)
 
 
 def age(gang):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpurun.inventory.model import Host, Inventory, Rack
 from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.gpus import choose
-from gpurun.scheduler.model import Gang, Placement, Refusal, Snapshot
+from gpurun.scheduler.model import Gang, Placement, Refusal, Snapshot, Wants
 from gpurun.scheduler.placement import place
 
 
@@ -50,7 +50,7 @@ def free_of(snapshot):
 
 def best_by_hand(snapshot, gang):
     """The smallest key of the documented objective over every set of hosts; None if nothing fits."""
-    free, wants, best = free_of(snapshot), gang.constraints, None
+    free, wants, best = free_of(snapshot), gang.wants.constraints, None
     order = {host.name: n for n, host in enumerate(snapshot.inventory.hosts)}
     for generation in snapshot.inventory.generations:
         if wants.generations and generation not in wants.generations:
@@ -81,7 +81,7 @@ def best_by_hand(snapshot, gang):
 
 
 def enough(gang, frees):
-    per_host = gang.constraints.gpus_per_host
+    per_host = gang.wants.constraints.gpus_per_host
     if per_host:
         return len(frees) * per_host == gang.gpus and min(frees) >= per_host
     return sum(frees) >= gang.gpus
@@ -121,7 +121,7 @@ def situations(draw):
         avoid=draw(st.sampled_from([(), ("r0h0",)])),
     )
     near = draw(st.frozensets(st.sampled_from([*free, "a host that is gone"])))
-    return with_free(inventory, free), Gang("g", draw(st.integers(1, 20)), constraints=wants, near=near)
+    return with_free(inventory, free), Gang("g", draw(st.integers(1, 20)), near=near, wants=Wants(constraints=wants))
 
 
 @examples("placements, by brute force")
@@ -219,7 +219,10 @@ def test_the_picture_in_the_documentation(gpus, expected):
 
 def test_gpus_per_host_takes_the_tightest_hosts_that_are_enough():
     snapshot = with_free(cluster([8, 8, 8, 8]), {"r0h0": 2, "r0h1": 5, "r0h2": 1})
-    assert hosts_of(place(snapshot, Gang("g", 4, constraints=Constraints(gpus_per_host=2)))) == {"r0h0": 2, "r0h1": 2}
+    assert hosts_of(place(snapshot, Gang("g", 4, wants=Wants(constraints=Constraints(gpus_per_host=2))))) == {
+        "r0h0": 2,
+        "r0h1": 2,
+    }
 
 
 def test_a_gang_never_mixes_generations():
@@ -233,7 +236,7 @@ def test_a_gang_never_mixes_generations():
 def test_memory_that_the_inventory_does_not_say_is_never_enough():
     known = Host("a", "r", "pascal", 4, "tcp", gpu_memory_mib=16384)
     unknown = replace(known, name="b", gpu_memory_mib=None)
-    gang = Gang("g", 2, constraints=Constraints(min_gpu_memory_mib=16000))
+    gang = Gang("g", 2, wants=Wants(constraints=Constraints(min_gpu_memory_mib=16000)))
     assert hosts_of(place(Snapshot(of((unknown, known))), gang)) == {"a": 2}
     assert place(Snapshot(of((unknown,))), gang).never
 
@@ -273,7 +276,7 @@ def gpus_of(answer):
 )
 def test_hosts_give_the_same_gpus_if_they_can(taken, gpus, expected):
     """Where each GPU has a NIC of its own, NCCL connects NICs of the same number without crossing switches."""
-    gang = Gang("g", 2 * gpus, constraints=Constraints(gpus_per_host=gpus))
+    gang = Gang("g", 2 * gpus, wants=Wants(constraints=Constraints(gpus_per_host=gpus)))
     for islands in ({}, {"nvlink": (tuple(range(8)),)}):
         snapshot = Snapshot(cluster([8, 8], **islands), taken={host: tuple(some) for host, some in taken.items()})
         assert gpus_of(place(snapshot, gang)) == expected
@@ -281,7 +284,7 @@ def test_hosts_give_the_same_gpus_if_they_can(taken, gpus, expected):
 
 def test_same_gpus_come_after_nvlink_and_the_hca():
     taken = {"r0h1": (0, 1, 2, 3)}
-    gang = Gang("g", 4, constraints=Constraints(gpus_per_host=2))
+    gang = Gang("g", 4, wants=Wants(constraints=Constraints(gpus_per_host=2)))
     near = Snapshot(cluster([8, 8], near_hca=(0, 1, 4, 5)), taken=taken)
     assert gpus_of(place(near, gang)) == [(4, 5), (4, 5)]
     near = Snapshot(cluster([8, 8], near_hca=(0, 1)), taken=taken)
@@ -316,7 +319,7 @@ def test_the_part_of_a_last_host_has_gpus_that_the_others_have():
 
 def test_nvlink_only_counts_what_is_connected():
     snapshot = Snapshot(cluster([8, 8], **ISLANDS), taken={"r0h0": (0, 4)})
-    gang = Gang("g", 7, constraints=Constraints(nvlink=True))
+    gang = Gang("g", 7, wants=Wants(constraints=Constraints(nvlink=True)))
     answer = place(snapshot, gang)
     assert sorted(len(grant.gpus) for grant in answer.grants) == [3, 4]
     assert all(len({gpu // 4 for gpu in grant.gpus}) == 1 for grant in answer.grants)

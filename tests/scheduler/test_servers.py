@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.inventory.model import Host
+from gpurun.jobs.spec import Constraints, Roles
 from gpurun.scheduler.drain import Tenant, departures
 from gpurun.scheduler.explain import explain
-from gpurun.scheduler.model import Gang, Grant, Reason, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Reason, Snapshot, Wants
 from gpurun.scheduler.schedule import schedule
 
 GPUS = cluster(2, 2, 4)
@@ -24,8 +25,8 @@ CPUS = (
 BOTH = replace(GPUS, hosts=(*CPUS[:1], *GPUS.hosts, *CPUS[1:]))
 
 
-def gang(name="a", gpus=4, servers=1, hosts=("role=ps",), **more):
-    return Gang(name, gpus, servers=servers, server_hosts=hosts, **more)
+def gang(name="a", gpus=4, servers=1, hosts=("role=ps",), avoid=(), **more):
+    return Gang(name, gpus, avoid=avoid, wants=Wants(roles=Roles(ps=servers, ps_hosts=hosts), **more))
 
 
 def started(*gangs, inventory=BOTH, **seen):
@@ -38,7 +39,7 @@ def servers_of(grants):
 
 
 def test_servers_come_behind_the_gpus_and_a_rack_of_the_gang_is_preferred():
-    found, _ = started(gang(constraints=replace(gang().constraints, hosts=("r1h0",))))
+    found, _ = started(gang(constraints=Constraints(hosts=("r1h0",))))
     assert found["a"] == [Grant("r1h0", (0, 1, 2, 3)), Grant("c1", ())]
 
 
@@ -48,7 +49,7 @@ def test_as_many_hosts_as_servers_but_no_more_than_there_are():
 
 
 def test_gangs_of_one_pass_and_of_earlier_ones_share_hosts_evenly():
-    first = runs(Gang("x", 4, servers=1), ("r0h0", range(4)), ("c0", ()))
+    first = runs(Gang("x", 4, wants=Wants(roles=Roles(ps=1))), ("r0h0", range(4)), ("c0", ()))
     found, _ = started(gang("a"), gang("b"), gang("c"), running=(first,))
     hosts = [host for name in "abc" for host in servers_of(found[name])]
     assert sorted(["c0", *hosts]) == ["c0", "c0", "c1", "c1"]
@@ -89,13 +90,13 @@ def test_a_gang_whose_servers_hosts_are_out_of_use_waits_and_stops_nobody():
 def test_a_drain_of_a_servers_host_moves_its_gang_if_there_is_another():
     members = (Grant("r0h0", (0, 1, 2, 3)), Grant("c0", ()))
     for hosts, fate in ((("role=ps",), "moves"), (("c0",), "waits")):
-        tenant = Tenant(gang(hosts=hosts), members, ("c0",), may_restart=True)
+        tenant = Tenant(gang(hosts=hosts, max_restarts=1), members, ("c0",))
         (found,) = departures(BOTH, {"c0"}, {"c0": None}, [tenant], 0.0)
         assert found.fate == fate, found
 
 
 def test_hosts_without_gpus_carry_nobody_else():
-    found, decisions = started(Gang("a", 16), Gang("b", 1, constraints=replace(gang().constraints, hosts=("c0",))))
+    found, decisions = started(Gang("a", 16), Gang("b", 1, wants=Wants(constraints=Constraints(hosts=("c0",)))))
     assert servers_of(found["a"]) == [] and "b" in decisions.never
     assert BOTH.generations == ("pascal",)
 
@@ -106,7 +107,7 @@ sizes = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 5)), min_size=1, m
 @given(sizes, st.sets(st.sampled_from(["c0", "c1", "r0h0", "r1h1"])))
 def test_servers_take_no_gpu_from_anybody(wanted, out):
     with_servers = [gang(f"g{n}", gpus, servers) for n, (gpus, servers) in enumerate(wanted)]
-    plain = [one.but(servers=0, server_hosts=()) for one in with_servers]
+    plain = [one.wanting(roles=None) for one in with_servers]
     unusable = dict.fromkeys(out, "cordoned")
     found, decisions = started(*with_servers, unusable=unusable)
     others, _ = started(*plain, unusable=unusable)

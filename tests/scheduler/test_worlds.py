@@ -81,7 +81,7 @@ def stop_gangs_for_gpus_that_the_taker_declines(monkeypatch):
 
     def try_start(state, gang, hold=None):
         placement = state.room.anywhere(gang) if state.is_choosy(gang) else None
-        spread = placement and len(placement.racks if gang.constraints.prefer == "rack" else placement.grants)
+        spread = placement and len(placement.racks if gang.wants.constraints.prefer == "rack" else placement.grants)
         return False if spread and spread > 1 else start(state, gang, hold)
 
     monkeypatch.setattr(starting, "try_start", try_start)

@@ -4,7 +4,7 @@ import pytest
 
 from gpurun.inventory.model import Host, Inventory, Rack
 from gpurun.jobs.spec import Constraints, Grant, Placement
-from gpurun.scheduler.model import Gang, Running, Snapshot
+from gpurun.scheduler.model import Gang, Running, Snapshot, Wants
 from gpurun.simulate.yardsticks import FIFO, SJF, strict_pass, strictly_arranged
 
 
@@ -57,7 +57,11 @@ def test_consolidated_placement(free, gpus, expected):
 
 
 def test_what_could_never_run_is_refused_and_blocks_nobody():
-    queue = (Gang("huge", 99, 1.0), Gang("odd", 3, 2.0, constraints=Constraints(gpus_per_host=2)), Gang("ok", 1, 3.0))
+    queue = (
+        Gang("huge", 99, 1.0),
+        Gang("odd", 3, 2.0, wants=Wants(constraints=Constraints(gpus_per_host=2))),
+        Gang("ok", 1, 3.0),
+    )
     decisions = decide(FIFO, *queue)
     assert set(decisions.never) == {"huge", "odd"}
     assert started(decisions) == ["ok"]

@@ -18,7 +18,7 @@ from gpurun.errors import (
 )
 from gpurun.inventory.model import Host
 from gpurun.jobs.record import AVOID_MOST_S, JobRecord, StartFailure
-from gpurun.jobs.spec import Constraints, Wants
+from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.boot import HeadBoot
@@ -364,17 +364,18 @@ HOSTS = tuple(
 
 
 @pytest.mark.parametrize(
-    ("wants", "unusable", "able"),
+    ("gpus", "wants", "unusable", "able"),
     [
-        (Wants(2), (), "abc"),
-        (Wants(2), ("a",), "bc"),
-        (Wants(2, constraints=Constraints(generations=("pascal",))), (), "ab"),
-        (Wants(4, constraints=Constraints(locality="host")), (), "ac"),
-        (Wants(4, min_gpus=2, constraints=Constraints(locality="host")), (), "abc"),
-        (Wants(4, constraints=Constraints(gpus_per_host=4)), (), "ac"),
-        (Wants(2, constraints=Constraints(hosts=("a", "z"))), (), "a"),
-        (Wants(2, constraints=Constraints(avoid=("a",))), ("c",), "b"),
+        (2, {}, (), "abc"),
+        (2, {}, ("a",), "bc"),
+        (2, {"constraints": Constraints(generations=("pascal",))}, (), "ab"),
+        (4, {"constraints": Constraints(locality="host")}, (), "ac"),
+        (4, {"min_gpus": 2, "constraints": Constraints(locality="host")}, (), "abc"),
+        (4, {"constraints": Constraints(gpus_per_host=4)}, (), "ac"),
+        (2, {"constraints": Constraints(hosts=("a", "z"))}, (), "a"),
+        (2, {"constraints": Constraints(avoid=("a",))}, ("c",), "b"),
     ],
 )
-def test_which_hosts_could_hold_a_gang(wants, unusable, able):
-    assert "".join(sorted(unstarted.able_hosts(SimpleNamespace(hosts=HOSTS), wants, unusable))) == able
+def test_which_hosts_could_hold_a_gang(gpus, wants, unusable, able):
+    spec = JobSpec("n", "i", gpus, ("true",), **wants)
+    assert "".join(sorted(unstarted.able_hosts(SimpleNamespace(hosts=HOSTS), spec, unusable))) == able
