@@ -126,7 +126,7 @@ def status(
 
         most = None if all_jobs else QUEUED_SHOWN
         if wanted and not reading.records:
-            say("no such job" + ("" if all_jobs else " has not ended, or ended lately; --all looks at all jobs"))
+            say("no job matches" + ("" if all_jobs else "; --all also looks at jobs that ended earlier"))
         elif wanted:
             print_jobs(reading.picture)
         else:

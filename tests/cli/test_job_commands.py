@@ -63,8 +63,9 @@ def test_status_shows_the_jobs_that_are_asked_for(store, gpurun):
     assert shown(waits.id, "@last", waits.id) == {waits.id, many[-1].id}
     out = gpurun("status", "--user", "eve")[1]
     assert eves.id in out and waits.id not in out and "\x1b" not in out and "free" not in out
-    assert gpurun("status", "--user", "nobody'; --")[::2] == (0, "no such job has not ended, or ended lately; "
-        "--all looks at all jobs\n")  # fmt: skip
+    assert gpurun("status", "--user", "nobody'; --")[::2] == (
+        0, "no job matches; --all also looks at jobs that ended earlier\n"
+    )  # fmt: skip
     both = gpurun("status", waits.id, eves.id)[1]
     assert both.index(waits.id) < both.index("\n\n") < both.index(eves.id)
     for wrong in (
