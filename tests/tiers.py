@@ -73,6 +73,7 @@ ROOMS = {
     "test_tensorboard": "tensorboard",
     "test_tensorflow": "launch recipes",
     "test_tutorial": "cli",
+    "test_requeue": "head supervisor scheduler",
     "test_upgrade": "head supervisor sweeps remote",
     "test_users": "head state leases",
 }
