@@ -83,8 +83,9 @@ def meant_option(word: str, options: Sequence[str]) -> str | None:
         options: all options of the command.
     """
     known = [option for option, words in OPTIONS.items() if word in words.split()]
-    near = [] if known else get_close_matches(word, [each for each in options if each not in AGREES], n=1, cutoff=_NEAR)
-    return next((option for option in (*known, *near) if option in options), None)
+    names = [each[2:] for each in options if each.startswith("--") and each not in AGREES]
+    near = [] if known else get_close_matches(word.lstrip("-"), names, n=1, cutoff=_NEAR)
+    return next((option for option in (*known, *(f"--{name}" for name in near)) if option in options), None)
 
 
 def _is_slip(word: str, command: str) -> bool:

@@ -161,6 +161,7 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         _told(error, meant).show()
         if isinstance(error, click.UsageError) and command is None:
             _say_where_a_program_goes(error, args, meant)
+            _say_how_hosts_are_named(error)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):  # an Abort is a RuntimeError
         code = INTERRUPTED
@@ -205,6 +206,16 @@ def _options_of(error: click.UsageError) -> list[str]:
     """Return all options of the command whose usage was wrong."""
     parameters = error.ctx.command.params if error.ctx is not None else ()
     return [name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"]
+
+
+def _say_how_hosts_are_named(error: click.UsageError) -> None:
+    """Say it where a command got several words for its hosts."""
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    has_hosts = any(
+        "HOSTS" in str(parameter.metavar) for parameter in parameters if parameter.param_type_name == "argument"
+    )
+    if has_hosts and "unexpected extra argument" in error.message:
+        typer.echo("  → one word names all hosts: gpu-01,gpu-02 or gpu-[01-16] or @rack:r1", err=True)
 
 
 def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str], meant: str | None) -> None:

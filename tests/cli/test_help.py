@@ -147,7 +147,7 @@ WRONG_OPTIONS = {
     "submit --cpus-per-task 4": "--cpus", "submit -J x": "--name", "submit --partition gpu": "--pool",
     "submit --imgae x": "--image", "submit --nproc_per_node=4": "--gpus-per-host", "status -u me": "--user",
     "status -t RUNNING": "--state", "cancel -u me": "--mine", "history -S now-1day": "--since", "cancel --forse": "",
-    "cancel --al": "", "prune --purg": "", "submit --zzz": "", "submit -Z": "", "top -n 1": "",
+    "cancel --al": "", "prune --purg": "", "submit --zzz": "", "submit -Z": "", "top -n 1": "", "audit --since 1h": "",
     "sweep run -N 2": "--gpus", "scale run --partition x": "--pool",
 }  # fmt: skip
 
@@ -162,6 +162,13 @@ def test_a_wrong_option_gets_the_one_that_it_means(gpurun):
     known = {name for _, command in PAGES for param in command.params for name in param.opts}
     assert {*OPTIONS} <= known
     assert {*FOREIGN} <= {*SETTINGS}
+
+
+def test_hosts_in_several_words_are_answered_with_a_host_set(gpurun):
+    for line in ("inventory list h1 h2", "doctor h1 h2 h3", "inventory cordon h1 h2", "images h1 h2"):
+        code, _, err = gpurun(*line.split())
+        assert code == 2 and err.endswith("→ one word names all hosts: gpu-01,gpu-02 or gpu-[01-16] or @rack:r1\n"), err
+    assert "one word names" not in gpurun("config", "view", "x")[2]
 
 
 def test_a_program_without_its_dashes_is_shown_with_them(gpurun):
