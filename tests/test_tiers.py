@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tiers
 
+import gpurun
+
 TESTS = Path(__file__).parent
 
 
@@ -18,7 +20,7 @@ def test_each_file_of_lab_tests_says_what_it_is_about():
         if "pytest.mark.lab" in path.read_text() and path != Path(__file__)
     }
     assert set(tiers.ROOMS) == files
-    packages = {path.parent.name for path in (tiers.TOP / "gpurun").glob("*/__init__.py")}
+    packages = {path.parent.name for path in Path(gpurun.__file__).parent.glob("*/__init__.py")}
     assert {room for rooms in tiers.ROOMS.values() for room in rooms.split()} <= {*packages, "recipes", "ci", "faults"}
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, until
 
+import gpurun
 from gpurun.facts.hardware import Hardware, hardware_from_document
 from gpurun.node.agent import processes
 from gpurun.node.gpu import nvml_facts
 from gpurun.node.probe import apart, network, probe, sysfs_facts
 
-REPO = Path(__file__).parents[2]
-RUN = f"import sys; sys.path.insert(0, {str(REPO)!r}); from gpurun.node.probe.probe import main; main()"
+PLACE = Path(gpurun.__file__).parents[1]
+RUN = f"import sys; sys.path.insert(0, {str(PLACE)!r}); from gpurun.node.probe.probe import main; main()"
 
 
 # -- a process of its own ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from clusters import cluster, runs
 
+import gpurun
 from gpurun.cli.auto_gpus import smaller_in_words
 from gpurun.cli.event_words import placement_text
 from gpurun.cli.why import _line
@@ -104,7 +105,7 @@ supervisor/starters.py ranks
 
 
 def test_no_plural_is_made_by_hand():
-    top, found = Path(__file__).parents[2] / "gpurun", []
+    top, found = Path(gpurun.__file__).parent, []
     for path in sorted(top.rglob("*.py")):
         for match in BY_HAND.finditer(path.read_text()):
             line = f"{path.relative_to(top)} {match[1]}"
