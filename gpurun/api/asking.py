@@ -237,7 +237,11 @@ def _spec(
     if unknown:
         known = [*FIELDS.keys() - {"sweep"}, *CONSTRAINTS, *_OWN]
         meant = get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {meant[0]}?" if meant else "the keys of a recipe, and of its constraints: docs/reference/recipes.md"
+        hint = (
+            f"did you mean {meant[0]}?"
+            if meant
+            else "the keys of a recipe, and of its constraints: docs/reference/recipes.md"
+        )
         raise BadInput(f"there is no setting {unknown[0]!r}", hint=hint)
     flags = {key: (key, value) for key, value in settings.items()}
     reads = (lambda _spec: clues_of_call(what)) if callable(what) else clues_of
