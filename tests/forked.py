@@ -238,7 +238,10 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
             _tell(told)
         if listening.fileno() in ready:
             asking, _ = listening.accept()
-            descriptors = socket.recv_fds(asking, 1, 100)[1]
+            descriptors = _descriptors(asking)
+            if not descriptors:
+                asking.close()
+                continue
             with os.fdopen(descriptors[0], "rb") as file:
                 file.seek(0)
                 request = pickle.load(file)
@@ -254,11 +257,19 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
                 subprocess.Popen = Popen  # type: ignore[misc]
                 leave(request["argv"])
             told[child] = asking
-            asking.send(child.to_bytes(4, "big"))
+            with suppress(OSError):  # who asked was killed
+                asking.send(child.to_bytes(4, "big"))
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
         elif life.fileno() in ready:
             return
+
+
+def _descriptors(asking: socket.socket) -> list[int]:
+    """Return what came with a request; nothing if who asks was killed before sending it."""
+    with suppress(ConnectionResetError):
+        return socket.recv_fds(asking, 1, 100)[1]
+    return []
 
 
 def _tell(told: dict[int, socket.socket]) -> None:

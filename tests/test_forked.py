@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_a_quick_test_forks_gpurun_and_what_that_starts():
     parent = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
     assert parent != os.getpid()
     assert process.communicate(timeout=LIMIT_S)[0].startswith("gpurun")
+
+
+def test_one_who_is_killed_while_he_asks_ends_nobody_else():
+    server = forked._server(sys.executable, os.environ.get("PYTHONPATH"))
+    for data in (b"", b"."):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.connect(server.path)
+            if data:
+                asking.send(data)
+    process = subprocess.Popen([sys.executable, "-m", "gpurun", "version"], stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=LIMIT_S)[0].startswith("gpurun")
+    assert server._process.poll() is None
 
 
 def test_a_test_about_starting_has_real_processes(real_starts):
