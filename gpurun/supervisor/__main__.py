@@ -1,6 +1,7 @@
-"""``python -m gpurun.supervisor LEASE LOCK_FD [adopts]``: the process behind one lease, as a rule a running job's.
+"""The process behind one lease, as a rule a running job's: ``gpurun.supervisor LEASE LOCK_FD [adopts]``.
 
-Started by `gpurun.head.spawn` with the lease's lock as an open descriptor; not meant to be typed.
+Started by `gpurun.head.spawn` with the lease's lock as an open descriptor; not meant to be typed. An older gpurun may
+start it, so these arguments stay.
 """
 
 from __future__ import annotations
