@@ -148,6 +148,8 @@ def lines(draw):
     words = name.split()
     for text in draw(st.lists(st.sampled_from(DOCUMENTED[name].split()), max_size=6)):
         flag, count = text.rstrip("="), text.count("=")
+        if flag == "--role" and any(word.startswith(flag) for word in words):
+            continue  # a second one takes the first one's place, as torchrun itself does
         values = [draw(values_of(flag)) for _ in range(count)]
         joined = count == 1 and flag.startswith("--") and name != "mpirun" and draw(st.booleans())
         words += [f"{flag}={values[0]}"] if joined else [flag, *values]
