@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.errors import HostNotReady
@@ -186,19 +186,28 @@ class LayerStore:
             ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:
-        """Move a file into the store, and keep it until this store is closed. `seen` has already hashed its content."""
+        """Move a file into the store, and keep it until this store is closed. `seen` has already hashed its content.
+
+        If the store has this content, that file stays: another process may keep it, and its lock is on that file.
+        """
         self.make_room(seen.size, sparing=seen.digest)
-        path = self._path(seen.digest)
-        held = Stored(seen.digest, seen.size, seen.chunks, file).open()  # before it has a name by which it is removed
-        try:
-            with self._naming():
-                _write_whole(path.with_suffix(".chunks"), seen.chunks)
-                file.replace(path)
-        except BaseException:
-            held.close()
-            raise
+        with self._naming():
+            stored = self.find(seen.digest)
+            if stored is None or stored.hashes != seen.chunks:
+                made = Stored(seen.digest, seen.size, seen.chunks, file)
+                held = made.open()  # before it has a name by which it is removed
+                try:
+                    stored = replace(made, path=self._path(seen.digest))
+                    _write_whole(stored.path.with_suffix(".chunks"), seen.chunks)
+                    file.replace(stored.path)
+                except BaseException:
+                    held.close()
+                    raise
+            else:
+                held = stored.open()
+                file.unlink(missing_ok=True)
         self._hold(held)
-        return Stored(seen.digest, seen.size, seen.chunks, path)
+        return stored
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

@@ -56,6 +56,20 @@ def test_what_a_store_has_written_stays_until_it_is_closed(tmp_path):
     assert mine.find(first.digest) is None and mine.find(second.digest) == second
 
 
+def test_what_two_ships_have_written_stays_while_one_of_them_is_open(tmp_path):
+    mine, others = LayerStore(tmp_path, limit_bytes=SIZE), LayerStore(tmp_path, limit_bytes=SIZE)
+    first = mine.put([b"1" * SIZE])
+    assert others.put([b"1" * SIZE]) == first
+    others.close()
+    third = LayerStore(tmp_path, limit_bytes=SIZE)
+    third.put([b"3" * SIZE])
+    assert mine.find(first.digest) == first
+    mine.close()
+    third.put([b"4" * SIZE])
+    assert mine.find(first.digest) is None
+    assert list(tmp_path.rglob("making-*")) == []
+
+
 def test_a_blob_that_is_removed_just_before_it_is_opened_is_not_there(store, monkeypatch):
     stored = store.put([b"x" * SIZE])
     store.close()
