@@ -16,8 +16,8 @@ from gpurun.scheduler.racks import Need, need_of
 Try = Callable[[Index, Gang], Placement | None]
 """Where a gang fits on an index, which stays as it was; None if it does not fit."""
 
-by_value = attrgetter("avoid", *(f"wants.constraints.{field.name}" for field in fields(Constraints)))
-"""What a gang asks of its hosts; equal for equal wants, in whatever objects they are."""
+by_value = attrgetter(*(field.name for field in fields(Constraints)))
+"""What is asked of hosts; equal for equal constraints, in whatever objects they are."""
 
 
 class Capacity:
@@ -36,7 +36,7 @@ class Capacity:
 
     def shape(self, gang: Gang) -> int:
         """Equal for gangs that ask the same of their hosts, by value."""
-        key = by_value(gang)
+        key = gang.avoid, by_value(gang.wants.constraints)
         shape = self._shapes.get(key)
         return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
 
