@@ -40,7 +40,8 @@ def promised():
     reasons = (TOP / "docs/evidence.md").read_text().split("## Why each promise holds\n")[1].split("\n## ")[0]
     heads = [re.findall(r"^(?:- )?\*\*(.+?)\*\*", text, re.MULTILINE) for text in (relied, reasons)]
     assert len(heads[0]) > 5 and set(heads[0]) <= set(heads[1])
-    return [*re.findall(r"^- (.+)$", readme, re.MULTILINE), *heads[1]]
+    bullets = re.findall(r"^- (.+(?:\n  .+)*)$", readme, re.MULTILINE)
+    return [*(each.replace("\n  ", " ") for each in bullets), *heads[1]]
 
 
 @pytest.mark.parametrize("promise", promised())
