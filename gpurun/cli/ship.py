@@ -28,7 +28,7 @@ FAILED = HostFailure.exit_code
 
 
 def ship(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="An image of the head's Docker, by name or ID.")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or ID of an image in the head's Docker.")],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     dry_run: Annotated[

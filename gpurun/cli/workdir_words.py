@@ -27,8 +27,8 @@ def _left_out(left: LeftOut) -> str:
     size = f"{least}{_files(left.files)}, {size_text(left.size_bytes)}"
     given, line = given_again(left.names[0], left.names)
     return (
-        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). If ranks need it, end .gitignore with a line "
-        f"such as `{line}`, or give it with --data NAME={given}, as /data/NAME"
+        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). If ranks need it, add a line such as `{line}` "
+        f"at the end of .gitignore, or give it with --data NAME={given}, as /data/NAME"
     )
 
 

@@ -109,7 +109,7 @@ class Engine:
         if status == 404 or not isinstance(found, dict):
             raise BadInput(
                 f"the image {reference} is not on the head",
-                hint="build it or pull it first: docker images lists what is",
+                hint="build or pull it on this machine; `docker images` lists the images that it has",
             )
         if status != 200:
             raise HostNotReady(f"the head's Docker cannot inspect {reference}: {found.get('message', status)}")

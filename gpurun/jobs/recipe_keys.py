@@ -355,7 +355,7 @@ class RecipeKeys(TypedDict, total=False):
     log_limit: Annotated[
         Size,
         means(
-            "how large the job's log gets on the head, at least 64MiB; its beginning and its end are kept",
+            "largest size of the job's log on the head, 64MiB or more; gpurun keeps the beginning and the end",
             "10GiB",
             default="2GiB",
             flag=KeyFlag(FILES, "SIZE"),
@@ -539,7 +539,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "size of `/dev/shm` in each container, part of its `memory`",
             "8GiB",
-            default="half of it",
+            default="half of its `memory`",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]

@@ -44,8 +44,8 @@ class LockHolder:
     since_s: float
 
     def told(self, now_s: float) -> str:
-        """Describe the holder in printable text: ``bob's `gpurun submit` (pid 123) for 5 s``."""
-        text = f"{self.user}'s `{self.command}` (pid {self.pid}) for {max(0.0, now_s - self.since_s):.0f} s"
+        """Describe the holder in printable text: ``bob's `gpurun submit` (pid 123) has held it for 5 s``."""
+        text = f"{self.user}'s `{self.command}` (pid {self.pid}) has held it for {max(0.0, now_s - self.since_s):.0f} s"
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -93,7 +93,7 @@ def _take(home: Path, descriptor: int, patience_s: float | None) -> None:
         nonlocal told
         if waited_s > SLOW_S and not told:
             told = True
-            said = f"gpurun: waiting for the allocator lock, held by {_by_whom(home, descriptor)}"
+            said = f"gpurun: waiting for the scheduler's lock; {_by_whom(home, descriptor)}"
             print(said, file=sys.stderr, flush=True)  # noqa: T201
 
     begun = time.monotonic()
@@ -114,8 +114,8 @@ def _by_whom(home: Path, descriptor: int) -> str:
     if found is not None and (found.pid in pids or (not pids and _lives(found.pid))):
         return found.told(time.time())
     if pids:
-        return f"the process with pid {pids[0]}"
-    return "another user's process, which did not write its name"
+        return f"the process with pid {pids[0]} holds it"
+    return "a process of another user, without a name in the lock's file, holds it"
 
 
 def _lives(pid: int) -> bool:
@@ -133,8 +133,9 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
     pid = pids[0] if pids else found.pid if found is not None and _lives(found.pid) else None
     look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
     return StateUnavailable(
-        f"the allocator lock did not come free in {waited_s:.0f} s: held by {_by_whom(home, descriptor)}",
-        where=str(home), hint=f"{look} shows that process; nothing is lost if it is killed, or continued if stopped",
+        f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {_by_whom(home, descriptor)}",
+        where=str(home), hint=f"{look} shows that process. You can kill it; if it is stopped (state T), you can also "
+        "resume it. gpurun loses nothing",
     )  # fmt: skip
 
 

@@ -35,11 +35,11 @@ class Bound:
 
     def never(self, gang: Gang) -> str:
         """Return why the gang can never start within it."""
-        name, wanted = shown(self.pool), f"{count(gang.least, 'GPU')} wanted"
+        name, needs = shown(self.pool), f"it needs {count(gang.least, 'GPU')}"
         if not self.firm:
-            return f"{wanted}; {name} is limited to {self.most:g}"
+            return f"{needs}; {name} is limited to {self.most:g}"
         reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"
-        return f"{wanted} by a gang that is not preemptible; {reserves}: only preemptible gangs borrow"
+        return f"{needs} and is not preemptible; {reserves}: only preemptible gangs borrow"
 
     def full(self, kept: Sequence[Gang]) -> str:
         """Return why no gang can start within it now.

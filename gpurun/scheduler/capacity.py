@@ -101,7 +101,7 @@ class Capacity:
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
         but = ", but not as it needs them" if free >= gang.least else ""
         are = count(free, "such GPU of one generation is", "such GPUs of one generation are")
-        return Refusal(False, Reason.NO_ROOM, f"{_wanted(gang)}; {are} free for it{but}")
+        return Refusal(False, Reason.NO_ROOM, f"{_needs(gang)}; {are} free for it{but}")
 
     def _never(self, gang: Gang) -> str:
         asked, lanes = gang.wants.constraints, self._empty.lanes(gang.wants.constraints)
@@ -114,10 +114,10 @@ class Capacity:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
         if gang.least > most:
-            return f"{_wanted(gang)}; the inventory has at most {count(most, 'such GPU')} of one generation"
+            return f"{_needs(gang)}; the inventory has at most {count(most, 'such GPU')} of one generation"
         if asked.hosts and not set(asked.hosts) - set(asked.avoid):
-            return f"{_wanted(gang)}; all named hosts are also among the hosts to avoid"
-        return f"{_wanted(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
+            return f"{_needs(gang)}; all named hosts are also among the hosts to avoid"
+        return f"{_needs(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
 
 
 def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
@@ -126,8 +126,8 @@ def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
     return min(1.0, gpus / most) if most else 1.0
 
 
-def _wanted(gang: Gang) -> str:
-    return f"{'at least ' if gang.least < gang.gpus else ''}{count(gang.least, 'GPU')} wanted"
+def _needs(gang: Gang) -> str:
+    return f"it needs {'at least ' if gang.least < gang.gpus else ''}{count(gang.least, 'GPU')}"
 
 
 def _asked(gang: Gang) -> str:

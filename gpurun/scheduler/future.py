@@ -29,7 +29,7 @@ def _with_kept(gang: Gang, kept: Kept | None) -> Gang:
 
 @dataclass(frozen=True)
 class Release:
-    """GPUs that come free at a time: an end by time limit, or a guess. `gang` breaks ties."""
+    """GPUs that become free at a time: an end by time limit, or a guess. `gang` breaks ties."""
 
     at_s: float
     gang: str

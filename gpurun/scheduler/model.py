@@ -126,7 +126,7 @@ class Running:
         granted_s: when it was granted.
         running_s: when it entered RUNNING, from which its time limit counts; None = it has not yet.
         checkpoint_s: when it last saved its work; None = never, so all since the grant would be lost.
-        stopping: it has been told to stop (preempted, cancelled, ended); its GPUs come free by themselves.
+        stopping: it has been told to stop (preempted, cancelled, ended); its GPUs become free by themselves.
         told_s: when it was told to stop; None = unknown, so its grace counts from now.
     """
 
@@ -181,7 +181,7 @@ class Reason(str, Enum):
     RESERVED = "reserved"  # it would delay the expected start of the first blocked gang
     POOL = "pool"  # its pool has used what it may use
     LOCALITY = "locality"  # it would fit, but over more racks or hosts than it prefers
-    KEPT = "kept"  # GPUs are kept for it and come free one after the other
+    KEPT = "kept"  # GPUs are kept for it and become free one after the other
 
 
 @dataclass(frozen=True)

@@ -116,5 +116,7 @@ def _keep_for(state: PassState, gang: Gang) -> None:
 def _reserve_elsewhere(state: PassState, gang: Gang, first: Gang) -> None:
     """Reserve what the gang whose patience is over leaves."""
     if not reserve(state, gang):
-        message = f"{count(gang.least, 'GPU')} wanted; {first.id} has been overtaken for long enough and goes first"
+        message = (
+            f"it needs {count(gang.least, 'GPU')}; other gangs have overtaken {first.id} long enough, so it goes first"
+        )
         state.wait(gang, Reason.NO_ROOM, message, behind=first.id)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
@@ -113,7 +114,7 @@ class PassState:
         """Keep GPUs for a gang from this pass on, and note that it waits for them."""
         self._hold(gang, kept)
         free_s = self.keeping.holds[gang.id].free_s
-        message = f"GPUs of {some_hosts(kept.placement)} are kept for it and come free one after the other"
+        message = f"gpurun keeps GPUs of {some_hosts(kept.placement)} for it; they become free one after the other"
         self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
 
     def keep_again(self, gangs: list[Gang], helps: Callable[[Gang, Kept], bool]) -> None:
@@ -329,7 +330,7 @@ def _wishes(gangs: Iterable[Gang]) -> dict[str, int]:
 def some_hosts(placement: Placement) -> str:
     """A placement's hosts in a few words."""
     names = placement.hosts
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return names[0] if len(names) == 1 else f"{names[0]} and {count(len(names) - 1, 'more host')}"
 
 
 def named_pool(pool: str | None) -> str:

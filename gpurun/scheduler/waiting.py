@@ -132,8 +132,8 @@ def reserve(state: PassState, gang: Gang) -> bool:
         return False
     at_s, placement = found
     state.keeping.hold(Hold(gang, placement, state.index.masks(placement), at_s))
-    until = f"{some_hosts(placement)} are reserved for when {_ends(state, placement, at_s)}"
-    message = f"{count(gang.least, 'GPU')} wanted; {until}"
+    until = f"gpurun keeps {some_hosts(placement)} for it until {_ends(state, placement, at_s)} there"
+    message = f"it needs {count(gang.least, 'GPU')}; {until}"
     state.wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
     return True
 

@@ -32,9 +32,10 @@ def change_lock(home: Path, name: str) -> Iterator[None]:
     try:
         begun = time.monotonic()
         if not lock.take_within(descriptor, PATIENCE_S):
+            waited_s, who = time.monotonic() - begun, lock.holders_in_words(descriptor)
             raise StateUnavailable(
-                f"did not come free in {time.monotonic() - begun:.0f} s: held by {lock.holders_in_words(descriptor)}",
-                where=str(path), hint=f"root's `fuser -v {path}` shows who holds it; end or continue that process",
+                f"gpurun waited {waited_s:.0f} s for this lock; {who} holds it", where=str(path),
+                hint=f"root's `fuser -v {path}` shows that process. Kill it, or resume it if it is stopped (state T)",
             )  # fmt: skip
         yield
     finally:

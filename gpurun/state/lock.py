@@ -54,7 +54,7 @@ def take(descriptor: int, *, shared: bool = False) -> None:
 def take_within(
     descriptor: int, patience_s: float | None, *, while_waiting: Callable[[float], object] = lambda _: None
 ) -> bool:
-    """Take the lock; False if it did not come free in time.
+    """Take the lock; False if others hold it for too long.
 
     Those who wait look again after random pauses, so none of them is always too late.
 
@@ -90,7 +90,7 @@ def alone(
         patience_s: give up after this long; None waits for ever.
 
     Raises:
-        TimeoutError: it did not come free in time; says who holds it.
+        TimeoutError: others hold it for too long; says who.
     """
     while True:
         descriptor = _opened(path, mode)

@@ -154,8 +154,8 @@ def _missing(found: re.Match[str], failed: Failed) -> str:
         if relative == name or relative.startswith(f"{name}/"):
             given, line = given_again(name, failed.spec.left_out)
             return (
-                f"the workdir has {name} on the head, but .gitignore leaves it out: end .gitignore with `{line}`, or "
-                f"give it with --data NAME={given}, as {DATA}/NAME"
+                f"the workdir has {name} on the head, but .gitignore leaves it out: add this line at the end of "
+                f".gitignore: `{line}`, or give it with --data NAME={given}, as {DATA}/NAME"
             )
     return ""
 
@@ -265,7 +265,10 @@ _HINTS = (
     Hint(re.compile(r"Bootstrap : no socket interface found"), _no_interface, anywhere=True),
     Hint(
         re.compile(r"Watchdog caught collective operation timeout"),
-        _told("it waited in a collective for ranks that did not come: look for ranks that printed less, or failed"),
+        _told(
+            "it waited in a collective operation that other ranks did not join: look for a rank whose log ends "
+            "earlier, or that failed"
+        ),
         anywhere=True,
     ),
     Hint(

@@ -315,10 +315,10 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     specs = [JobSpec(name="n", image="i:1", gpus=gpus, command=("true",)) for gpus in (8, 99)]
     later, never = (each.id for each in store.create_many(specs, inventory=Path(inventory), now_s=1.0))
     assert "needs hosts that are out of use" in gpurun("status", later)[1]
-    assert "99 GPUs wanted" in gpurun("status", never)[1]
-    assert "99 GPUs wanted" in gpurun("why", never)[1]
+    assert "it needs 99 GPUs" in gpurun("status", never)[1]
+    assert "it needs 99 GPUs" in gpurun("why", never)[1]
     listed = gpurun("status", "-i", inventory)[1]
-    assert "needs hosts that are out of use" in listed and "99 GPUs wanted" in listed
+    assert "needs hosts that are out of use" in listed and "it needs 99 GPUs" in listed
     assert "h2 " in listed and "kept" not in listed, "what a pass would grant is not granted"
     (store.home / "cordons.json").write_text("no JSON")
     assert "nothing is decided: " in (said := gpurun("status", later)[1]) and "cordons.json" in said

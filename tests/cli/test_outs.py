@@ -156,7 +156,7 @@ def test_why_says_once_why_a_host_is_out(gpurun, home):
     failures = (StartFailure("h1", 0, "connect", "w", DEAD.reason, now_s, now_s),)
     job.write(job.record().but(start_failures=failures, reason=f"h1: {DEAD.reason}"))
     said = gpurun("why", job.id)
-    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: 16 GPUs wanted; ")
+    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: it needs 16 GPUs; ")
     assert said.out.count(job.id) == 1
     assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1m30s: " in said.out
     assert "could not start it" not in said.out and "last attempt" not in said.out

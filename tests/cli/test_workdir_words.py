@@ -40,12 +40,14 @@ def test_what_ignore_rules_leave_out_is_named_with_its_size_but_nothing_that_no_
 
 def test_a_line_for_gitignore_and_a_data_set_are_named_that_give_ranks_what_is_left_out(work):
     assert said(work)[0].endswith(
-        "If ranks need it, end .gitignore with a line such as `!/data`, or give it with --data NAME=data, as /data/NAME"
+        "add a line such as `!/data` at the end of .gitignore, or give it with --data NAME=data, as /data/NAME"
     )
     (work / ".gitignore").write_text("*.bin\n*.pkl\n")  # nanoGPT's: all of one folder, or one file after the other
     for name in ("train.bin", "val.bin", "meta.pkl"):
         (work / "data/b" / name).touch()
-    assert said(work)[0].endswith(" `!/data/b/*`, or give it with --data NAME=data/b, as /data/NAME")
+    assert said(work)[0].endswith(
+        " `!/data/b/*` at the end of .gitignore, or give it with --data NAME=data/b, as /data/NAME"
+    )
     (work / ".gitignore").write_text("*.bin\n*.pkl\n!/data/b/*\n")
     assert said(work) == ()
     assert given_again("a.bin", ("a.bin", "b.bin")) == ("a.bin", "!/a.bin")  # the top is no data set

@@ -197,14 +197,14 @@ def impatient(monkeypatch):
 def test_one_job_is_stored_though_the_lock_is_held(home, waiters, impatient):
     with allocator_lock(home):
         done = submit(home, SPEC)
-    assert "did not come free" in str(done.problem)
+    assert "for the scheduler's lock" in str(done.problem)
     assert JobStore(home).live_ids() == (done.folders[0].id,)
     assert waiters == [home]
 
 
 def test_many_jobs_are_none_if_the_lock_is_held(home, waiters, impatient):
     stored = []
-    with allocator_lock(home), pytest.raises(StateError, match="did not come free"):
+    with allocator_lock(home), pytest.raises(StateError, match="for the scheduler's lock"):
         submit(home, SPEC, SPEC, on_stored=stored.extend)
     assert JobStore(home).ids() == JobStore(home).live_ids() == ()
     assert (stored, waiters) == ([], [])
@@ -227,7 +227,7 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     code, out, err = command(capsys)
     assert code == 0
     job = out.strip()
-    waits = "2 GPUs wanted; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
+    waits = "it needs 2 GPUs; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
     said, told = err.splitlines()
     assert said == "each of the 2 GPUs runs a copy (tasks): the command starts no launcher and no Python"
     assert told == f"{job} waits: {waits}; `gpurun why {job}` says more"
@@ -239,7 +239,7 @@ def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
         code, out, err = command(capsys)
     (job,) = JobStore(home).ids()
     assert (code, out) == (StateError.exit_code, f"{job}\n")
-    assert "did not come free" in err
+    assert "for the scheduler's lock" in err
     assert f"{job} is queued and starts in its turn: do not submit it again" in err
 
 

@@ -152,10 +152,10 @@ def test_a_lock_that_cannot_be_had_leaves_nothing(store):
 
     @contextmanager
     def alone():
-        raise StateError("the allocator lock did not come free")
+        raise StateError("gpurun waited for the scheduler's lock")
         yield
 
-    with pytest.raises(StateError, match="did not come free"):
+    with pytest.raises(StateError, match="waited for the scheduler's lock"):
         create(store, 5, alone=alone)
     assert left(store) == before
 

@@ -35,7 +35,7 @@ MORE = [
         "./sample_ddp_flow.py",
      "refused: mpirun starts torchrun: 8 ranks would each start"),
     (8, "mpirun -H node1:2 -H node2:2 ./build/all_reduce_perf -g 4",
-     "refused: mpirun: the line wants 4 processes, and the job has 8 GPUs, one for"),
+     "refused: mpirun: the command asks for 4 processes, but the job has 8 GPUs and"),
     (8, "mpiexec --np 8 -ppn 4 --depth 16 --cpu-bind depth python3 -m dl_comm.dl_comm_main --config-path=/e",
      "mpirun: python3 -m dl_comm.dl_comm_main --config-path=/e"),
     (8, "mpiexec --np 8 -ppn 4 -d 8 --cpu-bind depth ./a",
@@ -90,7 +90,7 @@ MORE = [
     (8, "axolotl train c.yml --num-processes 8",
      "tasks, once on each host: axolotl train c.yml"),
     (8, "axolotl train c.yml --num-processes 16 --num-machines 2 --machine-rank 0",
-     "refused: axolotl train: the line wants 16 processes, and the job has 8 GPUs,"),
+     "refused: axolotl train: the command asks for 16 processes, but the job has 8 GPUs "),
     (8, "NPROC_PER_NODE=8 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 swift sft --output_dir o --model m",
      "tasks, once on each host: swift sft --output_dir o --model m"),
     (8, "accelerate launch --mixed_precision=\"bf16\" --use_fsdp --fsdp_auto_wrap_policy "

@@ -176,15 +176,15 @@ def test_what_is_replaced_is_said_and_what_is_set_too():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("accelerate launch --num_processes 16 t.py", "wants 16 processes, and the job has 3 GPUs"),
+        ("accelerate launch --num_processes 16 t.py", "asks for 16 processes, but the job has 3 GPUs"),
         ("accelerate launch --cpu --config_file c.yml t.py", "cannot do what --cpu says beside --config_file"),
         ("accelerate launch --use_cpu --use_fsdp t.py", "cannot do what --use_cpu says beside --use_fsdp"),
         ("accelerate launch --no-such t.py", "does not know what to do with --no-such"),
         ("axolotl train c.yml --launcher python", "knows nothing of other hosts"),
-        ("axolotl train c.yml --num-processes 16", "wants 16 processes, and the job has 3 GPUs"),
-        ("composer --world_size 16 t.py", "wants 16 processes, and the job has 3 GPUs"),
+        ("axolotl train c.yml --num-processes 16", "asks for 16 processes, but the job has 3 GPUs"),
+        ("composer --world_size 16 t.py", "asks for 16 processes, but the job has 3 GPUs"),
         ("composer --frob t.py", "does not know what to do with --frob"),
-        ("fabric run t.py --devices=8 --num-nodes 2", "wants 16 processes"),
+        ("fabric run t.py --devices=8 --num-nodes 2", "asks for 16 processes"),
         ("colossalai run --extra_launch_args frob=1 t.py", "what to do with frob=1 in --extra_launch_args"),
     ],
 )
@@ -208,7 +208,7 @@ def test_accelerate_on_cpus_forms_one_group(run):
 
 def test_a_line_that_starts_several_processes_needs_several_gpus():
     for line in ("composer -n 8 t.py", "tune run --nproc_per_node 2 x", "colossalai run --nproc_per_node 4 t.py"):
-        with pytest.raises(BadInput, match="wants several processes, and the job has 1 GPU"):
+        with pytest.raises(BadInput, match="asks for several processes, but the job has 1 GPU"):
             read(line, gpus=1)
     assert read("composer -n 1 --whatever t.py", gpus=1)[0].command == ("composer", "-n", "1", "--whatever", "t.py")
 
@@ -221,7 +221,7 @@ def test_another_launcher_beside_the_typed_one_is_refused_and_copies_are_run_if_
 
 
 def test_mpirun_with_one_process_for_each_host_is_asked_for_by_the_flag():
-    with pytest.raises(BadInput, match="wants 2 processes") as refused:
+    with pytest.raises(BadInput, match="asks for 2 processes") as refused:
         read("mpirun -np 2 -npernode 1 ./a", gpus=16)
     assert "--one-per-host" in refused.value.hint
     spec, _ = read("mpirun -np 2 -npernode 1 ./a", gpus=16, one_per_host=True)

@@ -75,7 +75,7 @@ def test_places_are_replaced_and_a_line_says_so(launcher, gpus):
 
 @pytest.mark.parametrize("launcher", ["tasks", "horovod", "jax", "tensorflow"])
 def test_places_that_nothing_replaces_are_refused_for_a_gang_and_stay_on_one_gpu(launcher):
-    with pytest.raises(BadInput, match="MASTER_ADDR would be the same for each rank"):
+    with pytest.raises(BadInput, match="MASTER_ADDR would have the same value on each rank"):
         settled(job(launcher, MASTER_ADDR="n1"), is_named=True)
     spec, said = settled(job(launcher, 1, MASTER_ADDR="n1"), is_named=True)
     assert (dict(spec.env), said) == ({"MASTER_ADDR": "n1"}, ("  set for each rank: MASTER_ADDR",))

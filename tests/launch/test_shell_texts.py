@@ -89,10 +89,10 @@ TEXTS = [
     # GPUs, text, arguments, GPUs on each host; or the words of the refusal
     (16, MMCV, "configs/mask_rcnn.py 8", 8),
     (8, MMCV, "configs/mask_rcnn.py 8", 8),
-    (4, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, and the job has 4 GPUs"),
-    (12, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, and the job has 12 GPUs"),
+    (4, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, but the job has 4 GPUs"),
+    (12, MMCV, "configs/mask_rcnn.py 8", "starts 8 processes on each host, but the job has 12 GPUs"),
     (8, MEGATRON, "", 8),
-    (16, MEGATRON, "", "starts 8 processes on one host, and the job has 16 GPUs"),
+    (16, MEGATRON, "", "starts 8 processes on one host, but the job has 16 GPUs"),
     (4, TIMM, "4 /data/imagenet --model seresnet34 --amp", 4),
     (16, TIMM, "8 /data/imagenet", 8),
     (8, SLURM, "", "calls srun"),

@@ -34,9 +34,9 @@ LINES = [
     (2, "python -m torch.distributed.run --nproc_per_node=2 --max_restarts=0 train.py --data coco.yaml",
      "torchrun: python -u train.py --data coco.yaml"),  # YOLO
     (2, "torchrun --nproc-per-node=8 --nnodes=4 train.py",
-     "refused: torchrun: the line wants 32 processes"),
+     "refused: torchrun: the command asks for 32 processes"),
     (2, "torchrun --nnodes 2 --node_rank=1 --master_addr=10.20.1.170 --nproc_per_node 8  benchmark.py -p 3d",
-     "refused: torchrun: the line wants 16 processes"),  # ColossalAI
+     "refused: torchrun: the command asks for 16 processes"),  # ColossalAI
     (4, "torchrun --virtual-local-rank --nproc-per-node=4 train.py",
      "refused: torchrun: gpurun cannot do what --virtual-local-rank says"),
     (2, "OMP_NUM_THREADS=1 python3 /opt/conda/bin/torchrun --nproc_per_node=2 train.py",
@@ -133,7 +133,7 @@ LINES = [
     (2, "CUDA_VISIBLE_DEVICES=6 horovodrun -np 2 --autotune --autotune-log-file /tmp/a.csv python pretrain.py",
      "horovod: python pretrain.py"),
     (2, "horovodrun -np 4 python distributed_training.py",
-     "refused: horovodrun: the line wants 4 processes"),
+     "refused: horovodrun: the command asks for 4 processes"),
     # mpirun and mpiexec
     (16, "mpirun -np 16 -H server1:4,server2:4,server3:4,server4:4 -bind-to none -map-by slot -x NCCL_DEBUG=INFO "
          "-x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib python train.py",
@@ -166,7 +166,7 @@ LINES = [
     (8, "mpiexec -n 8 -ppn 4 -genv NCCL_DEBUG INFO python train.py",
      "mpirun: python train.py"),  # Hydra
     (4, "mpirun -n 1 ./master : -n 3 ./worker",
-     "refused: mpirun: the line starts several programs (':')"),
+     "refused: mpirun: the command starts several programs (':')"),
     # launchers that read a configuration of their own, or start processes on each host themselves
     (4, "accelerate launch --num_processes 4 main.py",
      "tasks, once on each host: accelerate launch main.py"),
@@ -194,7 +194,7 @@ LINES = [
          "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'",
      "srun, once on each host: bash -c 'source /opt/env.sh; torchrun --nproc_per_node=8 --nnodes=$NNODES "
      "--node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py'"),
-    (8, "mpirun -np 1 ./all_reduce_perf -b 8 -e 256M -f 2 -g 8", "refused: mpirun: the line wants 1 process,"),
+    (8, "mpirun -np 1 ./all_reduce_perf -b 8 -e 256M -f 2 -g 8", "refused: mpirun: the command asks for 1 process,"),
     (8, "composer -n 8 --stderr output_{rank}.out --stdout output_{rank}.out main.py yamls/main/modernbert-base.yaml",
      "tasks, once on each host: composer --stderr 'output_{rank}.out' --stdout 'output_{rank}.out' main.py "
      "yamls/main/modernbert-base.yaml"),

@@ -34,7 +34,7 @@ def waits(inventory, gang, *running, now_s=0.0):
 def test_the_scheduler_and_the_live_view_count_one():
     running = runs(Gang("r", 1), ("r0h0", (0,)))
     said = waits(cluster(1, 1, 2), Gang("g", 2), running)
-    assert said.startswith("2 GPUs wanted; 1 such GPU of one generation is free for it")
+    assert said.startswith("it needs 2 GPUs; 1 such GPU of one generation is free for it")
     never = schedule(Snapshot(cluster(1, 1, 1), queue=(Gang("g", 2),))).never["g"].message
     assert never.endswith("the inventory has at most 1 such GPU of one generation")
     near = Gang("g", 2, wants=Wants(constraints=Constraints(prefer="host", locality_wait_s=9.0)))

@@ -167,7 +167,7 @@ def _only_what_is_usable(seen: Seen) -> None:
 
 
 def _what_is_kept_will_be_used(seen: Seen) -> None:
-    """Kept GPUs come free, and then the gang starts."""
+    """Kept GPUs become free, and then the gang starts."""
     users = {gpu: run for run in seen.running for gpu in gpus_of([run.placement])}
     taken = {(host, gpu) for host, gpus in seen.taken.items() for gpu in gpus}
     by_id = {gang.id: gang for gang in seen.snapshot.queue}

@@ -132,7 +132,7 @@ def test_what_starts_runs_or_is_nowhere():
 def test_what_can_never_start_has_no_place_in_the_queue_and_hosts_are_told_as_they_are():
     snapshot = busy(Gang("huge", 99, 1.0), Gang("g", 8, 2.0), unusable={"r0h1": "lost"})
     text = said(snapshot, "huge")
-    assert "huge can never start: 99 GPUs wanted" in text and "place in the queue" not in text
+    assert "huge can never start: it needs 99 GPUs" in text and "place in the queue" not in text
     assert "r0h0: pascal: every GPU in use" in text and "r0h1: lost" in text
     assert "place in the queue: 1\n" in said(snapshot) and "huge" not in said(snapshot)
 
@@ -198,11 +198,11 @@ def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
     snapshot = Snapshot(cluster([0], 2, 4), (stops, endless), (Gang("g", 4),), now_s=10.0)
     text = said(snapshot)
     assert "expected start: in 30s when the gangs that stop have ended" in text
-    assert "r0h0 are reserved for when the gangs that stop have ended" in text and "time limits" not in text
+    assert "gpurun keeps r0h0 for it until the gangs that stop have ended there" in text and "time limits" not in text
     limited = replace(
         snapshot, running=(replace(stops, stopping=False, gang=stops.gang.wanting(time_limit_s=60)), endless)
     )
-    assert "reserved for when time limits end" in said(limited)
+    assert "gpurun keeps r0h0 for it until time limits end there" in said(limited)
 
 
 def test_the_expected_end_of_a_gang_that_stops_comes_nearer():
@@ -278,7 +278,7 @@ def test_a_gang_that_waits_for_gpus_kept_for_another_is_told_for_which():
     snapshot = Snapshot(cluster([0], 2, 4), (endless,), queue, now_s=LATE_S)
     text = said(snapshot, now_s=LATE_S)
     assert "unknown: it depends on first, for which GPUs are kept" in text
-    assert "GPUs of r0h0 and 1 more are kept for it" in said(snapshot, "first", now_s=LATE_S)
+    assert "gpurun keeps GPUs of r0h0 and 1 more host for it" in said(snapshot, "first", now_s=LATE_S)
 
 
 def test_the_pool_whose_limit_is_reached_is_named():

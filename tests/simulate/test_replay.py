@@ -141,7 +141,7 @@ def test_jobs_that_last_no_time_at_all():
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"gpus": 99}, "99 GPUs wanted"),
+        ({"gpus": 99}, "it needs 99 GPUs"),
         ({"gpus": 3, "gpus_per_host": 2}, "per host"),
         ({"gpus": 1, "pool": "x"}, "pool"),
     ],

@@ -124,7 +124,7 @@ def test_the_error_that_ended_a_program_tells_what_to_do(error, hint):
         ("sh: 1: cannot open data/x: No such file", HIDDEN),
         ("init.cc:795 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3", "choose its own"),
         ("RuntimeError: DataLoader worker (pid 27) is killed by signal: Bus error. It is possible", "--shm-size"),
-        (WATCHDOG, "ranks that did not come"),
+        (WATCHDOG, "that other ranks did not join"),
         ("Test NCCL failure all_reduce.cu:44 'Cuda failure 'out of memory''", GPU),
     ],
 )  # fmt: skip

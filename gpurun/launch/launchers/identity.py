@@ -95,9 +95,10 @@ def with_own_variables(spec: JobSpec, launcher: Launcher) -> tuple[JobSpec, tupl
     places, is_replaced = [name for name in spec.env if PLACES.has(name)], any(map(PLACES.has, sets))
     if places and not is_replaced and spec.gpus > 1:
         raise Disagreement(
-            f"{', '.join(sorted(places))} would be the same for each rank, but gpurun chooses the hosts, and "
-            f"{launcher.name} tells its ranks other variables", "env", min(places),
-            hint="for PyTorch choose --launcher torchrun, which sets them for each rank; otherwise leave them out",
+            f"{', '.join(sorted(places))} would have the same value on each rank. gpurun chooses the hosts; "
+            f"{launcher.name} sets other variables for its ranks", "env", min(places),
+            hint="for PyTorch, choose --launcher torchrun: it sets these variables for each rank. "
+            "Otherwise remove them from env",
         )  # fmt: skip
     left = [f"{name}={spec.env[name]}" for name in places if is_replaced]
     kept = [name for name in spec.env if is_told(name) and not (is_replaced and name in places)]

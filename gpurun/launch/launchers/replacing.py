@@ -145,8 +145,8 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
         )
     if spec.gpus == 1 and (several := _several(line)):
         raise BadInput(
-            f"{other.name}: {several} wants several processes, and the job has 1 GPU",
-            hint="write how many GPUs the job needs: -n N",
+            f"{other.name}: {several} asks for several processes, but the job has 1 GPU",
+            hint="use gpurun submit -n N to say how many GPUs the job needs",
         )
     told, launches = "", _launches(line)
     refuse_left(launches, "the command")
@@ -262,7 +262,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
     """Return the spec with the least number of GPUs that the line says.
 
     Raises:
-        BadInput: the line wants another number of processes than the job has GPUs.
+        BadInput: the command asks for another number of processes than the job has GPUs.
     """
     if spec.one_per_host or (wanted := _wanted(spec, name, counts)) is None:
         return spec
@@ -271,8 +271,9 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         elastic = f" --min-gpus {least}" if least < most else ""
         some = count(most, "process", "processes") if least == most else f"{least} to {most} processes"
         raise BadInput(
-            f"{name}: the line wants {some}, and the job has {count(spec.gpus, 'GPU')}, one for each process",
-            hint=f"write -n {most}{elastic}, or leave the numbers out of the line"
+            f"{name}: the command asks for {some}, but the job has {count(spec.gpus, 'GPU')} and starts one process "
+            "for each",
+            hint=f"use gpurun submit -n {most}{elastic}, or remove the numbers from the command"
             + (
                 ", or choose --one-per-host if each process uses all GPUs of its host"
                 if name in (MPI.name, BY_SLURM.name) and most < spec.gpus
@@ -283,15 +284,15 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         return spec
     if spec.min_gpus not in (None, least):
         raise BadInput(
-            f"{name}: the line continues with {count(least, 'process', 'processes')} or more, "
+            f"{name}: the command continues with {count(least, 'process', 'processes')} or more, "
             f"and min_gpus is {spec.min_gpus}",
-            hint="leave one of them out",
+            hint="remove one of the two numbers",
         )
     return replace(spec, min_gpus=least)
 
 
 def _wanted(spec: JobSpec, name: str, counts: Counts) -> tuple[int, int] | None:
-    """Return the least and the most processes that the line wants; None if it does not say."""
+    """Return the least and the most processes that the command asks for; None if it does not say."""
     if counts.ranks is not None:
         return min(counts.least or counts.ranks, counts.ranks), counts.ranks
     if counts.least is not None:
@@ -305,8 +306,8 @@ def _wanted(spec: JobSpec, name: str, counts: Counts) -> tuple[int, int] | None:
         return None
     if not 1 <= least <= most or spec.gpus % most:
         raise BadInput(
-            f"{name}: the line wants {least} to {most} hosts and does not say how many processes each",
-            hint="write --min-gpus N, or the number of processes on each host",
+            f"{name}: the command asks for {least} to {most} hosts, but not for a number of processes on each",
+            hint="use gpurun submit --min-gpus N, or add the number of processes on each host to the command",
         )
     return least * (spec.gpus // most), spec.gpus
 

@@ -85,8 +85,9 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         taken = next((each.line for number, each in numbers if number == per_host and each.typed.launcher), "")
         line = f"\n    or the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
         raise BadInput(
-            f"{where} starts {some} {on}, and the job has {count(spec.gpus, 'GPU')}, one for each process",
-            hint=f"write -n {wanted}, or change the numbers in {where}{line if taken and '…' not in taken else ''}",
+            f"{where} starts {some} {on}, but the job has {count(spec.gpus, 'GPU')} and starts one process for each",
+            hint=f"use gpurun submit -n {wanted}, or change the numbers in {where}"
+            + (line if taken and "…" not in taken else ""),
         )
     if hosts is not None and spec.gpus % hosts:
         raise BadInput(

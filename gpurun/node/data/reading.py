@@ -42,7 +42,7 @@ def damage(path: str, digest: str) -> Iterator[int]:
 def _rows(path: str, digest: str) -> List[Row]:
     rows = data_store.unpacked(_content(os.path.join(path, ENTRIES)))
     if data_store.digest_of(rows) != digest or not {row[1] for row in rows} <= _KINDS:
-        raise OpError("corrupt", "its list of files is not what the digest of the set says")
+        raise OpError("corrupt", "its list of files does not match the digest of the data set")
     return rows
 
 
@@ -75,4 +75,4 @@ def _entry(cursor: below.Cursor, row: Row, chunks: ChunkHashes) -> Iterator[int]
         finally:
             os.close(descriptor)
         if not is_right or str(whole) != digest:
-            raise OpError("corrupt", "%.200r is not what the digest of the set says" % path)
+            raise OpError("corrupt", "%.200r does not match the digest of the data set" % path)

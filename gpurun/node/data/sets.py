@@ -84,7 +84,7 @@ class ArrivingSet:
                 descriptor = below.open_file(self._maker.cursor.at(parts[:-1]), parts[-1])
                 try:
                     if verify and _digest(descriptor, digest) != digest:
-                        raise OpError("corrupt", "%.200r is not what the digest of the set says" % path)
+                        raise OpError("corrupt", "%.200r does not match the digest of the data set" % path)
                     below.finish(descriptor, mode, mtime_ns)
                 finally:
                     os.close(descriptor)

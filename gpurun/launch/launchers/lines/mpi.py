@@ -59,7 +59,7 @@ def _slots(found: list[FoundFlag]) -> int | None:
 def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[str, ...]) -> Meaning:
     if ":" in words:
         raise BadInput(
-            "mpirun: the line starts several programs (':'), and all ranks of a job run the same command",
+            "mpirun: the command starts several programs (':'), but all ranks of a job run the same command",
             hint="let one program choose by its rank, or submit a job for each",
         )
     env = dict[str, str]()

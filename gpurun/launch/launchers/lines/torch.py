@@ -124,7 +124,7 @@ def _launch(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple[s
         return reading
     if "--no-python" in names:
         raise BadInput(
-            "torch.distributed.launch: gpurun does not hand a program that is no Python its local rank as a flag",
+            "torch.distributed.launch: gpurun passes --local_rank only to Python programs",
             hint="write --use_env, and let the program read LOCAL_RANK",
         )
     runs = _with_torchs_flag(interpreter, bool(names & {"-m", "--module"}))
