@@ -40,7 +40,7 @@ def bench(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="Image with mpi4py, and Horovod where GPUs are measured.")
+        str, typer.Option(metavar="IMAGE", help="Image with mpi4py, and with Horovod to measure GPUs.")
     ] = IMAGE,
     gpus_per_host: Annotated[
         int, typer.Option(min=1, metavar="GPUS", help="Ranks on each host, for allreduce only.")

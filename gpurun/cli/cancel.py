@@ -43,11 +43,12 @@ def cancel(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that nothing is left.
+    """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that the hosts are clean.
 
-    A name means the job of this name that has not ended; if there are several, give ids.
+    If you give a name, gpurun cancels the job of this name that has not ended. If several have this name, give an id.
 
-    Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
+    Root can cancel the jobs of all users. If the account of a job's owner no longer exists, gpurun finds the job's
+    hosts in root's inventory.
 
     gpurun cancel @last
     """

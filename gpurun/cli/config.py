@@ -58,7 +58,7 @@ def version(as_json: JsonOption = False) -> None:
 def view(as_json: JsonOption = False) -> None:
     """Show which files and variables commands use, and why.
 
-    That is the state directory, the inventory and variables of the environment.
+    These are the state directory, the inventory and environment variables.
     """
     settings = [_home(), _inventory(), *_variables()]
     if as_json:

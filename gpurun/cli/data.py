@@ -59,7 +59,7 @@ def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as
 
 
 def stage(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder of this machine, or JOB:outputs/path.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder on the head, or JOB:outputs/path.")],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,

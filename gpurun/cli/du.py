@@ -25,7 +25,7 @@ def du(
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
-        bool, typer.Option("--caches", help="Instead, what your caches of models and kernels take on hosts.")
+        bool, typer.Option("--caches", help="Show the size of your caches of models and kernels on hosts instead.")
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,

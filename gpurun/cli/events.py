@@ -25,7 +25,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Print what has happened to a job, oldest first: its states, its hosts, transfers, and what gpurun noticed.
+    """Print a job's events, oldest first: states, hosts, transfers, and problems that gpurun noticed.
 
     gpurun events @last
     """

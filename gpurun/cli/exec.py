@@ -25,7 +25,7 @@ def exec_(
     context: typer.Context,
     job: JobArgument,
     rank: Annotated[
-        int, typer.Option("--rank", min=0, metavar="RANK", help="Enter the container in which this rank lives now.")
+        int, typer.Option("--rank", min=0, metavar="RANK", help="Run the command in the container of this rank.")
     ] = 0,
 ) -> None:
     """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi.

@@ -88,7 +88,7 @@ def follow_new(folder: JobFolder, *, as_json: bool) -> NoReturn:
 def follow(
     job: JobArgument,
     tail: Annotated[
-        int, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last N lines of the ranks.")
+        int, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last LINES lines of the ranks.")
     ] = FIRST_LINES,
 ) -> None:
     """Show a job's states, hosts and output live until it ends. Exits with the job's exit code.

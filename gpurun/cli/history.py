@@ -49,7 +49,7 @@ def history(
     since: SinceOption = None,
     until: UntilOption = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Read your rows from the jobs' folders again, then stop.")
+        bool, typer.Option("--rebuild", help="Rebuild your part of the history from the jobs' folders, then exit.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table with all columns.")] = False,
     as_json: JsonOption = False,

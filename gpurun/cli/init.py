@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.options import InventoryOption, YesOption
+from gpurun.cli.options import YesOption
 from gpurun.cli.printing import printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
 from gpurun.quantities.counts import count
@@ -33,19 +33,24 @@ def init(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="Hosts such as 'gpu-[01-16]', or a file of Ansible, OpenSSH, Slurm, MPI or CSV.",
+            help="Hosts such as 'gpu-[01-16]', or a file that lists hosts: Ansible, OpenSSH, Slurm, MPI or CSV.",
             show_default=False,
         ),
     ] = None,
     user: Annotated[str | None, typer.Option("--user", metavar="USER", help="User that SSH logs in as.")] = None,
-    inventory: InventoryOption = None,
+    inventory: Annotated[
+        str | None,
+        typer.Option(
+            "--inventory", "-i", metavar="FILE", help="Inventory file to write.", show_default="./inventory.yaml"
+        ),
+    ] = None,
     yes: YesOption = False,
 ) -> None:
     """Make your first inventory: find hosts, trust their host keys, detect their GPUs, suggest next steps.
 
     Runs `inventory import`, `inventory trust` and `inventory probe`. Exits 4 if a host did not answer; the inventory
-    lists that host, too. If it was stopped before the hosts told what they have, run it again: it continues with the
-    inventory that it wrote, and keeps what you have edited there.
+    lists that host, too. If you stop the command before it has detected the GPUs, run it again: it continues with the
+    same inventory and keeps your edits.
 
     gpurun init 'gpu-r1-[01-16]' --user train
     """

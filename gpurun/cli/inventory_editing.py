@@ -114,7 +114,7 @@ def edit(
         typer.Option(metavar="FILE", help="Continue to edit a text that an earlier edit kept.", show_default=False),
     ] = None,
 ) -> None:
-    """Open the inventory in $VISUAL or $EDITOR. Refuses an invalid text, but keeps it for --resume."""
+    """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves it for --resume."""
     from gpurun.inventory.load import read
 
     path = located(inventory)

@@ -26,7 +26,7 @@ _NOTES_SHOWN = 20
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="What to import: a file, or a folder such as /etc/slurm.")],
+    source: Annotated[Path, typer.Argument(help="File to import, or a folder such as /etc/slurm.")],
     kind: Annotated[
         str | None,
         typer.Option(
@@ -38,27 +38,27 @@ def import_(
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the inventory, or what would change in it; write nothing.")
+        bool, typer.Option("--dry-run", help="Print the new inventory, or its changes; write nothing.")
     ] = False,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Add the hosts to an inventory that was not imported from this source.")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the hosts to an inventory from another source.")] = False,
     gpus: Annotated[
         int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source does not say.")
     ] = None,
-    generation: Annotated[str | None, typer.Option(metavar="NAME", help="GPU generation of those hosts.")] = None,
+    generation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source does not say.")
+    ] = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="User that SSH logs in as.")] = None,
     fabric: Annotated[str, typer.Option(metavar="KIND", help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface that ranks use.")] = None,
     hca: Annotated[
         list[str] | None, typer.Option(metavar="DEVICE", help="RDMA device, such as mlx5_0; may be repeated.")
     ] = None,
-    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: which groups are racks.")] = None,
+    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: groups that are racks.")] = None,
     groups: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,
 ) -> None:
-    """Make an inventory from other tools' lists of hosts, or merge what such a list changed since the last import.
+    """Make an inventory from other tools' lists of hosts, or merge the changes of such a list since the last import.
 
     Reads Ansible inventories, ssh config, Slurm configurations, hostfiles, CSV, SkyPilot's SSH node pools, dstack's SSH
     fleets and /etc/hosts. If the inventory exists, the command shows the difference and asks.

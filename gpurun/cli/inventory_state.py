@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from gpurun.leases.cluster import Cluster
 
-ReasonOption = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; others will read it.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", "-r", metavar="TEXT", help="Reason that gpurun shows to other users.")
+]
 
 
 def cordon(
@@ -46,10 +48,11 @@ def drain(
 ) -> None:
     """Give hosts no new gangs, and move the gangs that run there to other hosts.
 
-    A gang moves if its recipe allows restarts (max_restarts) or it is preemptible, and if other hosts could run it. It
-    gets SIGTERM and its grace period, is queued again, and continues from its checkpoint. That uses none of its
-    restarts. An elastic gang only releases the hosts, if its other hosts are enough. The drain waits for all other
-    gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends the drain.
+    A gang moves if its recipe has max_restarts or is preemptible, and if other hosts can run the gang. The ranks get
+    SIGTERM and the grace period; the job waits in the queue, then continues from its checkpoint. The move does not
+    count for max_restarts. An elastic gang only releases these hosts, if its other hosts are enough. The drain waits
+    for all other gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends
+    the drain.
 
     gpurun inventory drain @rack:r1 --reason 'new switch' --deadline 2h --wait
     """

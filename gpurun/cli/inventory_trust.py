@@ -36,7 +36,7 @@ def trust(
 ) -> None:
     """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
 
-    Jump hosts on the way to a host come first. HOSTS may also name a jump host that is not in the inventory.
+    The jump hosts on the way to a host come first. HOSTS may also name a jump host that is not in the inventory.
 
     gpurun inventory trust @rack:r1
     """

@@ -42,7 +42,7 @@ Host = Annotated[
 Port = Annotated[
     str,
     typer.Argument(
-        help="Name of a host, or head: this machine's own link to the lab.", autocompletion=completion.lab_ports
+        help="Name of a host, or `head` for this machine's link to the lab.", autocompletion=completion.lab_ports
     ),
 ]
 
@@ -72,7 +72,7 @@ def up(
         int | None, typer.Option(click_type=SIZE, help="Give each host a disk of this size, such as 2GiB.")
     ] = None,
     fabric: Annotated[
-        str, typer.Option(metavar="KIND", help="Fabric in the inventory: tcp, or roce (a stand-in).")
+        str, typer.Option(metavar="KIND", help="Fabric in the inventory: tcp, or roce (simulated).")
     ] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
 ) -> None:
@@ -104,7 +104,7 @@ def up(
 
 def down(
     name: Name = "default",
-    purge: Annotated[bool, typer.Option("--purge", help="Remove the hosts' disks and keys too.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove the hosts' disks and keys.")] = False,
 ) -> None:
     """Stop a lab. Keeps its folder with the hosts' disks."""
     from gpurun.lab.lab import Lab
@@ -190,7 +190,7 @@ def boot(host: Host, name: Name = "default") -> None:
 def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine that the lab started.")] = False) -> None:
     """Print the DOCKER_HOST of the head's engine.
 
-    If no engine answers, this starts one."""
+    If no engine answers, the command starts one."""
     from gpurun.lab import engine as engines
 
     if stop:

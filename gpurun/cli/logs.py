@@ -30,12 +30,12 @@ def logs(
     job: JobArgument,
     rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help="Print only this rank.")] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last N lines.")
+        int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last LINES lines.")
     ] = None,
     since_s: Annotated[
         float | None,
         typer.Option(
-            "--since", click_type=WHEN, help="Print lines since then: 10m (ago), 08:00 or '2026-11-25 08:00'."
+            "--since", click_type=WHEN, help="Print lines since this time: 10m (ago), 08:00 or '2026-11-25 08:00'."
         ),
     ] = None,
     grep: Annotated[
@@ -49,7 +49,7 @@ def logs(
 ) -> None:
     """Print what a job's ranks have printed.
 
-    After a failure, stderr ends with the rank that failed first.
+    If the job failed, gpurun then names the rank that failed first, on stderr.
 
     gpurun logs @last --rank 0 --tail 50
 

@@ -38,7 +38,7 @@ SECTIONS = {
         "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
         "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
         "logs": Place("gpurun.cli.logs:logs", "Print what a job's ranks have printed"),
-        "events": Place("gpurun.cli.events:events", "Print what has happened to a job"),
+        "events": Place("gpurun.cli.events:events", "Print a job's events: states, hosts, problems"),
         "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
         "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
         "requeue": Place("gpurun.cli.requeue:requeue", "Put running jobs back into the queue"),
@@ -106,10 +106,13 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print results and errors only; also behind a command.")
+        bool, typer.Option("--quiet", "-q", help="Print only results and errors. Allowed before and after the command.")
     ] = False,
     no_color: Annotated[
-        bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1; also behind a command.")
+        bool,
+        typer.Option(
+            "--no-color", help="Print without colours, as with NO_COLOR=1. Allowed before and after the command."
+        ),
     ] = False,
 ) -> None:
     """Gang-scheduled distributed training on bare-metal GPU hosts, over SSH."""

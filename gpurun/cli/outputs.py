@@ -31,11 +31,13 @@ def outputs(
     job: JobArgument,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Copy the outputs into this folder. It may have other files."),
+        typer.Option(
+            "--to", metavar="DIR", help="Copy the outputs into this folder. The folder may contain other files."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where a job's outputs are. After the job, also copy to the head what is still on hosts.
+    """Show where a job's outputs are. If the job has ended, first copy outputs that are still on hosts.
 
     Exits 4 if a host has outputs that the head does not have.
 

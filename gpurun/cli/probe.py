@@ -43,7 +43,7 @@ def probe(
             "--to",
             metavar="FILE",
             show_default=False,
-            help="Write the probe to this file, for python3 FILE; ask no host.",
+            help="Write the probe as a Python program to this file; ask no host.",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -33,7 +33,7 @@ def prune(
         typer.Option(
             "--keep-below",
             click_type=SIZE,
-            help="Remove the oldest until your jobs take less than this, such as 500GiB.",
+            help="Remove the oldest jobs until your jobs take less than this, such as 500GiB.",
         ),
     ] = None,
     state: Annotated[
@@ -48,7 +48,7 @@ def prune(
     ] = False,
     caches: Annotated[
         bool,
-        typer.Option("--caches", help="Instead, shrink your caches on hosts to their limit, or to --keep-below."),
+        typer.Option("--caches", help="Shrink your caches on hosts instead, to their limit or to --keep-below."),
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,

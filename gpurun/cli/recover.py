@@ -35,7 +35,8 @@ def recover(
     by_timer: Annotated[
         bool,
         typer.Option(
-            "--by-timer", help="Also look at hosts that are out or unheard of; do nothing while another such run lasts."
+            "--by-timer",
+            help="Also check hosts that are out or long without an answer; do nothing while another such run lasts.",
         ),
     ] = False,
     inventory: InventoryOption = None,

@@ -29,8 +29,8 @@ def requeue(
 ) -> None:
     """Put running jobs back into the queue, each with its whole gang, as a preemption does.
 
-    The ranks get SIGTERM and the grace period. The job continues from its checkpoint, and this uses none of its
-    restarts. Only its owner and root may do it. `gpurun rerun` runs a job again that has ended.
+    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This does not count
+    for max_restarts. Only the job's owner and root may requeue a job. `gpurun rerun` runs a job again that has ended.
 
     gpurun requeue JOB
     """

@@ -53,7 +53,8 @@ def run(
         ),
     ] = None,
     name: Annotated[
-        str | None, _option("--name", metavar="CAMPAIGN", text="Name of the campaign; the same name continues it.")
+        str | None,
+        _option("--name", metavar="CAMPAIGN", text="Name of the campaign. An existing name continues that campaign."),
     ] = None,
     inventory: InventoryOption = None,
     dry_run: DryRunOption = False,
@@ -61,7 +62,7 @@ def run(
     *,
     given: Given,
 ) -> None:
-    """Measure a recipe's rate at several sizes, one job after the other. Ctrl-C stops; run it again to continue.
+    """Measure a recipe's rate at several sizes, one job after the other. Ctrl-C stops; the same command continues.
 
     gpurun scale recipes/synthetic-benchmark --gpus 1,2,4,8
 

@@ -17,10 +17,10 @@ MOST_DIGITS, NOBODY = 10, 2**32 - 1
 def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The state directory, such as /var/lib/gpurun.")],
     group: Annotated[
-        str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use it.")
+        str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use the directory.")
     ],
 ) -> None:
-    """Make a state directory for several users, or repair the modes of one. Run it once, as root.
+    """Make a state directory for several users, or repair the file modes of one. Run this once, as root.
 
     gpurun share /var/lib/gpurun --group gpu-users
     """

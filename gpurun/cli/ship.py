@@ -78,7 +78,7 @@ def images(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the images that gpurun has put on hosts, or remove those that nothing uses. Exits 4 if a host failed.
+    """List the images that gpurun has copied to hosts, or remove unused ones. Exits 4 if a host failed.
 
     gpurun images @rack:r1 --prune
     """

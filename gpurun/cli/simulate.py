@@ -42,8 +42,8 @@ def simulate(
         typer.Option(
             "--patience",
             click_type=TIME_OR_0,
-            help="How long others may overtake a large gang before gpurun keeps hosts for it. "
-            "More: shorter waits on average; less: shorter waits of large gangs.",
+            help="How long other jobs may overtake a large gang before gpurun keeps hosts for the gang. "
+            "A longer time shortens the average wait, a shorter time the wait of large gangs.",
             show_default="10d",
         ),
     ] = None,

@@ -17,7 +17,7 @@ from gpurun.errors import BadInput
 def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption = None) -> None:
     """Open a shell on a host, or run a command there: gpurun ssh gpu-r1-01 -- nvidia-smi.
 
-    The connection is the one gpurun uses: user, key, jump hosts and verified host key.
+    Connects as gpurun itself does: user, key, jump hosts and verified host key.
 
     gpurun ssh gpu-r1-01 -- nvidia-smi
     """

@@ -39,7 +39,7 @@ def status(
             autocompletion=completion.sweeps,
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the sweep live until it ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the progress of sweeps, or the trials of one sweep, the best first.

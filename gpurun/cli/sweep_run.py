@@ -34,7 +34,7 @@ NOT_RUN = "its process does not run now; the next command of its owner starts it
 SweepArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="The sweep's id, the beginning of it, or its name.", autocompletion=completion.sweeps
+        metavar="SWEEP", help="Sweep: its id, the beginning of its id, or its name.", autocompletion=completion.sweeps
     ),
 ]
 

@@ -49,7 +49,7 @@ def tensorboard(
 ) -> None:
     """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
 
-    Outputs come here while a job trains, as often as its recipe's `outputs_every` says.
+    While a job trains, gpurun copies its outputs to this machine as often as `outputs_every` in the recipe says.
 
     gpurun tensorboard @last
     """

@@ -30,7 +30,7 @@ def validate(
 ) -> None:
     """Check a recipe. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem.
 
-    Needs no inventory: whether the hosts can run the job, `gpurun submit --dry-run` says.
+    Needs no inventory. `gpurun submit --dry-run` also checks that the hosts can run the job.
 
     gpurun validate recipes/fashion-mnist
     """

@@ -55,12 +55,14 @@ class ConstraintKeys(TypedDict, total=False):
     gpu_model: Annotated[
         Text,
         means(
-            "only GPUs of this model, as the inventory writes it",
+            "only GPUs of this model, as the inventory names the model",
             "Tesla-P100",
             flag=KeyFlag(WHERE, "MODEL", complete="gpu_models"),
         ),
     ]
-    min_gpu_memory: Annotated[Size, means("memory that each GPU has at least", "16GiB", flag=KeyFlag(WHERE, "SIZE"))]
+    min_gpu_memory: Annotated[
+        Size, means("only GPUs with at least this much memory", "16GiB", flag=KeyFlag(WHERE, "SIZE"))
+    ]
     gpus_per_host: Annotated[
         int, Meta(ge=1, le=MOST_GPUS), means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER"))
     ]
@@ -215,7 +217,7 @@ class SweepKeys(TypedDict, total=False):
 class PythonKeys(TypedDict, total=False):
     """The keys of a recipe's python: packages on top of the image (`gpurun.environments`)."""
 
-    requirements: Annotated[Text, means("a requirements file, as pip reads it", "requirements.txt")]
+    requirements: Annotated[Text, means("a requirements file for pip", "requirements.txt")]
     lock: Annotated[
         Text,
         means("the packages and hashes that uv has locked; needs `pip install 'gpurun[lock]'` on the head", "uv.lock"),
@@ -264,14 +266,14 @@ class RecipeKeys(TypedDict, total=False):
             "Python packages on top of the image",
             "{requirements: requirements.txt}",
             flag=KeyFlag(
-                WHAT, "FILE", ("--requirements",), complete="files", more="FILE is a requirements file, as pip reads it"
+                WHAT, "FILE", ("--requirements",), complete="files", more="FILE is a requirements file for pip"
             ),
         ),
     ]
     gpus: Annotated[
         Gpus,
         means(
-            "how many GPUs; each has a rank, unless `one_per_host` says otherwise",
+            "number of GPUs; gpurun starts one rank for each GPU, unless you set `one_per_host`",
             "8",
             flag=KeyFlag(
                 WHAT,
@@ -279,14 +281,14 @@ class RecipeKeys(TypedDict, total=False):
                 ("-n", "--gpus"),
                 only=NO_CAMPAIGN,
                 why="`--gpus` of `gpurun scale` has all sizes to run",
-                more="auto:80%: the most GPUs that still give 80 % of their speed, by what `gpurun scale` measured",
+                more="auto:80%: the largest number with at least 80 % efficiency in `gpurun scale`",
             ),
         ),
     ]
     min_gpus: Annotated[
         Gpus,
         means(
-            "elastic: start and continue with at least this many GPUs; grow back while no job waits for them",
+            "elastic: start and continue with at least this many GPUs; use more again while no other job waits",
             "4",
             flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
@@ -310,15 +312,15 @@ class RecipeKeys(TypedDict, total=False):
         ),
     ]
     workdir_read_only: Annotated[
-        bool, means("no rank can write into the folder of its code", "true", flag=KeyFlag(FILES))
+        bool, means("make the copy at `/workspace` read-only for ranks", "true", flag=KeyFlag(FILES))
     ]
     workdir_limit: Annotated[
         Size,
         means(
-            "how much gpurun copies to the head of what ranks write at `/workspace`",
+            "largest size of the files that ranks write at `/workspace` and gpurun copies to the head",
             "50GiB",
             default="10GiB",
-            more="A restart begins without the rest",
+            more="A restarted job does not find the other files",
             flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
@@ -347,7 +349,7 @@ class RecipeKeys(TypedDict, total=False):
     outputs_limit: Annotated[
         Size,
         means(
-            "how much gpurun copies to the head at most; the rest stays on its hosts",
+            "largest size of the outputs on the head; the rest stays on the hosts",
             "200GiB",
             flag=KeyFlag(FILES, "SIZE"),
         ),
@@ -364,17 +366,17 @@ class RecipeKeys(TypedDict, total=False):
     env: Annotated[
         dict[EnvName, Text],
         means(
-            "environment of every rank",
+            "environment variables of every rank",
             '{LR: "0.1"}',
-            more="gpurun and launchers set their own, such as `GPURUN_RANK` and `WORLD_SIZE`. Not for secrets: all "
-            "who may use Docker on a host can read it, and with `horovodrun` all users there",
+            more="gpurun and launchers add variables, such as `GPURUN_RANK` and `WORLD_SIZE`. Not for secrets: all "
+            "who may use Docker on a host can read the variables, and with `horovodrun` all users there",
             flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
         ),
     ]
     secrets: Annotated[
         dict[SecretName, Text],
         means(
-            "files that every rank can read at `/run/secrets/NAME`; gpurun writes them into no argv and no log",
+            "files that every rank can read at `/run/secrets/NAME`; gpurun writes them into no command line or log",
             "{token: token.txt}",
             flag=KeyFlag(FILES, "NAME=FILE", ("--secret",), complete="files"),
         ),
@@ -382,7 +384,8 @@ class RecipeKeys(TypedDict, total=False):
     data: Annotated[
         dict[DataName, Data],
         means(
-            "data sets as `/data/NAME`, read-only: a folder of the head, `host:/path` or `JOB:outputs/path`",
+            "data sets that ranks read at `/data/NAME`: a folder on the head, on each host (`host:/path`), or in a "
+            "job's outputs (`JOB:outputs/path`)",
             "{fashion: host:/nfs/fashion}",
             flag=KeyFlag(FILES, "NAME=SOURCE", complete="data_sources"),
         ),
@@ -390,7 +393,7 @@ class RecipeKeys(TypedDict, total=False):
     mounts: Annotated[
         tuple[Mount, ...],
         means(
-            "folders of the hosts in the container, `ro` or `rw`",
+            "mount folders of the hosts into the container, `ro` or `rw`",
             '["/data:/data:ro"]',
             flag=KeyFlag(FILES, "FOLDER:PATH[:rw]", ("--mount",)),
         ),
@@ -398,10 +401,10 @@ class RecipeKeys(TypedDict, total=False):
     launcher: Annotated[
         Name,
         means(
-            "what starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, `srun` or "
-            "`tasks`",
+            "the launcher that starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, "
+            "`srun` or `tasks`",
             "torchrun",
-            default="the launcher in the command, or what the program uses",
+            default="the launcher that the command or the program names",
             flag=KeyFlag(
                 WHAT,
                 "LAUNCHER",
@@ -414,7 +417,7 @@ class RecipeKeys(TypedDict, total=False):
     one_per_host: Annotated[
         bool,
         means(
-            "start one process on each host, which sees all of the job's GPUs there, instead of one for each GPU",
+            "start one process on each host, for all of the job's GPUs there, instead of one process for each GPU",
             "true",
             more="For a program that uses several GPUs, or calls a launcher, itself",
             flag=KeyFlag(WHAT),
@@ -435,13 +438,13 @@ class RecipeKeys(TypedDict, total=False):
     notify: Annotated[
         tuple[Notify, ...],
         means(
-            "whom gpurun notifies when the job starts, ends, fails or is preempted",
+            "notify this target when the job starts, ends, fails or is preempted",
             '["end=mail:me@example.com"]',
             flag=KeyFlag(
                 FAILS,
                 "TARGET",
-                more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE, after "
-                "end= or failure= if you like",
+                more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE; "
+                "end=TARGET or failure=TARGET: only at these events",
             ),
         ),
     ]
@@ -457,7 +460,7 @@ class RecipeKeys(TypedDict, total=False):
     preemptible: Annotated[
         bool,
         means(
-            "let the job borrow GPUs of other pools; gpurun preempts it when they need the GPUs",
+            "let the job borrow GPUs of other pools; gpurun preempts the job when those pools need their GPUs",
             "true",
             flag=KeyFlag(WHERE),
         ),
@@ -465,7 +468,7 @@ class RecipeKeys(TypedDict, total=False):
     time_limit: Annotated[
         Duration,
         means(
-            "stop the job after this long in RUNNING",
+            "stop the job after this time in the state RUNNING",
             "12h",
             more="Known limits let other jobs start earlier",
             flag=KeyFlag(FAILS, "TIME"),
@@ -509,7 +512,7 @@ class RecipeKeys(TypedDict, total=False):
     grace: Annotated[
         Duration,
         means(
-            "time between SIGTERM and SIGKILL, for each rank; also after other ranks have ended",
+            "time that a rank gets between SIGTERM and SIGKILL, and after the other ranks have ended",
             "15s",
             flag=KeyFlag(FAILS, "TIME"),
         ),
@@ -517,10 +520,10 @@ class RecipeKeys(TypedDict, total=False):
     memory: Annotated[
         Size,
         means(
-            "memory of the job on each host, with its `/dev/shm`",
+            "memory of the job on each host, including `/dev/shm`",
             "64GiB",
-            default="the share of its GPUs, such as 1/8 for one of eight",
-            more="If you ask for more than that and the host runs out of memory, this job is killed first",
+            default="the share of its GPUs, such as 1/8 of the host's memory for 1 of 8 GPUs",
+            more="If a job asks for more and the host runs out of memory, the kernel kills this job first",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
@@ -530,7 +533,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "cores of the job on each host while other jobs run there",
             "12",
-            default="the share of its GPUs",
+            default="the share of its GPUs, such as 1/8 of the host's cores for 1 of 8 GPUs",
             flag=KeyFlag(WHAT, "NUMBER"),
         ),
     ]
