@@ -83,7 +83,7 @@ class CampaignFolder:
             if not lock.try_take(descriptor):
                 raise StateUnavailable(
                     "another command runs this campaign now", where=self.name,
-                    hint=f"`gpurun scale show {self.name}` says how far it is",
+                    hint=f"`gpurun scale show {self.name}` shows the progress",
                 )  # fmt: skip
             yield
         finally:

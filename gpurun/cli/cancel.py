@@ -175,8 +175,8 @@ def _have_it_carried(folder: JobFolder) -> None:
         return
     if problem := recover_as(record.owner_uid, folder.path.home, os.environ).problem:
         raise StateError(
-            f"it has no supervisor, and none could be started: {printable(problem)}", job=folder.id,
-            hint="gpurun keeps the request; correct this, and `gpurun recover` as root carries it out",
+            f"the job has no supervisor, and gpurun could not start one: {printable(problem)}", job=folder.id,
+            hint="gpurun keeps the request. Correct this, then run `gpurun recover` as root: it cancels the job",
         )  # fmt: skip
 
 

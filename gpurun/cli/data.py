@@ -136,7 +136,7 @@ def evict(
         if needed := [one for one in chosen if one.all_jobs]:
             raise BadInput(
                 f"the data set {needed[0].digest[7:19]} is needed by {', '.join(needed[0].all_jobs)}",
-                hint="wait until the job has ended, or cancel it",
+                hint="wait until the job has ended, or cancel the job",
             )
         if chosen and not yes:
             for line in _lines(chosen):
@@ -163,7 +163,7 @@ def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
     if len(found) == 1:
         return found[0]
     why = "could mean several data sets" if found else "is not a data set that these hosts have"
-    raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists them")
+    raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists the data sets")
 
 
 class _StageView:

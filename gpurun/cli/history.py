@@ -89,7 +89,7 @@ def wanted_of(
 
     if since_s is not None and until_s is not None and until_s < since_s:
         period = f"{date_minute(since_s)} to {date_minute(until_s)}"
-        raise BadInput(f"--until is before --since: {period}", hint="give the earlier one to --since")
+        raise BadInput(f"--until is before --since: {period}", hint="give the earlier time to --since")
 
     asked = tuple(state.upper() for state in states or ())
     if wrong := [state for state in asked if state not in OUTCOMES]:

@@ -91,14 +91,15 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
     was_probed = any(host.gpu_model is not None for host in found.hosts)
     if not guesses(text) and (was_probed or not is_imported(text)):
         raise BadInput(
-            "there is an inventory already", where=str(target),
-            hint="`gpurun doctor` checks its hosts, `gpurun inventory trust @all` and `gpurun inventory probe --write` "
-            "compare it with them; `gpurun init -i FILE` makes another one",
+            "this inventory already exists", where=str(target),
+            hint="`gpurun doctor` checks the hosts, `gpurun inventory trust @all` and `gpurun inventory probe --write` "
+            "compare the inventory with the hosts; `gpurun init -i FILE` writes another inventory",
         )  # fmt: skip
     if source is not None and set(_read(source).values) != set(found.by_name):
         raise BadInput(
-            "there is an inventory of other hosts already", where=str(target),
-            hint="`gpurun init` without hosts continues with it; `gpurun init -i FILE` makes another one",
+            "this inventory already exists, with other hosts", where=str(target),
+            hint="`gpurun init` without hosts continues with this inventory; `gpurun init -i FILE` writes another "
+            "inventory",
         )  # fmt: skip
     if user is not None and any(host.user != user for host in found.hosts):
         raise BadInput(

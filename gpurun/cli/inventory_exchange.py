@@ -79,8 +79,8 @@ def import_(
     exists = is_there(target)
     if exists and source.exists() and not dry_run and not merge and not _was_imported(target, source):
         raise BadInput(
-            "there is an inventory already, and it was not imported from this source", where=str(target),
-            hint="--merge adds this source's hosts to it; -i FILE writes another inventory",
+            "this inventory already exists, but gpurun did not import it from this source", where=str(target),
+            hint="--merge adds the source's hosts to this inventory; -i FILE writes another inventory",
         )  # fmt: skip
     draft = read(source, kind, Meant(racks, groups))
     if exists and (merge or _was_imported(target, Path(draft.source))):
@@ -217,7 +217,7 @@ def _create(target: Path, text: str, imported: Imported) -> None:
     try:
         InventoryFile(target, state_home()).create(text.encode(), author(), imported)
     except FileExistsError as error:
-        raise BadInput("there is an inventory already", where=str(target)) from error
+        raise BadInput("this inventory already exists", where=str(target)) from error
 
 
 def _notes(draft: Draft, *, most: int | None) -> None:

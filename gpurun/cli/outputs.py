@@ -90,21 +90,23 @@ def _copy(folder: JobFolder, to: Path) -> None:
     try:
         source = (folder.path / "outputs").open_folder()
     except FileNotFoundError:
-        raise BadInput("it has no outputs on the head", job=folder.id) from None
+        raise BadInput("the job has no outputs on the head", job=folder.id) from None
     try:  # the open folder: newer outputs may replace its path during the copy
         top, to = Path(f"/proc/self/fd/{source}"), to.resolve() if to.is_dir() else to
         if others := list(islice(_others(top, to), MOST_NAMED + 1)):
             named = ", ".join(map(str, others[:MOST_NAMED])) + (" and more" if len(others) > MOST_NAMED else "")
-            raise BadInput(f"there is something else of that name: {named}", hint="name a folder that is new")
+            raise BadInput(f"the folder has other files of these names: {named}", hint="name a new folder")
         _add(top, to)
     except FileExistsError as error:
-        raise BadInput("came to be while gpurun copied", where=str(error.filename2 or error.filename)) from None
+        raise BadInput(
+            "another program made this file while gpurun copied", where=str(error.filename2 or error.filename)
+        ) from None
     except shutil.Error as error:
         first = error.args[0][0]
         what = f"{first[0]}: {first[2]}" if len(error.args[0]) == 1 else f"{len(error.args[0])} files, first {first[0]}"
         raise GpurunError(
-            f"could not all be copied: {what}", where=str(to), job=folder.id,
-            hint="" if folder.record().state.ended else "while it runs, newer ones may come: try again",
+            f"gpurun could not copy all outputs: {what}", where=str(to), job=folder.id,
+            hint="" if folder.record().state.ended else "the job still writes outputs: try again",
         ) from None  # fmt: skip
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(error.filename or to)) from None

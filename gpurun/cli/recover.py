@@ -203,7 +203,7 @@ def _discard(home: Path, name: str) -> Path:
         store = LeaseStore(home)
         damaged = (*store.read_all().damaged, *forged_leases(home))
         if not any(Path(error.where or "").name == name for error in damaged):
-            raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists them")
+            raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists the damaged leases")
         kept = StatePath(home) / "discarded"
         durable.make_folder(kept)
         target = kept / f"{time.time_ns()}-{name}"

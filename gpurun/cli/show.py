@@ -106,7 +106,9 @@ def rerun(
     folder = find_job(job)
     spec, record = folder.spec(), folder.record()
     if not spec.image_id or (spec.workdir is not None and not spec.code):
-        raise BadInput(f"{folder.id} is from a gpurun that did not keep what it ran", hint="submit it anew")
+        raise BadInput(
+            f"an old version of gpurun ran {folder.id} and did not keep its image and code", hint="submit the job again"
+        )
     if record.owner_uid != os.getuid() and spec.secret_files:
         raise BadInput(
             f"its secrets are files that {record.owner} named; gpurun gives your files to no program of another user",
@@ -162,8 +164,8 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
         known = data_sites.hosts_of(source.digest)
         where = f"the data set {name!r} ({source.digest[7:19]}) is not in {source.path} any more"
         if not known:
-            raise BadInput(f"{where}, and no host is known to have it", job=folder.id, hint="submit the job anew")
-        say(f"{where}; it comes from {', '.join(sorted(known)[:3])}")
+            raise BadInput(f"{where}, and no host is known to have it", job=folder.id, hint="submit the job again")
+        say(f"{where}; gpurun copies it from {', '.join(sorted(known)[:3])}")
 
 
 def diff(

@@ -182,8 +182,8 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     found = folder.trials().best(metric)
     if found is None:
         raise BadInput(
-            f"no trial of {folder.id} has come to its end with a value of {metric.name}",
-            hint=f"`gpurun sweep status {folder.id}` shows them all",
+            f"no trial of {folder.id} has ended with a value of {metric.name}",
+            hint=f"`gpurun sweep status {folder.id}` shows all trials",
         )
     outputs = JobStore(store.home).get(found.job).outputs
     where = str(outputs) if outputs.is_dir() else ""

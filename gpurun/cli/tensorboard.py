@@ -114,11 +114,15 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
                     found[name] = ShownRun(name, store.get(trial.job).outputs)
             continue
         if not folder.spec().keeps_outputs:
-            raise BadInput("it keeps no outputs", job=folder.id, hint="'outputs: /DIR' in its recipe, or --outputs")
+            raise BadInput(
+                "the job keeps no outputs",
+                job=folder.id,
+                hint="write 'outputs: /DIR' into the recipe, or submit with --outputs",
+            )
         name = run_name(f"{folder.record().name}-{folder.id}")
         found[name] = ShownRun(name, folder.outputs)
     if not found:
-        raise BadInput("no trial of it has been started yet", hint="`gpurun sweep status` says how far it is")
+        raise BadInput("no trial of the sweep has started yet", hint="`gpurun sweep status` shows the progress")
     return list(found.values())
 
 

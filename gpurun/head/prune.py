@@ -164,7 +164,9 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     refused = partial(BadInput, job=folder.id)
     left = record.outputs_left
     if not _is_mine(record.owner_uid):
-        return NotYours(f"belongs to {user_name(record.owner_uid)}; only they or root may remove it", job=folder.id)
+        return NotYours(
+            f"belongs to {user_name(record.owner_uid)}; only the owner and root may remove the job", job=folder.id
+        )
     if not record.state.ended:
         return refused(f"has not ended: it is {record.state.value}", hint=f"gpurun cancel {folder.id}")
     leases = StatePath(folder.path.home) / "leases"
@@ -174,7 +176,7 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     if left is not None and left.hosts and not also_unbrought:
         return refused(
             f"{', '.join(left.hosts)} has outputs that are not on the head",
-            hint=f"`gpurun outputs {folder.id}` brings them; --also-unbrought removes the job all the same",
+            hint=f"`gpurun outputs {folder.id}` copies them to the head; --also-unbrought removes the job anyway",
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
@@ -272,7 +274,7 @@ def _alone(folder: JobFolder) -> Iterator[None]:
         return
     try:
         if not lock.try_take(descriptor):
-            raise StateError("its outputs are being brought at this moment", job=folder.id, hint="try again later")
+            raise StateError("gpurun is copying its outputs to the head", job=folder.id, hint="try again later")
         yield
     finally:
         os.close(descriptor)

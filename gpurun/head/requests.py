@@ -28,9 +28,9 @@ def refuse_others(folder: JobFolder, what: str = "end it") -> None:
     owner = folder.record().owner_uid
     if os.getuid() not in (owner, 0):
         raise NotYours(
-            f"belongs to {user_name(owner)}; only they or root may {what}", job=folder.id,
-            hint=f"ask them: gpurun cancel {folder.id}" if what == "end it"
-            else "gpurun refuses; whoever may use Docker on the job's hosts can still do it there",
+            f"belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
+            hint=f"ask the owner to run: gpurun cancel {folder.id}" if what == "end it"
+            else "everybody who may use Docker on the job's hosts can still do this there",
         )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def missing_script(spec: JobSpec) -> BadInput | None:
         (word,) = spec.command
         return BadInput(
             f"the command {word!r} is one word, and no program has this name",
-            hint=f"write it without its quotes: {word}\n    or let a shell read it: bash -c {shlex.quote(word)}",
+            hint=f"write the command without quotes: {word}\n    or let a shell read it: bash -c {shlex.quote(word)}",
         )
     program = None if spec.workdir is None or _moves(spec.launcher_flags) else _program(spec.command)
     if program is None or spec.workdir is None:

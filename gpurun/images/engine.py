@@ -103,8 +103,8 @@ class Engine:
         status, found = self.get(f"/images/{quote(ident or reference, safe='/:@')}/json")
         if ident and (status == 404 or not isinstance(found, dict)):
             raise BadInput(
-                f"the image that {reference} was at submit ({ident[7:19]}) is not on the head any more",
-                hint="submit the job again to train with what it is now",
+                f"the image that {reference} named at submit ({ident[7:19]}) is no longer on the head",
+                hint="submit the job again to use the image that has this name now",
             )
         if status == 404 or not isinstance(found, dict):
             raise BadInput(

@@ -182,7 +182,7 @@ class LayerStore:
             raise HostNotReady(
                 f"the head's layer store cannot be written: {error.strerror}",
                 where=str(self._folder),
-                hint="free some space, or move it with XDG_CACHE_HOME",
+                hint="free some space, or move the store with XDG_CACHE_HOME",
             ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:

@@ -36,7 +36,7 @@ def locked(path: Path) -> Iterator[Path]:
         except TimeoutError as error:
             raise StateUnavailable(
                 f"cannot be changed: {error.strerror}", where=str(path),
-                hint=f"root's `fuser -v {beside}` shows who holds it; end or continue that process",
+                hint=f"root's `fuser -v {beside}` shows that process. Kill it, or resume it if it is stopped (state T)",
             ) from error  # fmt: skip
         except OSError as error:
             raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error

@@ -79,7 +79,7 @@ def read(path: Path) -> Recipe:
     report = ProblemReport(str(file))
     root = compose(data, str(file))
     if root is None:
-        raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")
+        raise BadInput("the recipe is empty", where=str(file), hint="a recipe needs image, gpus and command")
     keys = mapping(root, FIELDS, report, "the recipe", MEANT)
     report.raise_if_any()
     with RecipeLines(str(file), root).named():
@@ -164,7 +164,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     if missing:
         raise BadInput(
             f"the job has no {' and no '.join(missing)}", where=str(recipe.source) if recipe else None,
-            hint=f"give them in a recipe, or: {WITHOUT_RECIPE}",
+            hint=f"add these keys to a recipe, or: {WITHOUT_RECIPE}",
         )  # fmt: skip
     if "workdir" in given:
         given.setdefault("workdir_read_only", False)
@@ -208,7 +208,7 @@ def _check_memory(spec: JobSpec) -> None:
     if memory_mib is not None and shm_mib is not None and shm_mib > memory_mib:
         raise Disagreement(
             f"shm_size ({shm_mib} MiB) is more than memory ({memory_mib} MiB)", "shm_size",
-            hint="what is in /dev/shm counts as memory: give memory at least as much",
+            hint="files in /dev/shm count as memory: make memory at least as large as shm_size",
         )  # fmt: skip
 
 

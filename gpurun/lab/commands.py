@@ -34,7 +34,9 @@ def run(argv: Sequence[str], *, stdin: str = "", merge_stderr: bool = False) -> 
             close_fds=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LabFailed(f"{argv[0]} did not run: {error}", hint="is the machine out of memory or pids?") from error
+        raise LabFailed(
+            f"{argv[0]} did not run: {error}", hint="check that the machine has free memory and PIDs"
+        ) from error
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise LabFailed(

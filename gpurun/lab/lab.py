@@ -256,7 +256,7 @@ class Lab:
                 return each
         raise NoSuchLab(
             f"lab {self.name!r} has no host {name!r}",
-            hint=f"its hosts: {', '.join(each.name for each in self.hosts)}",
+            hint=f"the lab's hosts: {', '.join(each.name for each in self.hosts)}",
         )
 
     def _place(self, host_name: str) -> HostFolder:

@@ -135,7 +135,9 @@ def set_port(lab: str, port: str, *, up: bool) -> None:
     deadline = time.monotonic() + _LINK_UP_S
     while up and not _carries(lab, port):
         if time.monotonic() > deadline:
-            raise LabFailed(f"the link of {port} does not come up", hint="is the machine overloaded?")
+            raise LabFailed(
+                f"the link of {port} does not come up", hint="check the load of the machine, then try again"
+            )
         time.sleep(0.02)
     if up:
         _forget_unanswered(lab)

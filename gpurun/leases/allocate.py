@@ -241,7 +241,7 @@ class _Passing:
         if ssh_port is None:
             raise StateError(
                 f"of {len(SSH_PORTS)} ports for jobs {port_count} in a row are not free", job=record.id,
-                hint="the job starts when others have ended",
+                hint="the job starts when other jobs have ended",
             )  # fmt: skip
         return Lease(
             job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,

@@ -127,7 +127,7 @@ class Occupancy:
                 if holder is not None and holder.how != "promised" and holder != _holder_of(lease):
                     raise StateError(
                         f"GPU {gpu} is {holder.how} to {holder.job} already; {lease.job} cannot have it", host=host,
-                        hint="nothing was granted; `gpurun status` shows who holds what",
+                        hint="gpurun granted nothing; `gpurun status` shows which job holds which GPUs",
                     )  # fmt: skip
 
     def free(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Occupancy:
                 self.overlaps.append(
                     StateError(
                         f"GPU {gpu} is in the leases of {holder.job} and {lease.job}", host=host,
-                        hint=f"cancel one of them; `gpurun doctor {host}` shows which one the host knows",
+                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which of them the host knows",
                     )
                 )  # fmt: skip
                 return

@@ -138,7 +138,7 @@ def test_what_stays_is_named_and_why(gpurun, store):
     assert f"stays: {folder.id}: h1 has outputs that are not on the head" in err
     code, _, err = gpurun("prune", folder.id, "--yes")
     assert code == 2
-    assert f"`gpurun outputs {folder.id}` brings them" in err
+    assert f"`gpurun outputs {folder.id}` copies them to the head" in err
     code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
     assert code == 0
     assert f"h1 keeps outputs of it in outputs/{folder.id}, below its gpurun folder" in out

@@ -216,7 +216,7 @@ def test_another_user_s_job_gets_none_of_ones_own_files_as_secrets(rerun, world)
 
 def test_a_job_that_kept_too_little_cannot_be_run_again(gpurun, world):
     code, _, err = gpurun("rerun", store(world, replace(SPEC, image_id="")).id)
-    assert code == 2 and "did not keep what it ran" in err
+    assert code == 2 and "did not keep its image and code" in err
 
 
 def test_a_damaged_copy_of_the_code_is_named(gpurun, world):

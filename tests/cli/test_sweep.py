@@ -158,7 +158,7 @@ def test_a_plot_is_written_where_it_is_asked_for(gpurun, store, tmp_path, monkey
 def test_a_sweep_that_has_ended_is_stopped_already_and_one_without_a_result_has_no_best(gpurun, store):
     folder = begin(store, *ENTRIES[:2])
     code, _, err = gpurun("sweep", "best", folder.id)
-    assert code == 2 and f"`gpurun sweep status {folder.id}` shows them all" in err
+    assert code == 2 and f"`gpurun sweep status {folder.id}` shows all trials" in err
     folder.done.touch()
     assert gpurun("sweep", "stop", folder.id) == (0, "", f"{folder.id} has ended already\n")
 
@@ -224,7 +224,7 @@ def test_tensorboard_shows_each_trial_that_has_a_job_by_its_number_and_parameter
     runs = tensorboard._runs([folder.id])
     assert [run.name for run in runs] == [f"{folder.id}-0000-lr=1", f"{folder.id}-0001-lr=2"]
     assert [run.outputs.parent.name for run in runs] == ["j-00000001", "j-00000002"], "also of jobs that were pruned"
-    with pytest.raises(BadInput, match="no trial of it has been started yet"):
+    with pytest.raises(BadInput, match="no trial of the sweep has started yet"):
         tensorboard._runs([begin(store).id])
     with pytest.raises(BadInput, match="there is no job 'neither'"):
         tensorboard._runs([folder.id, "neither"])

@@ -290,7 +290,7 @@ def test_recover_names_the_jobs_and_the_command_that_ends_them(world, job):
 def test_another_user_s_cancel_stays_refused(world, job):
     done = world.bob.gpurun("cancel", job.id, "-i", str(world.top / "root.yaml"))
     assert done.returncode == 2
-    assert "only they or root" in done.stderr
+    assert "only the owner and root" in done.stderr
     assert is_untouched(world, job)
 
 

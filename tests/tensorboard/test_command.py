@@ -60,7 +60,7 @@ def test_two_calls_at_once_have_a_port_each_and_a_taken_one_is_named(home, call)
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("nothing", "there is no job 'nothing'"), ("cnn", "it keeps no outputs"), ("\x1b[2J", "there is no job")],
+    [("nothing", "there is no job 'nothing'"), ("cnn", "the job keeps no outputs"), ("\x1b[2J", "there is no job")],
 )
 def test_what_cannot_be_shown_is_said(home, call, name, said):
     new_job(home, outputs=None)

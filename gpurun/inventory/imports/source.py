@@ -131,7 +131,7 @@ def detect(path: Path, text: str) -> str:
     raise BadInput(
         "cannot tell which format this is" + (f"; it has a line {shown(odd.strip())}" if odd else ": it has no lines"),
         where=str(path),
-        hint=f"--from FORMAT says it: {', '.join(FORMATS)}",
+        hint=f"name the format with --from: {', '.join(FORMATS)}",
     )
 
 

@@ -214,7 +214,7 @@ def test_another_s_job_is_not_cancelled(state, alice, bob):
     done = bob.gpurun("cancel", job)
     assert done.returncode == 2
     assert f"belongs to uid {ALICE}" in done.stderr
-    assert f"ask them: gpurun cancel {job}" in done.stderr
+    assert f"ask the owner to run: gpurun cancel {job}" in done.stderr
     assert not (state / "jobs" / job / "cancel.json").exists()
     own = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
     assert bob.gpurun("cancel", own, job).returncode == 2
@@ -242,7 +242,7 @@ def test_another_s_job_is_not_entered(alice, bob):
     job = alice.python(SUBMIT.replace("gpus=2", "gpus=100"))
     done = bob.gpurun("exec", job, "--", "cat", "/run/secrets/token")
     assert done.returncode == 2
-    assert f"belongs to uid {ALICE}; only they or root may run commands in it" in done.stderr
+    assert f"belongs to uid {ALICE}; only the owner and root may run commands in it" in done.stderr
     assert "Docker" in done.stderr
 
 
