@@ -77,7 +77,7 @@ class CampaignFolder:
             StateUnavailable: another command runs the campaign.
         """
         if not self.is_mine():
-            raise NotYours("belongs to another user; only they may continue it", where=self.name)
+            raise NotYours("belongs to another user; only the owner may continue the campaign", where=self.name)
         descriptor = open_own_lock(self.path / "lock")
         try:
             if not lock.try_take(descriptor):

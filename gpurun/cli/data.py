@@ -191,7 +191,7 @@ def _print_report(report: StageReport) -> None:
     alike: dict[str, list[str]] = {}
     for host in report.hosts:
         if host.error is None:
-            said = "had it" if host.state == "present" else f"got {size_text(host.bytes_received)}"
+            said = "already present" if host.state == "present" else f"got {size_text(host.bytes_received)}"
             alike.setdefault(said, []).append(host.host)
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")

@@ -230,7 +230,7 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
         say("All hosts are in one rack. If there are more, edit `racks:`: gpurun prefers one rack for a gang.")
     if failed:
         hosts = count(len(failed), "host")
-        say(f"{hosts} did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")
+        say(f"{hosts} did not answer: `gpurun doctor` shows why; `gpurun inventory remove` removes hosts.")
     steps = [
         ("gpurun doctor", "check hosts, links and drivers"),
         ("gpurun submit -n 2 --image IMAGE --follow -- nvidia-smi", "a first job; IMAGE is on this machine"),

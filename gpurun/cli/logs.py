@@ -136,9 +136,9 @@ def _say_why_nothing(folder: JobFolder, record: JobRecord) -> None:
     if folder.log.exists() and folder.log.stat().st_size:
         say(f"no line of {record.id}'s log matches")
     elif record.state is State.QUEUED:
-        say(f"{record.id} has printed nothing: it waits; `gpurun why {record.id}` says for what")
+        say(f"{record.id} has printed nothing: the job waits; `gpurun why {record.id}` explains why")
     else:
-        say(f"{record.id} has printed nothing{'' if record.state.ended else ' yet'}: it is {record.state.value}")
+        say(f"{record.id} has printed nothing{'' if record.state.ended else ' yet'}: the job is {record.state.value}")
 
 
 def _say_first_failure(record: JobRecord) -> None:

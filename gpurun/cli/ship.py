@@ -185,7 +185,7 @@ def _print_report(report: ShipReport) -> None:
     alike: dict[str, list[str]] = {}
     for host in report.hosts:
         if host.state in ("present", "done"):
-            said = "had it" if host.state == "present" else f"got {_mib(host.bytes_received)}"
+            said = "already present" if host.state == "present" else f"got {_mib(host.bytes_received)}"
             alike.setdefault(said, []).append(host.host)
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")
@@ -197,9 +197,9 @@ def _print_plan(plan: ShipPlan) -> None:
     from gpurun.inventory.hostset import fold
 
     if plan.present:
-        typer.echo(f"{fold(plan.present)}: have it")
+        typer.echo(f"{fold(plan.present)}: have the image")
     if plan.unnamed:
-        typer.echo(f"{fold(plan.unnamed)}: have it under another name, and get this one")
+        typer.echo(f"{fold(plan.unnamed)}: have the image under another name; gpurun adds this name")
     for layer in plan.layers:
         typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
     for hops in plan.chains:

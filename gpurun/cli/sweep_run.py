@@ -194,7 +194,7 @@ def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:
     """
     folder = open_sweeps().find(text)
     if not (folder.is_mine() or (or_root and os.getuid() == 0)):
-        raise NotYours("belongs to another user; only they may change it", where=folder.id)
+        raise NotYours("belongs to another user; only the owner may change the sweep", where=folder.id)
     return folder
 
 

@@ -50,7 +50,7 @@ def test_stage_list_and_evict(gpurun, world, monkeypatch):
     assert [(each["host"], each["state"], each["bytes_received"]) for each in staged["hosts"]] == [
         ("h1", "done", 1_000_000), ("h2", "done", 1_000_000),
     ]  # fmt: skip
-    assert "h[1-2]: had it" in gpurun("data", "stage", NAME, "h[1-2]")[1]
+    assert "h[1-2]: already present" in gpurun("data", "stage", NAME, "h[1-2]")[1]
 
     code, out, _ = gpurun("data", "list", "--json")
     (listed,) = json.loads(out)["sets"]

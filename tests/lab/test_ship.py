@@ -385,7 +385,7 @@ def test_the_command_line(lab, head, tmp_path):
     assert set(document) == {"image", "id", "layers", "bytes_missing", "hosts", "elapsed_s"}
     assert all(json.loads(line)["host"] in HOSTS for line in done.stderr.splitlines())
     plain = gpurun("ship", f"{NAMES}/r:1")
-    assert plain.returncode == 0 and "had it" in plain.stdout
+    assert plain.returncode == 0 and "already present" in plain.stdout
     assert gpurun("ship", f"{NAMES}/none:1").returncode == 2
     assert gpurun("ship", f"{NAMES}/r:1", "nohost").returncode == 2
     asked = gpurun("images", "--prune")
