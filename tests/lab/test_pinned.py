@@ -64,5 +64,5 @@ def test_images_and_code_that_change_or_go_change_no_job_that_was_submitted_befo
     for job, word in jobs.items():
         finish(cluster, job, "SUCCEEDED", 0)
         assert [printed(cluster, job, rank) for rank in (0, 1)] == [[b"word=" + word]] * 2
-    assert "is not on the head any more" in finish(cluster, removed, "FAILED")["reason"]
+    assert "is no longer on the head" in finish(cluster, removed, "FAILED")["reason"]
     assert cluster.gpurun("wait", removed).code == 2
