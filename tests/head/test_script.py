@@ -108,7 +108,7 @@ def test_a_command_in_quotes_is_one_word_and_no_program(workdir, word, has_workd
     """It ended with 127 on a GPU."""
     problem = missing_script(JobSpec("n", "i:1", 4, (word,), workdir=str(workdir) if has_workdir else None))
     assert "is one word" in problem.message
-    assert f"without its quotes: {word}" in problem.hint
+    assert f"without quotes: {word}" in problem.hint
     assert f"bash -c {shlex.quote(word)}" in problem.hint
 
 
