@@ -47,13 +47,14 @@ class Done:
 class Cluster:
     """A lab, an inventory of it, and a state directory."""
 
+    command: Sequence[str] = (sys.executable, "-m", "gpurun")
+
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         self.folder = folder
         self.home = folder / "home"
         self.inventory = lab.inventory
         self.environ = {**os.environ, "GPURUN_HOME": str(self.home)}
-        self.command = [sys.executable, "-m", "gpurun"]
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """Start a command in the background, with stdin closed."""
