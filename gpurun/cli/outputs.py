@@ -31,9 +31,7 @@ def outputs(
     job: JobArgument,
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to", metavar="DIR", help="Copy the outputs into this folder. The folder may contain other files."
-        ),
+        typer.Option("--to", metavar="DIR", help="Copy the outputs into this folder, which need not be empty."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +88,10 @@ def _copy(folder: JobFolder, to: Path) -> None:
     try:
         source = (folder.path / "outputs").open_folder()
     except FileNotFoundError:
-        raise BadInput("the job has no outputs on the head", job=folder.id) from None
+        raise BadInput(
+            "the job has no outputs on the head", job=folder.id,
+            hint="gpurun copies what ranks write at `--outputs PATH` and, with --workdir, at /workspace",
+        ) from None  # fmt: skip
     try:  # the open folder: newer outputs may replace its path during the copy
         top, to = Path(f"/proc/self/fd/{source}"), to.resolve() if to.is_dir() else to
         if others := list(islice(_others(top, to), MOST_NAMED + 1)):

@@ -114,7 +114,10 @@ def _factor(samples: Path | None, between_racks: int | None, cluster: Inventory)
     """Return the function that gives the factor by which a placement slows a job down."""
     if samples is None:
         if between_racks is not None:
-            raise BadInput("--between-racks needs --scaling", hint="measure with `gpurun scale` first")
+            raise BadInput(
+                "--between-racks needs --scaling",
+                hint="measure with `gpurun scale`, then give --scaling its samples.jsonl",
+            )
         return lambda _: 1.0
     from gpurun.scaling.measured import read_samples
     from gpurun.scaling.model import fit

@@ -142,7 +142,7 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
         if _leads_out(path, target):
             raise BadInput(
                 f"is a link to {target}, which is outside of the data: hosts would not have it", where=f"{top}/{path}",
-                hint="copy there what it leads to, or give that folder as a data set of its own",
+                hint="replace the link by a copy of its target, or give the target as a data set of its own",
             )  # fmt: skip
         return Entry(path, kind, 0, target=target)
     if kind != "file":

@@ -41,7 +41,11 @@ def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), deta
     if code == NO_VENV:
         return BadInput(f"the image {base} needs Python 3.8 or newer, with venv: {said}")
     if _any(_FULL, text):
-        return HostNotReady("the head's disk is full: no room for the packages", hint="gpurun du, gpurun prune")
+        return HostNotReady(
+            "the head's disk is full: no room for the packages",
+            hint="gpurun du, gpurun prune; earlier jobs' packages go with "
+            "`docker image prune --all --filter label=gpurun.environment`",
+        )
     if code == 137:
         return HostNotReady("the build was killed: the head ran out of memory, or somebody removed its container")
     refused = _REFUSED.search(hidden(details, secrets)) or _REFUSED.search(text)

@@ -21,7 +21,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
         raise BadInput("the inventory's path is empty", hint="name a file; without --inventory, gpurun looks for one")
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
-        hint = None if explicit else "$GPURUN_INVENTORY names this file"
+        hint = None if explicit else "$GPURUN_INVENTORY names this file: set it to an inventory, or unset it"
         try:
             path = Path(named).expanduser().absolute()
         except RuntimeError as error:
@@ -36,7 +36,8 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
     looked = "\n".join(f"  {place}" for place in places)
     raise BadInput(
         f"found no inventory; looked for\n{looked}",
-        hint="make one with `gpurun init 'gpu-[01-16]'`, or name one with --inventory FILE",
+        hint="make one with `gpurun init 'gpu-[01-16]'`, or name one with --inventory FILE; the lab's is "
+        "`export GPURUN_INVENTORY=$(gpurun lab up)/inventory.yaml`, in each terminal",
     )
 
 

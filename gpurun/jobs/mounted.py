@@ -35,7 +35,8 @@ def _outputs_path(path: str) -> str:
     """
     top, *below = _container_path(path).strip("/").split("/")
     if top in _KERNEL or (top in _SYSTEM and not any(below)):
-        raise ValueError(f"hides the container's own /{top}")
+        copied = ", whose new files gpurun copies without this key" if top == "workspace" else ""
+        raise ValueError(f"hides the container's own /{top}{copied}")
     return path
 
 

@@ -190,8 +190,9 @@ def _check(spec: JobSpec) -> None:
         raise Disagreement(message, "constraints", "gpus_per_host")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise Disagreement(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})", "min_gpus")
-    if spec.workdir is not None and not stat.S_ISDIR(mode_of(Path(spec.workdir))):
-        raise Disagreement("workdir is not a folder", "workdir", where=spec.workdir)
+    if spec.workdir is not None and not stat.S_ISDIR(mode := mode_of(Path(spec.workdir))):
+        why = "is not a folder" if mode else "there is no such folder, or you may not read it"
+        raise Disagreement(f"workdir: {why}", "workdir", where=spec.workdir)
     check_data(spec)
     check_notify(spec)
     for name, file in spec.secret_files.items():

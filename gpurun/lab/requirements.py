@@ -39,7 +39,9 @@ def require(*programs: str) -> None:
     if sys.platform != "linux":
         raise NotInstalled("a lab needs Linux: its hosts are namespaces", hint="use a Linux machine or a VM")
     if os.geteuid() != 0:
-        raise NotInstalled("a lab needs root to make namespaces and bridges", hint="run it with sudo -E")
+        raise NotInstalled(
+            "a lab needs root to make namespaces and bridges", hint="sudo -E $(command -v gpurun) lab up"
+        )
     missing = [program for program in programs if find(program) is None]
     if missing:
         packages = " ".join(sorted({PACKAGE_OF[program] for program in missing}))

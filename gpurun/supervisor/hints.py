@@ -171,6 +171,10 @@ def _module(found: re.Match[str], failed: Failed) -> str:
     return f"{text}, or -e PYTHONPATH={WORKSPACE} finds it at the top of the workdir" if is_deep else text
 
 
+def _library(found: re.Match[str], _: Failed) -> str:
+    return f"the image has no {found[1]}: use an image with this system library; pip cannot install it"
+
+
 def _driver(_: re.Match[str], failed: Failed) -> str:
     is_meant = any(_DRIVER.search(line) or _NO_GPU.search(line) for line in failed.errors)
     cure = "use an image with an older CUDA, or update the host's driver"
@@ -257,6 +261,9 @@ _HINTS = (
     Hint(re.compile(r"^\S+: .*?['‘]([^'’]+)['’]: No such file or directory$"), _missing),
     Hint(re.compile(r"^\S+: (?:.*: )?(?:cannot open )?([^\s:]+): No such file(?: or directory)?$"), _missing),
     Hint(re.compile(r"^ModuleNotFoundError: No module named '(\w+)'$"), _module),
+    Hint(
+        re.compile(r"^(?:ImportError|OSError): (lib(?!cuda\.)[\w.+-]+\.so[.\d]*): cannot open shared object"), _library
+    ),
     Hint(
         re.compile(r"Duplicate GPU detected : rank \d+ and rank \d+ both on CUDA device"),
         _told("two ranks use one GPU: each rank must choose its own, as torch.cuda.set_device(LOCAL_RANK) does"),

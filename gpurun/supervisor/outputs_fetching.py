@@ -102,13 +102,15 @@ class Arrival:
         try:
             for frame in batches.unpacked(pieces()):
                 if number == len(wanted) or frame.header.get("n") != number:
-                    raise OpError("corrupt", "it sends files that nobody asked for")
+                    raise OpError("corrupt", "the host sends files that nobody asked for")
                 ended, is_refused = self._take(agent.host, wanted[number], receiver, frame, is_refused)
                 number += ended
         except OpError as error:
             self._arriving.distrust(agent.host)
             name = f"{wanted[number].path!r:.200}: " if number < len(wanted) else ""
-            raise HostFailure(f"what it sent is not its outputs: {name}{error.message}", host=agent.host) from error
+            raise HostFailure(
+                f"what the host sent is not the job's outputs: {name}{error.message}", host=agent.host
+            ) from error
         except _NoRoomError as error:
             for entry in wanted[number:]:
                 self.unbrought.append(Unbrought(agent.host, entry.path, f"{error}", no_room=True))

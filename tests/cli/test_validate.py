@@ -96,7 +96,7 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
     for text, place, told in (
         ("constraints: {gpus_per_host: 3}", "4:15", "4 GPUs cannot be split into hosts of exactly 3"),
         ("env: {A: b, GPURUN_RANK: 3}", "4:13", "env: gpurun itself sets GPURUN_RANK"),
-        ("workdir: nosuch", "4:1", "workdir is not a folder"),
+        ("workdir: nosuch", "4:1", "workdir: there is no such folder, or you may not read it"),
         ("min_gpus: 2\nlauncher: tensorflow", "4:1", "the launcher tensorflow cannot be elastic (min_gpus)"),
         ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "'horovod' are for the launcher horovod"),
         ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker has a GPU each, and the job has 4 GPUs"),
@@ -139,7 +139,7 @@ def test_what_flags_say_is_not_a_line_of_the_recipe(gpurun):
         (("--gpus-per-host", "3"), "gpurun: 4 GPUs cannot be split into hosts of exactly 3\n"),
         (("-n", "3"), "gpurun: recipe.yaml:5:15: 3 GPUs cannot be split into hosts of exactly 2\n"),
         (("-e", "GPURUN_RANK=1"), "gpurun: env: gpurun itself sets GPURUN_RANK\n"),
-        (("-e", "B=1", "--workdir", "nosuch"), "workdir is not a folder\n"),
+        (("-e", "B=1", "--workdir", "nosuch"), "workdir: there is no such folder, or you may not read it\n"),
         (("--", "env", "GPURUN_RANK=1", "torchrun", "x.py"), "gpurun: gpurun itself sets GPURUN_RANK\n"),
     ):
         code, _, err = gpurun("submit", ".", "-i", "inventory.yaml", *words)

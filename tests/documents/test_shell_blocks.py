@@ -195,12 +195,12 @@ def name_of(words):
 
 
 def runnable(words):
-    """A call as it runs here; None if it needs hosts, or a name that nobody knows."""
+    """A call as it runs here; None if it needs hosts or Docker, or a name that nobody knows."""
     given = [str(Path(word).expanduser()) if word.startswith("~") else KNOWN.get(word, word) for word in words[1:]]
     name = name_of(words)
     if (
         name not in RUN
-        or {"--caches", "--watch"} & {*words}
+        or {"--caches", "--watch", "--requirements"} & {*words}
         or any(PLACEHOLDER.fullmatch(word) and word not in KNOWN for word in given)
     ):
         return None

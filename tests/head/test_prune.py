@@ -131,7 +131,7 @@ def test_outputs_that_are_being_brought_stay(store):
     folder = ended(store)
     with HeadCopy(folder).alone():
         done = carry_out(store.home, plan_prune(store.home, ALL), ALL)
-    assert "being brought" in done.failed[folder.id].message
+    assert "is copying its outputs" in done.failed[folder.id].message
     assert (folder.outputs / "model").exists()
     assert pruned(store) == [folder.id]
 

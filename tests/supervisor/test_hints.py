@@ -93,6 +93,8 @@ def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath(
         ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "has runs/old.pt on"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "--data NAME=runs, as"),
         ("ModuleNotFoundError: No module named 'yaml'", "--requirements FILE installs packages"),
+        ("ImportError: libstdc++.so.6: cannot open shared object file: No such file or directory", "no libstdc++"),
+        ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", "no libcudart.so.12:"),
         ("ModuleNotFoundError: No module named 'secrets'", "has secrets on the head, but .gitignore leaves it out"),
         (f"torch.distributed.DistBackendError: {NCCL}, unhandled system error (run with", "NCCL_DEBUG="),
         (f"RuntimeError: {NCCL}, unhandled cuda error, NCCL version 2.10.3", "-e NCCL_DEBUG=WARN prints"),

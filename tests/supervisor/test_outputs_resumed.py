@@ -343,7 +343,7 @@ def lying_about_the_rest(job, wire, position, sha=None):
 def test_a_host_that_goes_on_where_it_likes(job, wire, position):
     break_off(job, wire)
     lying_about_the_rest(job, wire, position)
-    with pytest.raises(HostFailure, match="not its outputs"):
+    with pytest.raises(HostFailure, match="not the job's outputs"):
         copy_outputs(job)
     assert not job.head.exists() and not arriving(job).exists()
 

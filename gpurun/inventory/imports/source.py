@@ -107,7 +107,7 @@ def detect(path: Path, text: str) -> str:
         return pool
     if text.lstrip().startswith("{") and '"_meta"' in text:
         raise BadInput(
-            "this is a list of hosts as Ansible's scripts print it, in JSON", where=str(path),
+            "this is the JSON of an Ansible inventory script; gpurun imports Ansible's YAML", where=str(path),
             hint=f"{ansible.AS_YAML}, then import hosts.yml",
         )  # fmt: skip
     signs = {
