@@ -133,7 +133,7 @@ def test_contradictions(tmp_path):
         build(given_recipe, {"memory_mib": 8}, {})
     with pytest.raises(BadInput, match=r"shm_size \(64 MiB\) is more than memory \(32 MiB\)"):
         build(given_recipe, {"memory_mib": 32, "shm_size_mib": 64}, {})
-    with pytest.raises(BadInput, match="not a folder"):
+    with pytest.raises(BadInput, match="no such folder"):
         build(given_recipe, {"workdir": "/nonexistent"}, {})
 
 
