@@ -62,9 +62,8 @@ def told(ranks: Mapping[tuple[str, str], Rank], host: str, event: object, now_s:
     if type(code) is not int:
         return None
     is_cut_off = bool(event.get("killed"))
-    with_container = is_cut_off and (
-        known.with_container or bool(event.get("container"))
-    )  # a new agent has not seen it
+    # A new agent has not seen the container fall, and takes back nothing.
+    with_container = is_cut_off and (known.with_container or bool(event.get("container")))
     ended = known._replace(code=code, is_cut_off=is_cut_off, with_container=with_container)
     return None if ended == known else ended._replace(ended_s=at_s if known.ended_s is None else known.ended_s)
 
