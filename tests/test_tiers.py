@@ -38,6 +38,7 @@ def test_a_file_of_tests_is_needed_for_its_rooms_itself_and_what_it_imports():
     text = "import pytest\nfrom scene import Scene\n"
     for touched, needed in [("leases", True), ("test_claims", True), ("scene", True), ("web", False), ("", False)]:
         assert tiers.is_touched("test_claims", text, {touched, "none"}) is needed
+        assert tiers.is_touched("test_claims", text, {touched}, alone=True) is (needed and touched != "leases")
 
 
 def test_five_changes_run_each_test():

@@ -2,6 +2,7 @@
 
 - A lab test marked `story` runs in `make test`, so it is left out here.
 - A lab test runs if the change touches a room that its file is about, its file, or a file that helps its file.
+- A lab test marked `alone` judges seconds, and nothing runs beside it: its rooms do not count, only its file does.
 - Of the others a fifth runs: the fifth whose number is the count of first-parent commits modulo 5. So five changes
   run each lab test at least once.
 """
@@ -90,9 +91,9 @@ def room_of(path: str) -> str:
     return {".ci": "ci", "recipes": "recipes"}.get(first, "")
 
 
-def is_touched(file: str, text: str, touched: Iterable[str]) -> bool:
-    """Whether a change of these rooms and files of tests needs the file of tests with this stem and this text."""
-    rooms = {file, *ROOMS[file].split()}
+def is_touched(file: str, text: str, touched: Iterable[str], *, alone: bool = False) -> bool:
+    """Whether a change of these rooms and files of tests needs a test of the file with this stem and this text."""
+    rooms = {file} if alone else {file, *ROOMS[file].split()}
     return any(each in rooms or f"\nfrom {each} import" in text for each in touched if each)
 
 
@@ -130,9 +131,10 @@ def pytest_collection_modifyitems(config, items):
     texts = {path: path.read_text() for path in {item.path for item in items}}
     kept, left = [], []
     for item in items:
-        is_lab, is_story = (item.get_closest_marker(name) is not None for name in ("lab", "story"))
+        is_lab, is_story, alone = (item.get_closest_marker(name) is not None for name in ("lab", "story", "alone"))
         needed = is_lab and (
-            is_touched(item.path.stem, texts[item.path], touched) or fifth_of(item.nodeid.partition("@")[0]) == turn
+            is_touched(item.path.stem, texts[item.path], touched, alone=alone)
+            or fifth_of(item.nodeid.partition("@")[0]) == turn
         )
         (kept if needed and not is_story else left).append(item)
     config.hook.pytest_deselected(items=left)
