@@ -53,7 +53,9 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     try:
         while pending:
             links.open(sorted(pending), timeout_s=10.0)
+            answering = {host for host in pending if links.is_open(host)}
             end_late_output(folder, lease, links, pending)
+            links.open(sorted(answering), timeout_s=10.0)  # what broke the copy must not keep the proof away
             keep = with_only_copies(None if lease.found else _record(folder), lease, pending)
             said = epilog_failures(events)
             unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True, said=said))

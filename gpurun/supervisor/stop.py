@@ -116,6 +116,7 @@ def _end_log(job: SupervisedJob, hosts: Collection[str]) -> set[str]:
     if there:
         end_output(job, there)
     ended = {host for host in there if job.links.is_open(host)}
+    job.links.open(sorted({*there} - ended), timeout_s=5.0)  # what broke the copy must not keep the proof away
     if job.hosts[0] in there and not job.log_copy.wait_for_launcher(LOG_SILENT_S):
         ended.discard(job.hosts[0])
     return ended

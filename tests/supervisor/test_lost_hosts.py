@@ -195,6 +195,19 @@ def test_the_log_of_a_job_that_runs_again_or_ran_nothing_is_left_to_its_supervis
     assert late.keep(**changes) == ["fence gpu-r1-01 gpu-r1-02"]
 
 
+def test_a_host_whose_last_lines_break_its_connection_is_connected_again_for_its_fence(late, monkeypatch):
+    """One that floods the copy of its ranks' output was asked for its lines first, at each try, for ever."""
+    up = {"gpu-r1-01"}
+    monkeypatch.setattr(AskedLinks, "is_open", lambda _, host: host in up)
+    monkeypatch.setattr(AskedLinks, "open", lambda _, hosts, *, timeout_s: STEPS.append(f"open {' '.join(hosts)}"))
+    monkeypatch.setattr(NotedLog, "take_rest", lambda _, hosts, __: up.clear())
+    late.folder.log.plain.write_text("")
+    steps = late.keep()
+    assert [step for step in steps if step.startswith(("open", "fence"))] == [
+        "open gpu-r1-01 gpu-r1-02", "open gpu-r1-01", "fence gpu-r1-01 gpu-r1-02",
+    ]  # fmt: skip
+
+
 def test_a_host_is_not_fenced_while_its_last_lines_cannot_be_kept(late, monkeypatch):
     def failing(_):
         raise StateDiskError("cannot be synced: the disk failed")

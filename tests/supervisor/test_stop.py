@@ -77,6 +77,20 @@ def test_a_host_that_answers_late_is_asked_for_its_last_lines_before_its_fence(g
     assert gang.steps == ["lines of h1", "copy", "sync", "fence", "lines of h2", "sync", "fence", "sync", "fence"]
 
 
+def test_a_host_whose_last_lines_break_its_connection_is_connected_again_for_its_proof(gang, monkeypatch):
+    """Its lines are asked for once more, too: the connection may have broken by accident."""
+    up = {"h1", "h2"}
+    gang.job.links.is_open = up.__contains__
+    gang.job.links.open = lambda hosts, **_: gang.steps.append(f"open {' '.join(hosts)}") or up.update(hosts)
+    gang.job.log_copy = SimpleNamespace(wait_for_launcher=lambda _: True)
+    gang.proof_after["h2"] = 2
+    monkeypatch.setattr(stop, "_end_log", end_log)
+    monkeypatch.setattr(stop, "end_output", lambda _, hosts: up.discard("h2"))
+    stop.stop(gang.job)
+    once = ["open h2", "sync", "fence"]
+    assert [step for step in gang.steps if step != "copy"] == ["open h1 h2", *once, "open h2", *once]
+
+
 def test_a_copy_of_outputs_that_broke_off_is_tried_again_though_every_host_has_given_its_proof(gang):
     gang.copied_at = 3
     stop.stop(gang.job)
