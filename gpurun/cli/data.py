@@ -142,7 +142,9 @@ def evict(
             for line in _lines(chosen):
                 say(line)
             agree(
-                "Remove these?", "not removed: nobody is there to be asked", "give --yes to remove without being asked"
+                "Remove these?",
+                "not removed: gpurun cannot ask you, because stdin is not a terminal",
+                "give --yes to remove without being asked",
             )
         done = remove(fleet, names, [one.digest for one in chosen])
     if as_json:

@@ -91,7 +91,8 @@ def prune(
     if plan.going and not dry_run and not yes:
         agree(
             f"Remove {'the outputs of ' if outputs_only else ''}these?",
-            "not pruned: nobody is there to be asked", "give --yes to prune without being asked",
+            "not pruned: gpurun cannot ask you, because stdin is not a terminal",
+            "give --yes to prune without being asked",
         )  # fmt: skip
     done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
     if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():

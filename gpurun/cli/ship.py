@@ -140,7 +140,11 @@ def _wanted(found: Cluster) -> list[str]:
 def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
     for line in _image_lines(going):
         say(line)
-    agree("Remove these?", "not pruned: nobody is there to be asked", "give --yes to prune without being asked")
+    agree(
+        "Remove these?",
+        "not pruned: gpurun cannot ask you, because stdin is not a terminal",
+        "give --yes to prune without being asked",
+    )
 
 
 class _ShipView:

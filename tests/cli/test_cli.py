@@ -135,7 +135,7 @@ def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
 def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
     flags = ("--rehearse", "1m", "--dry-run", "--", "true")
     code, out, _ = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", *flags)
-    assert code == 0 and "before that one rank rehearses on one GPU, for 1m00s" in out
+    assert code == 0 and "before the start, one rank rehearses on one GPU for 1m00s" in out
     assert "rehearses" not in gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", *flags)[1]
     assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
 
@@ -331,11 +331,11 @@ def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, 
     monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
     spec = JobSpec(name="n", image="i:1", gpus=16, command=("true",))
     folder = JobStore(tmp_path / "home").create(spec, inventory=Path(inventory), now_s=1.0)
-    eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no job of gpurun started it")
+    eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no gpurun job started this process")
     end = refused_end({"h1": [eve]})
     refusals = remember((), end.refused, now_s=time.time())
     folder.write(folder.record().but(reason=end.reason, refusals=refusals))
-    said = "h1: python3 of eve (pid 7) holds GPUs 0, 1: no job of gpurun started it"
+    said = "h1: python3 of eve (pid 7) holds GPUs 0, 1: no gpurun job started this process"
     for argv in (["why", folder.id], ["status", folder.id], ["status", "-i", inventory]):
         assert said in gpurun(*argv)[1], argv
     assert said in json.loads(gpurun("why", folder.id, "--json")[1])["reason"]
@@ -348,7 +348,7 @@ def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, 
 def test_a_forgotten_double_dash_is_explained(gpurun, inventory):
     for argv in (("python3", "train.py"), ("train.py", "--lr", "3")):
         code, _, err = gpurun("submit", "-i", inventory, "-n", "2", "--image", "i", *argv)
-        assert (code, "a program and its arguments follow --" in err) == (2, True)
+        assert (code, "write a program and its arguments after --" in err) == (2, True)
     assert "[-- COMMAND…]" in gpurun("submit", "--help")[1]
     for argv in (("status", "--nope"), ("sweep",), ("scale",), ("sweep", "run", "x", "--random", "0"), ("ssh",)):
         code, _, err = gpurun(*argv)

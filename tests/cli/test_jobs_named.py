@@ -74,7 +74,7 @@ def test_an_ended_job_names_who_keeps_its_gpus_lost(store, gpurun):
     assert "lost" not in gpurun("status", job.id)[1]
     LeaseStore(store.home).grant(lease, Occupancy()).close()
     shown = re.findall(r"lost  (.*)", gpurun("status", job.id)[1])
-    assert shown == [f"h1: {held}", "h2: gave no proof that its GPUs are free"]
+    assert shown == [f"h1: {held}", "h2: the host gave no proof that its GPUs are free"]
 
 
 def test_last_is_nobody_elses(store, gpurun, monkeypatch):
@@ -194,7 +194,7 @@ def test_logs_know_how_many_ranks_a_gang_of_one_for_each_host_has(store, gpurun,
     job.write(job.record().but(attempt=attempt, granted=granted))
     assert gpurun("logs", "n", "--rank", str(most))[0] == 0
     code, _, err = gpurun("logs", "n", "--rank", str(most + 1))
-    assert code == 2 and f"its ranks are 0 to {most}" in err
+    assert code == 2 and f"the job's ranks are 0 to {most}" in err
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,9 @@ def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
     folder = made(store)
     ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
     lock.close()
-    assert f"{folder.id} is GRANTED: it has no supervisor; the next command of" in gpurun("why", folder.id)[1]
+    assert (
+        f"{folder.id} is GRANTED: the job has no supervisor; the next gpurun command of" in gpurun("why", folder.id)[1]
+    )
 
 
 def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun):
@@ -401,7 +403,7 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
     assert gpurun("cancel")[0] == 2
     assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2
-    assert "nobody is there to be asked" in gpurun("cancel", "--mine")[2]
+    assert "gpurun cannot ask you, because stdin" in gpurun("cancel", "--mine")[2]
     assert all(not job.record().state.ended for job in jobs)
     assert gpurun("cancel", "--mine", "--yes")[0] == 0
     assert {job.record().state for job in jobs} == {State.CANCELLED}
