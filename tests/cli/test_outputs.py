@@ -210,7 +210,7 @@ def test_nothing_is_written_over(job, gpurun, tmp_path, put):
     put(there, outside)
     before = {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))}
     code, _, err = gpurun("outputs", job.id, "--to", str(there))
-    assert code == 2 and "the folder has other files of these names: " in err and str(there) in err
+    assert code == 2 and "the folder already has different files with these names: " in err and str(there) in err
     assert {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))} == before, "nothing is copied then"
     if put is put_a_file:
         assert (there / "model").read_text() == "mine!"

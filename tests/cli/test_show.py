@@ -127,14 +127,16 @@ def test_logs_of_a_job_that_has_printed_nothing_say_why(gpurun, world):
     folder = store(world)
     code, out, err = gpurun("logs", folder.id)
     assert (code, out) == (0, "")
-    assert err == f"{folder.id} has printed nothing: the job waits; `gpurun why {folder.id}` explains why\n"
+    assert (
+        err == f"{folder.id} has printed nothing: the job waits in the queue; `gpurun why {folder.id}` explains why\n"
+    )
     assert gpurun("-q", "logs", folder.id)[2] == "" and gpurun("logs", folder.id, "--json")[1] == ""
     folder.write(folder.record().but(state=State.PREPARING))
     assert gpurun("logs", folder.id)[2] == f"{folder.id} has printed nothing yet: the job is PREPARING\n"
     log = JobLog(folder.log, attempt=1, now=lambda: 1.0)
     log.take_output("h/0.1.1", 0, "o", 7, b"loss 1\n")
     log.close()
-    assert gpurun("logs", folder.id, "--grep", "nope")[2] == f"no line of {folder.id}'s log matches\n"
+    assert gpurun("logs", folder.id, "--grep", "nope")[2] == f"no line of {folder.id}'s log matches the options\n"
     assert "loss 1" in gpurun("logs", folder.id)[1] and gpurun("logs", folder.id)[2] == ""
 
 
