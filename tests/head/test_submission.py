@@ -129,7 +129,7 @@ def test_code_that_changes_meanwhile_stores_nothing(home, work, monkeypatch):
         return found
 
     monkeypatch.setattr(submission, "scan", scanned)
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         submit(home, replace(SPEC, workdir=str(work)))
     assert JobStore(home).ids() == ()
     assert not os.listdir(home / "jobs")
@@ -140,7 +140,7 @@ def test_a_digest_that_is_remembered_wrongly_refuses_one_submission_only(home, w
     scan(work)
     (memory,) = (tmp_path / "cache/gpurun/trees").iterdir()
     memory.write_text(memory.read_text().replace("sha256:", "sha256:0"))
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         submit(home, replace(SPEC, workdir=str(work)))
     (folder,) = submit(home, replace(SPEC, workdir=str(work))).folders
     assert kept(folder) == {"train.py": b"submitted"}
