@@ -73,7 +73,7 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     if isinstance(edit, AddHosts):
         present = [name for name in edit.hosts if name in before.by_name]
         if present:
-            raise BadInput(f"the inventory has {fold(present)} already", where=str(source))
+            raise BadInput(f"the inventory already has {fold(present)}", where=str(source))
     else:
         missing = [name for name in edit.hosts if name not in before.by_name]
         if missing:
@@ -151,7 +151,7 @@ def _read_again(after: bytes, source: Path) -> Inventory:
         return parse(after, source)
     except DocumentError as error:
         said = "; ".join(problem.message for problem in error.problems[:3])
-        raise BadInput(f"that would not be valid: {said}", where=str(source)) from error
+        raise BadInput(f"the changed inventory would not be valid: {said}", where=str(source)) from error
 
 
 def _differs(inventory: Inventory, name: str, settings: Sequence[HostSetting]) -> bool:

@@ -66,7 +66,9 @@ def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
             fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the reported error prevents its use
             continue
         if values["kind"] is FabricKind.TCP and values.get("hcas"):
-            report.wrong(key, f"fabric {name} is tcp, which has no hcas", allowed=("roce", "infiniband"))
+            report.wrong(
+                key, f"fabric {name} has hcas, but its kind is tcp, which has no hcas", allowed=("roce", "infiniband")
+            )
         fabrics[name] = Fabric(name=name, **values)
     return fabrics
 
@@ -124,7 +126,7 @@ class _Racks:
         values = mapping(node, fields.HOST, self._report, where)
         for key in fields.PER_HOST:
             if key in values:
-                self._report.wrong(node, f"{where}: {key} is each host's own")
+                self._report.wrong(node, f"{where}: give {key} at each host, not here")
         return _merged(base, values)
 
     def _rack(self, rack: str, node: Node, base: Mapping[str, Any]) -> None:
@@ -143,11 +145,14 @@ class _Racks:
         good = True
         for needed in _NEEDED:
             if needed not in values:
-                self._report.wrong(key, f"host {folded} has no {needed}, nor do its rack's or the top's defaults")
+                self._report.wrong(
+                    key,
+                    f"host {folded} has no {needed}; add {needed} there, or to `defaults`",
+                )
                 good = False
         fabric = values.get("fabric")
         if fabric is not None and fabric not in self._fabrics:
-            allowed = tuple(self._fabrics) or ("none is defined under fabrics",)
+            allowed = tuple(self._fabrics) or ("none, because the inventory defines no fabrics",)
             self._report.wrong(key, f"host {folded}: there is no fabric {shown(fabric)}", allowed=allowed)
             good = False
         gpus = values.get("gpus")
@@ -161,7 +166,7 @@ class _Racks:
             beyond = [index for index in indices if index >= gpus]
             if beyond:
                 self._report.wrong(
-                    key, f"host {folded}: {name} names GPU {beyond[0]}, but it has {gpus} (0 is the first)"
+                    key, f"host {folded}: {name} names GPU {beyond[0]}, but the host has {gpus}, counted from 0"
                 )
             if len(set(indices)) < len(indices):
                 self._report.wrong(key, f"host {folded}: {name} names a GPU twice")
@@ -183,7 +188,7 @@ class _Racks:
             one_each = len(names) == 1 or "address" not in values or "address" in own  # else validate has reported that
             first = self._machines.setdefault(host.machine, name)
             if first != name and one_each:
-                where = f"one machine, {host.machine}: its GPUs would be granted twice"
+                where = f"one machine, {host.machine}, so gpurun would grant its GPUs twice"
                 self._report.wrong(key, f"hosts {first} and {name} are {where}")
             self._hosts.append(host)
 
@@ -201,7 +206,8 @@ class _Racks:
                 continue
             if len(addresses) != len(names):
                 there = f"{plural(len(names), 'is', 'are')} {count(len(names), 'host')}"
-                self._report.wrong(key, f"{field} {shown(text)} is {len(addresses)}, but there {there}")
+                given = count(len(addresses), "address", "addresses")
+                self._report.wrong(key, f"{field} {shown(text)} is {given}, but there {there}")
                 continue
             own[field] = addresses
         return own

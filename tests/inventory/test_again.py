@@ -86,7 +86,7 @@ def test_nobody_agrees_so_nothing_changes(gpurun, imported):
     code, out, err = imported(HOSTS + "m2 gpus=8\n", "--dry-run")
     assert (code, "+      m2: {}" in out or "m2" in out, told(err)) == (0, True, ["added: m2"])
     code, _, err = imported(HOSTS + "m2 gpus=8\n", "--from", "ansible")
-    assert (code, "--yes makes it, --dry-run only shows it" in err) == (2, True)
+    assert (code, "--yes makes the change without a question" in err) == (2, True)
     assert Path("inventory.yaml").read_bytes() == before
 
 
@@ -102,7 +102,11 @@ def test_a_leased_host_is_never_removed_in_silence(imported, place):
     before = inventory.read_bytes()
     code, _, err = imported(HOSTS.replace("[1:3]", "[1:2]"))
     assert (code, inventory.read_bytes()) == (5, before)
-    assert "gone: n3" in err and "n3: j-0000abcd runs there" in err and "gpurun inventory drain n3 --wait" in err
+    assert (
+        "gone: n3" in err
+        and "n3: you cannot remove this host now: j-0000abcd runs on the host" in err
+        and "gpurun inventory drain n3 --wait" in err
+    )
 
 
 def test_a_host_that_the_source_moves_keeps_its_comment_and_values(imported):

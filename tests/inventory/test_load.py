@@ -121,7 +121,7 @@ def test_a_range_of_addresses_goes_with_a_range_of_hosts() -> None:
     text = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: '10.0.1.[7-9]', port: 22}}}}\n"
     assert [h.address for h in read(text).hosts] == ["10.0.1.7", "10.0.1.8", "10.0.1.9"]
     short = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: 10.0.1.7}}}}\n"
-    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' is 1, but there are 3 hosts"]
+    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' is 1 address, but there are 3 hosts"]
 
 
 def test_anchors_and_merge_keys() -> None:
@@ -192,7 +192,7 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("near_hca: 0-9999", "near_hca: '0-9999' names more than 1024 GPUs"),
         ("near_hca: [1024]", "near_hca: '1024' is out of range (allowed: 0 to 1023)"),
         ("near_hca: [0, x]", "near_hca: 'x' is not a whole number"),
-        ("near_hca: [4]", "near_hca names GPU 4, but it has 4"),
+        ("near_hca: [4]", "near_hca names GPU 4, but the host has 4, counted from 0"),
         ("nvlink: [[0, 1], [1, 2]]", "nvlink names a GPU twice"),
         ("labels: [a]", "labels must be a mapping"),
         ("labels: {-x: 1}", "'-x' is not a label name"),
@@ -231,7 +231,7 @@ def test_a_host_twice_names_both_places() -> None:
 def test_two_hosts_are_not_one_machine(second: str) -> None:
     text = MINIMAL_HOSTS.format(second)
     assert problems(text) == [
-        "inventory.yaml:4:30: hosts h1 and h2 are one machine, h1:22: its GPUs would be granted twice"
+        "inventory.yaml:4:30: hosts h1 and h2 are one machine, h1:22, so gpurun would grant its GPUs twice"
     ]
 
 
@@ -246,7 +246,7 @@ def test_two_hosts_are_not_one_machine(second: str) -> None:
 def test_spellings_of_one_ip_address_are_one_machine(first: str, second: str, machine: str) -> None:
     hosts = f'h1: {{address: "{first}"}}, h2: {{address: "{second}"}}'
     (problem,) = problems(MINIMAL_HOSTS.replace("h1: {{}}, ", "").format(hosts))
-    assert f"hosts h1 and h2 are one machine, {machine}:" in problem
+    assert f"hosts h1 and h2 are one machine, {machine}, so" in problem
 
 
 @pytest.mark.parametrize("name", ["08", "1x", "10.0.0.256", "10.0.0.7.example.org"])
@@ -270,9 +270,12 @@ racks: {{r1: {{hosts: {{h1: {{}}, {}}}}}}}
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
-        ("a: {reservation: 3}, b: {reservation: 2}", "the pools reserve 5 GPUs together; the inventory has 4"),
-        ("a: {reservation: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, it reserves 1"),
-        ("a: {limit: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, its limit is 1"),
+        ("a: {reservation: 3}, b: {reservation: 2}", "the pools reserve 5 GPUs together, but the inventory has 4"),
+        (
+            "a: {reservation: 1}, b: {reservation: 2, parent: a}",
+            "pool a: its children reserve 2 GPUs, but its own reservation is 1",
+        ),
+        ("a: {limit: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, but its limit is 1"),
     ],
 )
 def test_reservations_above_what_there_is_are_refused_with_their_place(pools: str, said: str) -> None:
