@@ -48,7 +48,9 @@ def prune(
     ] = False,
     caches: Annotated[
         bool,
-        typer.Option("--caches", help="Shrink your caches on hosts instead, to their limit or to --keep-below."),
+        typer.Option(
+            "--caches", help="Instead of jobs, shrink your caches on hosts to their limit or to --keep-below."
+        ),
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
@@ -72,11 +74,19 @@ def prune(
         prune_caches(CacheWish(hosts, inventory, keep_below_mib, for_jobs, dry_run, yes), as_json=as_json)
         return
     if not (jobs or older_than_s or keep_below_mib is not None or state):
-        raise BadInput("name the jobs to remove", where="prune", hint="or give --older-than, --keep-below or --state")
+        raise BadInput(
+            "no jobs to remove are given",
+            where="prune",
+            hint="name jobs, or give --older-than, --keep-below or --state",
+        )
     state = [name.upper() for name in state or ()]
     for name in state:
         if name not in ENDS:
-            raise BadInput(f"{name!r} is not a state of a job that has ended", where="--state", hint=", ".join(ENDS))
+            raise BadInput(
+                f"{name!r} is not a state of a job that has ended",
+                where="--state",
+                hint=f"the states are {', '.join(ENDS)}",
+            )
     store = open_store()
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
@@ -122,8 +132,8 @@ def _print_plan(plan: PrunePlan) -> None:
             f"{ago} ago  {size_text(each.frees)}"
         )
         if record.outputs_left is not None and record.outputs_left.hosts:
-            where = f"outputs/{record.id}, below its gpurun folder"
-            typer.echo(f"  {printable(', '.join(record.outputs_left.hosts))} keeps outputs of it in {where}")
+            hosts = printable(", ".join(record.outputs_left.hosts))
+            typer.echo(f"  outputs of the job stay on {hosts}, in outputs/{record.id} below the host's gpurun folder")
     typer.echo(f"{count(len(plan.going), 'job')}, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
     for job, why in plan.skipped.items():
         say(f"stays: {job}: {printable(why)}")
@@ -137,7 +147,7 @@ def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
     for hint in dict.fromkeys(error.hint for error in done.failed.values() if error.hint):
         say(f"  → {printable(hint)}")
     if limit is not None and plan.kept is not None and plan.kept > limit:
-        say(f"{size_text(plan.kept)} are left, more than {size_text(limit)}: nothing else may be removed")
+        say(f"your jobs still take {size_text(plan.kept)}, more than {size_text(limit)}: no other job may be removed")
     if done.failed:
         raise typer.Exit(FAILED)
 

@@ -136,7 +136,7 @@ def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
         assert [entry["job"] for entry in audit.read(store.home) if entry["what"] == "requeue"] == [job.id]
         job.ask_to_cancel(CancelRequest("cancel", by="me", asked_s=1.0))
         code, _, err = gpurun("requeue", job.id)
-        assert code == 2 and "is about to end: cancelled by me" in err, "a cancel is not weakened"
+        assert code == 2 and "the job is ending: cancelled by me" in err, "a cancel is not weakened"
 
 
 def test_requeue_waits_until_the_attempt_is_over(store, gpurun, monkeypatch):
@@ -160,7 +160,7 @@ def test_requeue_refuses_what_has_ended_and_leaves_all_alone_then(store, gpurun,
     assert gpurun("requeue", waits.id)[::2] == (0, f"{waits.id} is in the queue already\n")
     assert waits.cancel_request() is None
     stops = made(store, "stops", state=State.STOPPING)
-    assert "is about to end: STOPPING" in gpurun("requeue", stops.id)[2]
+    assert "the job is ending: STOPPING" in gpurun("requeue", stops.id)[2]
     monkeypatch.setattr("gpurun.head.requests.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
     code, _, err = gpurun("requeue", waits.id)
     assert code == 2 and "only the owner and root may put it back into the queue" in err

@@ -154,7 +154,7 @@ def test_diff_names_settings_lines_and_what_came_of_them(gpurun, world):
     told = json.loads(gpurun("diff", one.id, other.id, "--json")[1])
     assert told["files"] == ["data", "train.py"] and told["differs"]["env.LR"] == ["1", "2"]
     same = gpurun("diff", one.id, one.id)
-    assert (same[1], same[2].strip()) == ("", "the same")
+    assert (same[1], same[2].strip()) == ("", "the jobs are the same")
 
 
 def test_what_a_file_holds_does_not_steer_the_terminal(gpurun, world):
@@ -218,7 +218,7 @@ def test_another_user_s_job_gets_none_of_ones_own_files_as_secrets(rerun, world)
 
 def test_a_job_that_kept_too_little_cannot_be_run_again(gpurun, world):
     code, _, err = gpurun("rerun", store(world, replace(SPEC, image_id="")).id)
-    assert code == 2 and "did not keep its image and code" in err
+    assert code == 2 and "did not keep the job's image and code" in err
 
 
 def test_a_damaged_copy_of_the_code_is_named(gpurun, world):
@@ -229,4 +229,4 @@ def test_a_damaged_copy_of_the_code_is_named(gpurun, world):
     assert gpurun("show", folder.id)[0] == 5
     path.unlink()
     code, _, err = gpurun("diff", folder.id, folder.id)
-    assert code == 5 and "its code is gone" in err
+    assert code == 5 and "the stored code of the job is gone" in err
