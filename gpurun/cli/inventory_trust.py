@@ -28,7 +28,9 @@ def trust(
     hosts: HostsArgument,
     inventory: InventoryOption = None,
     yes: YesOption = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Also trust keys that replace known ones.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also trust keys that differ from the known keys.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer.", show_default="5s")
     ] = 5.0,
@@ -104,7 +106,11 @@ def _ask(wanted: Sequence[Offer]) -> None:
     from gpurun.inventory.hostset import fold
 
     names = fold(offer.host for offer in wanted)
-    agree(f"Trust {names}?", "nobody is there to compare the fingerprints", "--yes trusts them")
+    agree(
+        f"Trust {names}?",
+        "gpurun cannot ask you whether these fingerprints are right, because stdin is not a terminal",
+        "--yes trusts the keys without a question",
+    )
 
 
 def _to_write(offer: Offer, replace: bool) -> bool:
@@ -147,7 +153,7 @@ def _report(written: int, offered: Sequence[Offer], refused: Sequence[Offer]) ->
     elif not refused:
         say("every key is known already")
     hints = {
-        "changed": "its key is not the one known_hosts has; if you know why, --replace trusts the new one",
+        "changed": "its key differs from the key in known_hosts; if you know why, --replace trusts the new key",
         "revoked": "its key is marked as revoked in known_hosts",
         "unreachable": "no answer",
     }

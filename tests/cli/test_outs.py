@@ -168,7 +168,7 @@ def test_why_says_once_why_a_host_is_out(gpurun, home):
     job.write(job.record().but(restart=Restart(now_s + 60.0, 0, None), reason="h1: no answer"))
     assert gpurun("why", job.id).out.count(DEAD.reason) == 1
     job.write(job.record().but(restart=None, start_failures=(), reason="moved: h9 is drained"))
-    assert "  its last attempt ended: moved: h9 is drained" in gpurun("why", job.id).out
+    assert "  the job's last attempt ended: moved: h9 is drained" in gpurun("why", job.id).out
 
 
 def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, home):
