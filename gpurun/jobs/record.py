@@ -233,8 +233,8 @@ class OutputsLeft:
             is_over: the job ends, or has ended: gpurun copies nothing from a host that a later attempt may use.
         """
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        kept = f"; {', '.join(self.hosts)} keeps its copy" if self.hosts else ""
-        kept += f", and `gpurun outputs {job}` brings it" if kept and is_over else ""
+        kept = f"; copies remain on {', '.join(self.hosts)}" if self.hosts else ""
+        kept += f", and `gpurun outputs {job}` fetches them" if kept and is_over else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 

@@ -28,7 +28,7 @@ MOST_GPUS = 1024
 def check_gpus(gpus: tuple[int, ...]) -> None:
     """Raise ValueError unless these can be GPUs of one host, each named once."""
     if any(not 0 <= gpu < MOST_GPUS for gpu in gpus) or len(set(gpus)) != len(gpus):
-        raise ValueError(f"{str(gpus)[:80]} are no GPUs of a host")
+        raise ValueError(f"{str(gpus)[:80]} is not a list of GPU indices of a host")
 
 
 def check_path(path: str) -> None:
