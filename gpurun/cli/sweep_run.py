@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 NO_SWEEP = "s-00000000"
 """The id of a sweep that is only thought of."""
-NOT_RUN = "its process does not run now; the next command of its owner starts it"
+NOT_RUN = "the sweep's process does not run now; the owner's next gpurun command starts the process"
 SweepArgument = Annotated[
     str,
     typer.Argument(
@@ -109,7 +109,9 @@ def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     recipe = words[0] if words and "=" not in words[0] else None
     rest = tuple(words[recipe is not None :])
     if strange := [word for word in rest if "=" not in word]:
-        raise BadInput(f"{strange[0]!r} is not a parameter", hint="NAME=VALUES, such as lr=log:1e-5..1e-1")
+        raise BadInput(
+            f"{strange[0]!r} is not a parameter", hint="write a parameter as NAME=VALUES, such as lr=log:1e-5..1e-1"
+        )
     return recipe, rest
 
 
@@ -194,7 +196,7 @@ def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:
     """
     folder = open_sweeps().find(text)
     if not (folder.is_mine() or (or_root and os.getuid() == 0)):
-        raise NotYours("belongs to another user; only the owner may change the sweep", where=folder.id)
+        raise NotYours("the sweep belongs to another user; only the owner may change the sweep", where=folder.id)
     return folder
 
 

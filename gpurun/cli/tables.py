@@ -60,7 +60,7 @@ def print_status(
         jobs = [job for job in picture.jobs if job.id not in left_out]
         lines += [[], *job_lines(picture, jobs, columns, duration)]
     if left_out:
-        lines.append([(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", "")])
+        lines.append([(f"{len(left_out)} more jobs wait; `gpurun queue` lists all waiting jobs in order", "")])
     for host in hosts:
         for each in host.get("foreign", ()):
             whose = f"belong to {each['job']} of {each['user']} on {each['head']}"

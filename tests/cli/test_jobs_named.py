@@ -288,18 +288,18 @@ def test_why_a_job_waits_in_one_sentence(store, gpurun):
 
 def damage_spec(folder, monkeypatch):
     Path(str(folder.path / "spec.json")).write_bytes(b"{")
-    return "its files are damaged"
+    return "the job's files are damaged"
 
 
 def break_inventory(folder, monkeypatch):
     Path(folder.record().inventory).write_text("racks: [")
-    return "its inventory cannot be used: "
+    return "the job's inventory cannot be used: "
 
 
 def leave_a_cancel(folder, monkeypatch):
     folder.ask_to_cancel(CancelRequest("cancel", by="ada", asked_s=time.time()))
     monkeypatch.setattr("gpurun.head.waiter.adopt_orphans", lambda *_: ())
-    return "it is about to end: cancelled by ada"
+    return "the job is about to end: cancelled by ada"
 
 
 def be_somebody_else(folder, monkeypatch):
@@ -338,9 +338,9 @@ def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun
     ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
     with lock:
         folder.move(State.PREPARING)
-        assert "is PREPARING: gpurun connects to its hosts and copies image" in gpurun("why", folder.id)[1]
+        assert "is PREPARING: gpurun connects to the job's hosts and copies image" in gpurun("why", folder.id)[1]
         folder.move(State.STARTING)
-        assert "is STARTING: gpurun makes its containers and checks its GPUs" in gpurun("why", folder.id)[1]
+        assert "is STARTING: gpurun creates the job's containers and checks the GPUs" in gpurun("why", folder.id)[1]
         folder.move(State.STOPPING, reason="cancelled by me")
         assert gpurun("why", folder.id)[1] == f"{folder.id} is STOPPING: cancelled by me\n"
 

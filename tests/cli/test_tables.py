@@ -123,7 +123,7 @@ def test_a_long_queue_is_cut_short_and_says_so(shown):
     lines = shown([HOST], [*waiting, running], most_queued=20)
     rows = [line.split()[0] for line in lines if line.startswith("j-")]
     assert rows == [job.id for job in (*waiting[:20], running)]
-    assert "10 more wait; `gpurun queue` lists all that wait, in order" in lines
+    assert "10 more jobs wait; `gpurun queue` lists all waiting jobs in order" in lines
 
 
 def test_scripts_always_see_the_owner():

@@ -229,7 +229,9 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     job = out.strip()
     waits = "it needs 2 GPUs; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
     said, told = err.splitlines()
-    assert said == "each of the 2 GPUs runs a copy (tasks): the command starts no launcher and no Python"
+    assert said == (
+        "gpurun runs a copy for each of the 2 GPUs (tasks), because the command starts no launcher and no Python"
+    )
     assert told == f"{job} waits: {waits}; `gpurun why {job}` says more"
 
 
@@ -240,7 +242,7 @@ def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
     (job,) = JobStore(home).ids()
     assert (code, out) == (StateError.exit_code, f"{job}\n")
     assert "for the scheduler's lock" in err
-    assert f"{job} is queued and starts in its turn: do not submit it again" in err
+    assert f"{job} is queued and starts in its turn: do not submit the job again" in err
 
 
 def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
@@ -249,7 +251,7 @@ def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
     (job,) = JobStore(home).ids()
     assert code == StateError.exit_code
     assert json.loads(out)["job"]["id"] == job
-    assert "do not submit it again" in err
+    assert "do not submit the job again" in err
 
 
 @pytest.mark.parametrize(
