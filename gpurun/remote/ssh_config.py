@@ -116,7 +116,7 @@ def resolve_all(targets: Collection[Target]) -> Mapping[Target, Route | BadInput
 def _refused(target: Target) -> BadInput | None:
     for what, value in (("host name", target.name), ("address", target.address), ("user", target.user)):
         if value is not None and (not value or _UNSAFE.search(value)):
-            return BadInput(f"{value!r} is no {what}", host=target.name)
+            return BadInput(f"{value!r} is not a valid {what}", host=target.name)
     if "@" in target.name or "/" in target.name:
         return BadInput(f"{target.name!r} is not a host name", host=target.name)
     return None
@@ -224,7 +224,9 @@ def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pat
     def meaning(match: re.Match[str]) -> str:
         found = tokens.get(match[1]) if match[1] is not None else os.environ.get(match[2])
         if found is None:
-            raise BadInput(f"{match[0]!r} in {value!r} stands for nothing", host=host, hint="write it out")
+            raise BadInput(
+                f"{match[0]!r} in {value!r} has no value", host=host, hint=f"write a value in the place of {match[0]}"
+            )
         return found
 
     return references.sub(meaning, value)
