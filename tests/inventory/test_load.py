@@ -173,7 +173,7 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("gpus: ' 4'", "gpus: ' 4' is not a whole number"),
         ("gpus: 0x10", "gpus: '0x10' is not a whole number"),
         ("gpus: 1_0", "gpus: '1_0' is not a whole number"),
-        ("gpus: ", "gpus must be a whole number, not nothing"),
+        ("gpus: ", "gpus must be a whole number, but has no value"),
         ("gpus: [4]", "gpus must be a whole number, not a list or a mapping"),
         ("gpus: 99999999999999999999", "gpus: '99999999999999999999' is out of range"),
         ("port: 65536", "port: '65536' is out of range (allowed: 1 to 65535)"),
@@ -301,14 +301,14 @@ def test_pools_that_cannot_be() -> None:
         (b"# nothing\n", "inventory.yaml:1:1: the inventory is empty"),
         (b"[1, 2]", "inventory.yaml:1:1: the inventory must be a mapping"),
         (b"version: 1\n\xff", "inventory.yaml:2:1: byte 0xff is not UTF-8 text"),
-        (b"\xef\xbb\xbfversion: 1\n", "inventory.yaml:1:1: byte order mark"),
+        (b"\xef\xbb\xbfversion: 1\n", "inventory.yaml:1:1: the file begins with a byte order mark"),
         (b"version: 1\nx-a: a\x00b\n", "inventory.yaml:2:7: character U+0000 is not allowed"),
         (b"version: 1\nx-a: \x1b[31m\n", "inventory.yaml:2:6: character U+001B"),
         ("version: 1 # \u202e\n".encode(), "inventory.yaml:1:14: character U+202E"),
-        (b"version: 1\rracks: {}\r", "inventory.yaml:1:11: carriage return without a line feed"),
+        (b"version: 1\rracks: {}\r", "inventory.yaml:1:11: the file has a carriage return without a line feed"),
         (
             b"version: 1\nracks:\n\tr1: {}\n",
-            "inventory.yaml:3:1: tab character; YAML is indented with spaces",
+            "inventory.yaml:3:1: the line has a tab character; indent YAML with spaces",
         ),
         (b"version: 1\nracks: {r1: {hosts: {a: }\n", "inventory.yaml:3:1: while parsing a flow mapping"),
         (b"version: 1\n---\nversion: 1\n", "inventory.yaml:2:1: expected a single document"),
@@ -328,7 +328,7 @@ def test_a_yaml_bomb() -> None:
     lines = ["version: 1", "x-0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     (problem,) = problems("\n".join(lines))
-    assert "aliases make this more than" in problem
+    assert "with its aliases, this value has more than" in problem
 
 
 @pytest.mark.parametrize("unit", ["[", "{a: ", "- ", "? ", "{? "])

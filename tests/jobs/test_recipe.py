@@ -93,7 +93,7 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("memory: 1Ki", "memory: '1Ki' is less than 1MiB"),
         ("memory: 16", "memory: '16' has no unit; write 16MiB or 16GiB"),
         ("memory: 16Gx", "memory: '16Gx' has the unknown unit 'Gx'; the units are KiB, MiB, GiB"),
-        ("memory: 50%", "memory: '50%' is a part of something; write the size itself, such as 16GiB"),
+        ("memory: 50%", "memory: '50%' is a percentage; write the size itself, such as 16GiB"),
         ("cpus: 0", r"cpus: '0' is out of range \(allowed: 0.1 to 4096\)"),
         ("env: {[a]: b}", "a key of env must be a plain word"),
         ("env: {A: 1, A: 2}", "'A' is given twice in env"),
