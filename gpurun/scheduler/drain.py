@@ -131,23 +131,23 @@ def in_words(departure: Departure, now_s: float) -> str:
         case "moves":
             return "stops, is queued again and continues on other hosts"
         case "ends":
-            return f"is ended, because the drain's deadline is over; {departure.why}"
+            return f"is stopped, because the drain's deadline is over; {departure.why}"
     end = ""
     if departure.until_s is not None:
-        end = f", and ended {in_time(departure.until_s, now_s)} if it still runs"
-    return f"is waited for{end}: {departure.why}"
+        end = f", and is stopped {in_time(departure.until_s, now_s)} if it still runs"
+    return f"delays the drain until it ends{end}: {departure.why}"
 
 
 def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
     if tenant.stopping:
-        return "stops", "it is ending"
+        return "stops", "the job is ending"
     if tenant.begun and tenant.may_shrink:
-        return "shrinks", "it is elastic and has enough GPUs on other hosts"
+        return "shrinks", "the job is elastic and has enough GPUs on other hosts"
     if tenant.begun and not tenant.may_stop:
-        return "waits", "it is not preemptible, and max_restarts is 0"
+        return "waits", "the job is not preemptible, and max_restarts is 0"
     if (refused := _refused(tenant.gang, empty)) is not None:
-        return "waits", f"no other hosts could run it: {refused}"
-    return "moves", "it may be restarted" if tenant.begun else "its ranks have not started"
+        return "waits", f"no other hosts could run the job: {refused}"
+    return "moves", "gpurun may restart the job" if tenant.begun else "the job's ranks have not started"
 
 
 def _refused(gang: Gang, empty: Snapshot) -> str | None:

@@ -24,7 +24,7 @@ State = Literal["starts", "waits", "never", "runs", "unknown"]
 
 FREE, IN_USE, TOO_FEW = "GPUs free", "every GPU in use or kept for others", "free GPUs, but fewer per host than"
 
-OUT_OF_USE = "it depends on hosts that are out of use"
+OUT_OF_USE = "the start depends on hosts that are out of use"
 
 MAX_EVENTS = 64
 """So many ends of time limits are looked ahead for the expected start."""
@@ -102,7 +102,7 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
             return Explanation(gang_id, "runs", run.gang.gpus, message=text, placement=run.placement)
     gang = next((gang for gang in snapshot.queue if gang.id == gang_id), None)
     if gang is None:
-        return Explanation(gang_id, "unknown", message="is neither queued nor running")
+        return Explanation(gang_id, "unknown", message="the job is neither queued nor running")
     capacity = arrange(snapshot).capacity
     refusal = decisions.never.get(gang_id)
     if refusal is not None:
@@ -160,12 +160,12 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
 def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
     host, asked = index.hosts[number], gang.wants.constraints
     if not serves(index.kind(number), asked):
-        return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what it asks for"
+        return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what the job asks for"
     if (asked.hosts and host.name not in asked.hosts) or host.name in asked.avoid:
-        return 3, "left out by its constraints"
+        return 3, "left out by the job's constraints"
     if host.name in unusable:
         return 2, unusable[host.name]
-    return None if need.admits(number) else (2, "it failed there before")
+    return None if need.admits(number) else (2, "the job failed there before")
 
 
 def _group(index: Index, why: str, numbers: list[int]) -> HostGroup:
@@ -242,7 +242,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
         decisions = schedule(now, policy, Arranged(Index(now), capacity))
         if any(started.id == gang.id for started, _ in decisions.starts):
             return now.now_s, ""
-    return None, "too many gangs end before"
+    return None, "too many other gangs end before the job starts"
 
 
 def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
@@ -257,13 +257,17 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
     if wait is not None and wait.reason is Reason.HOSTS:
         return OUT_OF_USE
     if any(grant.host in where for run in last.running for grant in run.placement.grants):
-        return "it depends on gangs without a time limit"
+        return "the start depends on gangs without a time limit"
     if where & set(last.unusable):
         return OUT_OF_USE
     if where & set(last.taken):
-        return "it depends on GPUs that others hold, or that are lost; `gpurun status` shows them"
+        return "the start depends on GPUs that others hold, or that are lost; `gpurun status` shows these GPUs"
     first = wait.behind if wait is not None and wait.behind else _kept_for(last, decisions, where)
-    return f"it depends on {first}, for which GPUs are kept" if first else "it depends on the gangs in front of it"
+    return (
+        f"the start depends on {first}, for which GPUs are kept"
+        if first
+        else "the start depends on the gangs in front of the job"
+    )
 
 
 def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> str | None:
@@ -276,6 +280,6 @@ def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> s
 
 def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
     if any(other.id == wait.behind for other in last.queue):
-        return f"it depends on {wait.behind}"
-    whose = "its pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
-    return f"it depends on gangs of {whose} without a time limit"
+        return f"the start depends on {wait.behind}"
+    whose = "the job's pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
+    return f"the start depends on gangs of {whose} without a time limit"

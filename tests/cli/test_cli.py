@@ -100,9 +100,7 @@ def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventor
     monkeypatch.chdir(tmp_path)
     found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "--max-restarts=3", "train.py"])
     assert "gpurun starts the ranks (torchrun); each runs: python3 -u train.py" in found["said"]
-    assert any(
-        "left out: --max-restarts=3 (gpurun does not start a failed program again" in text for text in found["said"]
-    )
+    assert any("left out: --max-restarts=3 (gpurun does not restart a failed program" in text for text in found["said"])
     assert found["job"]["launcher"] == "torchrun"
     assert found["job"]["workdir"] == str(tmp_path / "code")
     assert (found["launch"], found["job"]["command"]) == (["/gpurun/bin/rank"], ["python3", "-u", "train.py"])
@@ -315,10 +313,10 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     specs = [JobSpec(name="n", image="i:1", gpus=gpus, command=("true",)) for gpus in (8, 99)]
     later, never = (each.id for each in store.create_many(specs, inventory=Path(inventory), now_s=1.0))
     assert "needs hosts that are out of use" in gpurun("status", later)[1]
-    assert "it needs 99 GPUs" in gpurun("status", never)[1]
-    assert "it needs 99 GPUs" in gpurun("why", never)[1]
+    assert "the job needs 99 GPUs" in gpurun("status", never)[1]
+    assert "the job needs 99 GPUs" in gpurun("why", never)[1]
     listed = gpurun("status", "-i", inventory)[1]
-    assert "needs hosts that are out of use" in listed and "it needs 99 GPUs" in listed
+    assert "needs hosts that are out of use" in listed and "the job needs 99 GPUs" in listed
     assert "h2 " in listed and "kept" not in listed, "what a pass would grant is not granted"
     (store.home / "cordons.json").write_text("no JSON")
     assert "nothing is decided: " in (said := gpurun("status", later)[1]) and "cordons.json" in said

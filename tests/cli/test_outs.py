@@ -159,7 +159,7 @@ def test_why_says_once_why_a_host_is_out(gpurun, home):
     failures = (StartFailure("h1", 0, "connect", "w", DEAD.reason, now_s, now_s),)
     job.write(job.record().but(start_failures=failures, reason=f"h1: {DEAD.reason}"))
     said = gpurun("why", job.id)
-    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: it needs 16 GPUs; ")
+    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: the job needs 16 GPUs; ")
     assert said.out.count(job.id) == 1
     assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1m30s: " in said.out
     assert "could not start the job" not in said.out and "last attempt" not in said.out
@@ -184,16 +184,16 @@ def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, hom
     [
         (10.0, ""),
         (400.0, ""),
-        (3600.0, "h[1-4]: last looked at 1h00m ago"),
+        (3600.0, "h[1-4]: last checked 1h00m ago"),
         (-1e6, ""),
-        (None, "h[1-4]: never looked at"),
+        (None, "h[1-4]: never checked"),
     ],
 )
 def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, ago_s, said):
     if ago_s is not None:
         looked(home, "h1", "h2", "h3", "h4", ago_s=ago_s)
     lines = [line for line in gpurun("status").out.splitlines() if "look" in line]
-    assert lines == ([f"{said}; `gpurun doctor` looks now"] if said else [])
+    assert lines == ([f"{said}; `gpurun doctor` checks now"] if said else [])
 
 
 def test_while_a_waiter_lives_it_looks(gpurun, home, monkeypatch):

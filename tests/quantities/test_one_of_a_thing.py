@@ -34,12 +34,12 @@ def waits(inventory, gang, *running, now_s=0.0):
 def test_the_scheduler_and_the_live_view_count_one():
     running = runs(Gang("r", 1), ("r0h0", (0,)))
     said = waits(cluster(1, 1, 2), Gang("g", 2), running)
-    assert said.startswith("it needs 2 GPUs; 1 such GPU of one generation is free for it")
+    assert said.startswith("the job needs 2 GPUs; 1 suitable GPU of one generation is free for the job")
     never = schedule(Snapshot(cluster(1, 1, 1), queue=(Gang("g", 2),))).never["g"].message
-    assert never.endswith("the inventory has at most 1 such GPU of one generation")
+    assert never.endswith("the inventory has at most 1 suitable GPU of one generation")
     near = Gang("g", 2, wants=Wants(constraints=Constraints(prefer="host", locality_wait_s=9.0)))
     spread = waits(cluster(1, 2, 2), near, running, runs(Gang("q", 1), ("r0h1", (0,))))
-    assert spread == "fits on 2 hosts in 1 rack, but prefers one host"
+    assert spread == "the job fits on 2 hosts in 1 rack, but prefers one host"
     cells = ("A", "j-1", "me", "n", "RUNNING", "1", "–", "–", "5s", "h1", "")
     for gpus, shown in (("1", "1 GPU,"), ("1 of 2", "1 of 2 GPUs,"), ("8", "8 GPUs,")):
         assert f": RUNNING, {shown} 5s" in _job_line(TopRow("j-1", (*cells[:5], gpus, *cells[6:])))

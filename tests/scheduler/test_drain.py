@@ -58,7 +58,7 @@ def test_an_elastic_gang_that_cannot_release_hosts_moves_and_one_that_can_shrink
 )
 def test_a_gang_that_no_other_hosts_could_run_is_waited_for(gang):
     found = one(tenant(gang, may_restart=True))
-    assert found.fate == "waits" and "no other hosts could run it" in found.why
+    assert found.fate == "waits" and "no other hosts could run the job" in found.why
 
 
 def test_hosts_that_are_out_of_use_for_another_reason_do_not_count_as_a_place_to_go():
@@ -130,8 +130,8 @@ def test_a_host_says_how_many_leave_and_how_many_are_waited_for():
 
 def test_each_fate_has_words():
     waits = one(tenant(Gang("c", 1)), until_s=161.0)
-    assert in_words(waits, 102.0).startswith("is waited for, and ended in 59s if it still runs")
-    assert "and ended in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
+    assert in_words(waits, 102.0).startswith("delays the drain until it ends, and is stopped in 59s if it still runs")
+    assert "and is stopped in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
     assert "deadline is over" in in_words(one(tenant(Gang("c", 1)), until_s=1.0), 100.0)
     assert in_words(one(tenant(Gang("c", 1), may_restart=True)), 0.0) == (
         "stops, is queued again and continues on other hosts"
