@@ -70,7 +70,7 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")
     for line in lines(expected(spec, placement.grants, inventory, os.environ)):
         typer.echo(f"  {line}")
-    typer.echo("settings, with where they come from:")
+    typer.echo("settings, each with its source:")
     for setting in plan.first.settings:
         typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")
     whole: list[HostPlan] = []

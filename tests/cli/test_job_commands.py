@@ -132,7 +132,7 @@ def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
     with lock:
         assert gpurun("requeue", "--no-wait", "train")[::2] == (0, f"{job.id} (train): goes back to the queue\n")
         request = job.cancel_request()
-        assert (request.kind, request.drain, "put it back into the queue" in request.outcome) == ("preempt", (), True)
+        assert (request.kind, request.drain, "put the job back" in request.outcome) == ("preempt", (), True)
         assert [entry["job"] for entry in audit.read(store.home) if entry["what"] == "requeue"] == [job.id]
         job.ask_to_cancel(CancelRequest("cancel", by="me", asked_s=1.0))
         code, _, err = gpurun("requeue", job.id)
