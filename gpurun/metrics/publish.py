@@ -27,7 +27,7 @@ def write_textfile(path: Path, text: str) -> None:
     """
     if path.suffix != ".prom":
         raise BadInput(
-            "the textfile's name must end in .prom", where=str(path), hint="node_exporter reads no other file"
+            "the textfile's name must end in .prom", where=str(path), hint="node_exporter reads only .prom files"
         )
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -192,7 +192,7 @@ def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, hom
 def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, ago_s, said):
     if ago_s is not None:
         looked(home, "h1", "h2", "h3", "h4", ago_s=ago_s)
-    lines = [line for line in gpurun("status").out.splitlines() if "look" in line]
+    lines = [line for line in gpurun("status").out.splitlines() if "doctor" in line]
     assert lines == ([f"{said}; `gpurun doctor` checks now"] if said else [])
 
 

@@ -134,7 +134,7 @@ def test_free_gpus_of_hosts_that_get_no_gangs_are_not_counted_as_free(shown):
     hosts = [
         HOST, HOST._replace(name="h2", free=1, state="lost"), HOST._replace(name="h3", state="cordoned")
     ]  # fmt: skip
-    assert shown(hosts, [])[-1] == "4 of 12 GPUs free on 3 hosts; 5 more free GPUs are on hosts that get no new gangs"
+    assert shown(hosts, [])[-1] == "4 of 12 GPUs free on 3 hosts; 5 more free GPUs are on hosts that get no new jobs"
 
 
 def test_all_free_says_nothing_of_others(shown):

@@ -380,7 +380,7 @@ def test_half_a_write_of_others_is_reported(home, theirs):
         problems = []
         with sources(home, problems.append) as found:
             assert rows(found, Wanted()) == []
-        assert "writes it, or was killed" in str(problems[0])
+        assert "is writing the file, or was killed" in str(problems[0])
     finally:
         database._COPY_TRIES = database_tries
 
@@ -433,7 +433,7 @@ def test_a_wrong_option_is_exit_code_2(gpurun, home, argv):
 def test_without_any_job(gpurun, home):
     code, out, err = gpurun("history")
     assert (code, out) == (0, "")
-    assert "no attempt" in err
+    assert "no ended attempt" in err
     assert json.loads(gpurun("history", "--json")[1]) == {"attempts": []}
 
 
