@@ -34,7 +34,7 @@ def audit(
     for entry in entries:
         typer.echo(printable(_line(entry)))
     if not entries:
-        say("no entry matches")
+        say("no entry of the audit log matches")
 
 
 def _is_about(entry: Mapping[str, Any], job: str) -> bool:

@@ -45,7 +45,8 @@ def cancel(
 ) -> None:
     """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that the hosts are clean.
 
-    If you give a name, gpurun cancels the job of this name that has not ended. If several have this name, give an id.
+    If you give a name, gpurun cancels the job of this name that has not ended. If several jobs have this name, give
+    an id.
 
     Root can cancel the jobs of all users. If the account of a job's owner no longer exists, gpurun finds the job's
     hosts in root's inventory.

@@ -30,7 +30,7 @@ app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion
 
 @app.callback()
 def _data() -> None:
-    """Show, bring and remove the data sets that jobs read at /data/NAME."""
+    """Show, copy and remove the data sets that jobs read at /data/NAME."""
 
 
 def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:

@@ -164,11 +164,11 @@ def diff(
         if not every:
             typer.echo(_coloured(change_.diff, wants_colour(sys.stdout)))
     if not changes:
-        say("no change is recorded")
+        say("the inventory has no recorded change")
 
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
-    """Undo the latest change. Run it again to undo the change before."""
+    """Undo the latest change. Run the command again to undo the change before."""
     file, by = inventory_file(located(inventory)), author()
     target, preview = file.preview_undo(by)
     say(f"undoes change {_headline(target)}")

@@ -60,7 +60,7 @@ def import_(
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,
 ) -> None:
-    """Make an inventory from other tools' lists of hosts, or merge the changes of such a list since the last import.
+    """Make an inventory from another tool's list of hosts, or merge the changes of this list since the last import.
 
     Reads Ansible inventories, ssh config, Slurm configurations, hostfiles, CSV, SkyPilot's SSH node pools, dstack's SSH
     fleets and /etc/hosts. If the inventory exists, the command shows the difference and asks.

@@ -50,7 +50,7 @@ def drain(
 
     A gang moves if its recipe has max_restarts or is preemptible, and if other hosts can run the gang. The ranks get
     SIGTERM and the grace period; the job waits in the queue, then continues from its checkpoint. The move does not
-    count for max_restarts. An elastic gang only releases these hosts, if its other hosts are enough. The drain waits
+    count for max_restarts. An elastic gang releases only these hosts if its other hosts are enough. The drain waits
     for all other gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends
     the drain.
 

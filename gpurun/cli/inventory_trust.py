@@ -38,7 +38,8 @@ def trust(
 ) -> None:
     """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
 
-    The jump hosts on the way to a host come first. HOSTS may also name a jump host that is not in the inventory.
+    The command asks the jump hosts on the way to a host first. HOSTS may also name a jump host that is not in
+    the inventory.
 
     gpurun inventory trust @rack:r1
     """
