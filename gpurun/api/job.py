@@ -144,7 +144,11 @@ class Job(Future[Any]):
             answer = answer_of(self._folder, rank)
             if answer is not None and answer.error is not None:
                 return answer.error
-        return JobFailed(printable(record.reason) or record.state.value, job=self.id, hint=f"gpurun logs {self.id}")
+        return JobFailed(
+            printable(record.reason) or record.state.value,
+            job=self.id,
+            hint=f"`gpurun logs {self.id}` prints the job's output",
+        )
 
 
 class _Watcher:

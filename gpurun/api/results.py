@@ -79,7 +79,9 @@ def answer_of(folder: JobFolder, rank: int) -> Returned | None:
         return Returned(decoded(told["value"]))
     except ModuleNotFoundError as error:
         raise NoResult(
-            "the result has NumPy arrays, but NumPy is not installed here", job=folder.id, hint="pip install numpy"
+            "the result has NumPy arrays, but NumPy is not installed here",
+            job=folder.id,
+            hint="install NumPy: pip install numpy",
         ) from error
     except Exception as error:  # whatever a stranger's bytes make a parser raise
         why = f"the rank's result is damaged: {type(error).__name__}: {printable(str(error)[:200])}"

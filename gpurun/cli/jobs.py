@@ -104,7 +104,7 @@ def status(
     """
     wanted = _wanted(mine=mine, user=user, states=states or ())
     if (jobs or watch) and (wanted or (jobs and watch)):
-        raise BadInput("jobs, --watch and filters (--mine, --user, --state) exclude each other", where="status")
+        raise BadInput("give only one of: jobs, --watch, filters (--mine, --user, --state)", where="status")
     store = open_store()
     if jobs:
         _show_jobs(store, jobs, as_json=as_json)

@@ -105,6 +105,7 @@ def _copy(folder: JobFolder, to: Path) -> None:
         raise BadInput(
             "another program created this file while gpurun copied the outputs",
             where=str(error.filename2 or error.filename),
+            hint="copy the outputs again, into a new folder",
         ) from None
     except shutil.Error as error:
         first = error.args[0][0]

@@ -140,7 +140,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
         asked_s = clock.now_s()
         answers = ask(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
-        say(f"not asked: {host}: {error.message}")
+        say(f"claims of {host} not read: {error.message}")
     state_id = known_id(state)
     return adopt_found(
         state,

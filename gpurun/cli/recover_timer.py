@@ -47,7 +47,8 @@ def install(*, dry_run: bool) -> None:
     if not BOOTED.is_dir():
         typer.echo(wanted.crontab(), nl=False)
         raise HostNotReady(
-            "systemd does not run here, so gpurun installed no timer", hint="add the lines above with `crontab -e`"
+            "systemd does not run here, so gpurun installed no timer",
+            hint="add the printed lines to your crontab: `crontab -e`",
         )
     folder = unit_folder()
     folder.mkdir(parents=True, exist_ok=True)

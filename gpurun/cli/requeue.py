@@ -65,7 +65,11 @@ def _refuse_what_stops(folder: JobFolder) -> None:
     """Raise BadInput for a job whose end is decided, or asked for."""
     record = folder.record()
     if record.state.ended:
-        raise BadInput(f"the job has ended: {record.state.value}", job=record.id, hint=f"gpurun rerun {record.id}")
+        raise BadInput(
+            f"the job has ended: {record.state.value}",
+            job=record.id,
+            hint=f"`gpurun rerun {record.id}` runs the job again",
+        )
     asked = folder.cancel_request()
     if record.state is State.STOPPING or (asked is not None and asked.kind == "cancel"):
         why = record.reason or (asked.outcome if asked is not None else record.state.value)

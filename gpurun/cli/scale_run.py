@@ -91,7 +91,7 @@ def run(
         return
     folder, is_older = begin(plan, found, home(os.environ), os.environ)
     if is_older:
-        say(f"{folder.name} continues with its first image and code; use another --name to measure the current ones")
+        say(f"{folder.name} keeps its first image and code; to measure the current image and code, use another --name")
     plan = folder.plan()
     _say_refused(plan)
     _carry(folder)
@@ -106,7 +106,7 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
     largest = max(plan.jobs, key=lambda job: job.gpus)
     if not as_json:
         _say_refused(plan)
-        typer.echo(f"{count(runs, 'run')}, one after the other; this is the largest:")
+        typer.echo(f"{count(runs, 'run')}, one after the other; the largest run:")
     more = {"runs": runs, "refused": [asdict(each) for each in plan.refused]}
     show_plan(largest, inventory, (), as_json=as_json, more=more)
 

@@ -201,9 +201,9 @@ def _print_plan(plan: ShipPlan) -> None:
     from gpurun.inventory.hostset import fold
 
     if plan.present:
-        typer.echo(f"{fold(plan.present)}: have the image")
+        typer.echo(f"{fold(plan.present)}: the image is there already")
     if plan.unnamed:
-        typer.echo(f"{fold(plan.unnamed)}: have the image under another name; gpurun adds the name {plan.image}")
+        typer.echo(f"{fold(plan.unnamed)}: the image is there under another name; gpurun adds the name {plan.image}")
     for layer in plan.layers:
         typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
     for hops in plan.chains:

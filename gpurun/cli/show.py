@@ -119,7 +119,9 @@ def rerun(
     inventory = load(path)
     Engine(inventory.docker_host).image(spec.image, spec.image_id)
     if missing := [file for file in spec.secret_files.values() if not Path(file).is_file()]:
-        raise BadInput(f"the secret file {missing[0]} does not exist any more", job=folder.id)
+        raise BadInput(
+            f"the secret file {missing[0]} does not exist any more", job=folder.id, hint="create the file again"
+        )
     if spec.code:
         _code(folder)  # raises if the stored code is missing or damaged
     _look_for_data(folder, spec)

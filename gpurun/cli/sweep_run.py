@@ -100,7 +100,7 @@ def _show_plan(plan: SweepPlan, inventory: Inventory, said: Sequence[str], *, as
 
     trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
     if not as_json:
-        typer.echo(f"{count(plan.trials, 'trial')}; the first:")
+        typer.echo(f"{count(plan.trials, 'trial')}; the first trial:")
     show_plan(trial, inventory, said, as_json=as_json, more={"trials": plan.trials})
 
 

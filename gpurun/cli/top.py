@@ -120,7 +120,7 @@ def _cordon(found: Cluster, host: str) -> str:
         if old is not None and old.state != "cordoned":
             raise BadInput(
                 f"{host} is {old.state}, not cordoned",
-                hint=f"run `gpurun inventory uncordon {host}` or `gpurun recover`",
+                hint=f"`gpurun inventory uncordon {host}` ends a drain, `gpurun recover` frees a lost host",
             )
         if old is None:
             put_cordon(cordons, known, Cordon("cordoned", myself(), time.time(), "gpurun top"))

@@ -111,4 +111,6 @@ def server(address: tuple[str, int], scraped: Scraped) -> ThreadingHTTPServer:
         return MetricsServer(address, Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"cannot listen at {address[0]}:{address[1]}: {why}", hint="choose another port") from error
+        raise BadInput(
+            f"cannot listen at {address[0]}:{address[1]}: {why}", hint="choose another address or port"
+        ) from error
