@@ -123,4 +123,9 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
     if gpu.nvlink_inactive:
         links = ", ".join(map(str, gpu.nvlink_inactive))
         remedy = f"check: nvidia-smi nvlink -s -i {gpu.index}; reseat the NVLink bridge, or reset the GPUs of the host"
-        yield finding("gpu-nvlink", Severity.WARNING, f"NVLink {links} inactive", remedy)
+        yield finding(
+            "gpu-nvlink",
+            Severity.WARNING,
+            f"NVLink {links} {plural(len(gpu.nvlink_inactive), 'is', 'are')} inactive",
+            remedy,
+        )

@@ -55,7 +55,7 @@ def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
     except yaml.MarkedYAMLError as error:
         _refuse_syntax(error, text, file)
     except yaml.YAMLError as error:
-        raise DocumentError([Problem(file, 1, 1, f"not YAML: {error}")]) from error
+        raise DocumentError([Problem(file, 1, 1, f"the file is not YAML: {error}")]) from error
     if root is not None and "*" in text:
         _refuse_bombs(root, file)
     return root

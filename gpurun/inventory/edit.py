@@ -77,7 +77,7 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     else:
         missing = [name for name in edit.hosts if name not in before.by_name]
         if missing:
-            raise BadInput(f"the inventory has no {fold(missing)}", where=str(source))
+            raise BadInput(f"the inventory has no host {fold(missing)}", where=str(source))
     with collector_at_rest():
         after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
     result = _read_again(after, source)

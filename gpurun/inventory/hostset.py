@@ -191,4 +191,4 @@ def _unknown_hosts(unknown: set[str], inventory: Inventory) -> BadInput:
     folded = fold(unknown)
     close = get_close_matches(min(unknown), list(inventory.by_name)[:2000], n=1)
     hint = f"did you mean {close[0]}?" if close else "`gpurun inventory list` shows all hosts"
-    return BadInput(f"the inventory has no {shown(folded)}", where=inventory.source or None, hint=hint)
+    return BadInput(f"the inventory has no host {shown(folded)}", where=inventory.source or None, hint=hint)

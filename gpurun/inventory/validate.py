@@ -26,7 +26,9 @@ _NEEDED = ("gpus", "generation", "fabric")
 def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
     """Return the inventory of a document. It is valid only if the report then has no problems."""
     top = entries(root, report, "the inventory")
-    refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
+    refuse_unknown(
+        {key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "the inventory"
+    )
     if "version" in top:
         value(top["version"][1], fields.VERSION, report, "version")
     else:
@@ -175,7 +177,7 @@ class _Racks:
         line = key.start_mark.line + 1
         own = self._per_host(names, values, key)
         if len(self._hosts) + len(names) > MAX_HOSTS:
-            self._report.wrong(key, f"more than {MAX_HOSTS} hosts")
+            self._report.wrong(key, f"the inventory has more than {MAX_HOSTS} hosts")
             return
         for position, name in enumerate(names):
             if name in self._lines:

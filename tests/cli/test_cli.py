@@ -174,7 +174,7 @@ def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
         (["-n", "2", "--secret", "token"], 2, "--secret must look like NAME=FILE, not 'token'"),
         (["-n", "2", "--secret", "../a=/etc/passwd"], 2, "--secret"),
         (["-n", "2", "--secret", "a=/nosuch"], 2, "the secret 'a' is not a file"),
-        (["-n", "2", "--host", "nosuch"], 2, "the inventory has no 'nosuch'"),
+        (["-n", "2", "--host", "nosuch"], 2, "the inventory has no host 'nosuch'"),
         (["-n", "2", "--host", "$(id)"], 2, "is not a host set"),
         (["-n", "2", "--avoid", "@all"], 3, ""),
         (["-n", "2", "--image", "--privileged"], 2, "--image"),

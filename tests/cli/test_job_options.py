@@ -156,7 +156,7 @@ def test_hosts_may_be_repeated_and_are_host_sets(found):
     [
         (("--secret", "=x\x1b", "--data", "x"), "--data must look like NAME=SOURCE, not 'x'"),
         (("--env", "A\n"), "--env must look like NAME=VALUE, not 'A\\n'"),
-        (("--host", "nosuch"), "the inventory has no 'nosuch'"),
+        (("--host", "nosuch"), "the inventory has no host 'nosuch'"),
         (("--outputs-limit", "1XB"), "--outputs-limit"),
         (("--prefer", "planet"), "--prefer: 'planet' is not a known word (allowed: host, rack, any)"),
         (("--gpu-model", "\0"), "--gpu-model"),

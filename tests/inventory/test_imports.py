@@ -135,7 +135,7 @@ def test_ssh_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert {host.address for host in found.hosts} == {None}
     left = "\n".join(draft.left)
     assert "bastion: left out, because SSH reaches other hosts through this jump host" in left
-    assert "github.com: User git" in left
+    assert "github.com: left out, because SSH logs in as git" in left
     assert "Host gpu-*: a pattern" in left
     assert "the racks of 4 hosts, from their names" in draft.guessed
 

@@ -72,7 +72,7 @@ class Draft:
             self.leave(f"{shown(name)} is not a host name", where)
             return False
         if len(self.values) >= MAX_HOSTS:
-            raise BadInput(f"more than {MAX_HOSTS} hosts", where=where)
+            raise BadInput(f"the source names more than {MAX_HOSTS} hosts", where=where)
         self.values[name] = {}
         return True
 

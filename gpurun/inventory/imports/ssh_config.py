@@ -45,7 +45,7 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
         if {name, machine[0]} & reader.jumps:
             draft.leave(f"{name}: {IS_JUMP}", named.where)
         elif named.settings.get("user") == "git":
-            draft.leave(f"{name}: User git", named.where)
+            draft.leave(f"{name}: left out, because SSH logs in as git", named.where)
         elif machine in known:
             draft.leave(f"{name}: another name of the host {known[machine]}", named.where)
         elif draft.host(name, named.where):
