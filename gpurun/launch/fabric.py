@@ -134,8 +134,8 @@ def _sockets(fabric: Fabric) -> list[Setting]:
     return [
         Setting("NCCL_SOCKET_IFNAME", f"={nic}", f"{why}; NCCL uses exactly this interface", "inventory"),
         Setting("HOROVOD_GLOO_IFACE", nic, why, "inventory"),
-        Setting("OMPI_MCA_btl_tcp_if_include", nic, f"{why}; Open MPI's messages", "inventory"),
-        Setting("OMPI_MCA_oob_tcp_if_include", nic, f"{why}; Open MPI's daemons", "inventory"),
+        Setting("OMPI_MCA_btl_tcp_if_include", nic, f"{why}; for Open MPI's messages", "inventory"),
+        Setting("OMPI_MCA_oob_tcp_if_include", nic, f"{why}; for Open MPI's daemons", "inventory"),
     ]
 
 

@@ -98,7 +98,7 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
         if len(values := {getattr(sample, name) for sample in alike}) > 1:
             shown = ", ".join(sorted(map(str, values))[:4])
             raise CannotPredict(
-                Unknown.MIXED_SAMPLES, f"the samples differ in {name}: {shown}", f"choose samples with one {name}"
+                Unknown.MIXED_SAMPLES, f"the measured runs differ in {name}: {shown}", f"choose runs with one {name}"
             )
     pairs = tuple(figures)
     rated = _rated(known)
