@@ -112,7 +112,10 @@ def test_a_name_means_the_job_that_lives_else_the_newest_and_a_person_s_own(stor
     both = [made(store, "twice"), made(store, "twice")]
     with pytest.raises(BadInput, match="'twice' is the name of 2 jobs that have not ended: j-") as refused:
         store.find("twice")
-    assert all(f"{job.id} (QUEUED)" in str(refused.value) for job in both) and refused.value.hint == "give the id"
+    assert (
+        all(f"{job.id} (QUEUED)" in str(refused.value) for job in both)
+        and refused.value.hint == "give the id instead of the name"
+    )
     many = [of_another(made(store, "m';\n")) for _ in range(9)]
     with pytest.raises(BadInput, match=r"9 jobs that have not ended: .* and 4 more$"):
         store.find("m';\n")
