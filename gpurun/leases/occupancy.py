@@ -126,8 +126,8 @@ class Occupancy:
                 holder = self._machines.get(key, {}).get(gpu)
                 if holder is not None and holder.how != "promised" and holder != _holder_of(lease):
                     raise StateError(
-                        f"GPU {gpu} is {holder.how} to {holder.job} already, so {lease.job} cannot have this "
-                            "GPU", host=host,
+                        f"GPU {gpu} is {holder.how} to {holder.job} already, so {lease.job} cannot have this GPU",
+                        host=host,
                         hint="gpurun granted nothing; `gpurun status` shows which job holds which GPUs",
                     )  # fmt: skip
 
