@@ -191,7 +191,7 @@ def _check(spec: JobSpec) -> None:
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise Disagreement(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})", "min_gpus")
     if spec.workdir is not None and not stat.S_ISDIR(mode := mode_of(Path(spec.workdir))):
-        why = "is not a folder" if mode else "the folder does not exist, or you may not read it"
+        why = "the path is not a folder" if mode else "the folder does not exist, or you may not read it"
         raise Disagreement(f"workdir: {why}", "workdir", where=spec.workdir)
     check_data(spec)
     check_notify(spec)

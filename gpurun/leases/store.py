@@ -126,14 +126,14 @@ class LeaseStore:
 
     def _read(self, path: StatePath) -> Lease:
         if not NAME_PATTERN.fullmatch(path.name):
-            raise StateError("is not a lease that gpurun wrote", where=str(path))
+            raise StateError("the file is not a lease that gpurun wrote", where=str(path))
         lease, writer = durable.read_signed(path, Lease, linked=True)
         if writer not in (lease.owner_uid, 0):
             who = "others can write the file" if writer is None else f"{user_name(writer)} wrote the file"
-            raise StateError(f"names {user_name(lease.owner_uid)} as its owner, but {who}", where=str(path))
+            raise StateError(f"the lease names {user_name(lease.owner_uid)} as its owner, but {who}", where=str(path))
         # A crash between the two steps of `abandon` leaves a lost lease under the job's own name.
         if path.name not in (f"{lease.name}.json", f"{lease.job}.json"):
-            raise StateError(f"has the name of another lease, {lease.name!r}", where=str(path))
+            raise StateError(f"the file has the name of another lease, {lease.name!r}", where=str(path))
         return lease
 
     def read(self, name: str) -> Lease | None:
