@@ -58,7 +58,7 @@ def prune(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove ended jobs from the head, or only their outputs. Users remove their own jobs, root any job.
+    """Remove ended jobs from the head, or only their outputs. Only root can remove other users' jobs.
 
     If you give several conditions, a job must meet all of them.
 

@@ -29,8 +29,8 @@ def requeue(
 ) -> None:
     """Put running jobs back into the queue. gpurun stops all ranks of each job, as in a preemption.
 
-    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This does not count
-    for max_restarts. Only the job's owner and root may requeue a job. `gpurun rerun` runs a job again that has ended.
+    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This stop does
+    not count for max_restarts. Only the job's owner and root may requeue a job. If a job has ended, use `gpurun rerun`.
 
     gpurun requeue JOB
     """

@@ -90,7 +90,7 @@ def rerun(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job again: the same image by its ID, the same code, data and settings.
+    """Run a job again with the same image (by its ID), code, data and settings.
 
     gpurun rerun @last --follow
     """

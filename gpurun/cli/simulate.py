@@ -73,7 +73,7 @@ def simulate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a trace through the scheduler in virtual time.
+    """Replay a trace of jobs through the scheduler in simulated time.
 
     gpurun simulate trace.csv --policy fifo --plot trace.svg
     """

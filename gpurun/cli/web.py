@@ -29,7 +29,7 @@ def web(
 ) -> None:
     """Serve a page of hosts, jobs and the queue until Ctrl-C. The page changes nothing.
 
-    Anyone with the printed URL can see the page; other users of this machine do not.
+    Only people who have the printed URL can see the page.
     """
     from gpurun.cli.inventory_options import cluster
     from gpurun.loopback.door import Door
