@@ -243,7 +243,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
         "beside": printable(beside_text(folder)),
-        "whole": whole_text(folder),
+        "whole copy": whole_text(folder),
     }
     for key, value in rows.items():
         if value:

@@ -136,7 +136,7 @@ def _print_plan(plan: PrunePlan) -> None:
             typer.echo(f"  outputs of the job stay on {hosts}, in outputs/{record.id} below the host's gpurun folder")
     typer.echo(f"{count(len(plan.going), 'job')}, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
     for job, why in plan.skipped.items():
-        say(f"stays: {job}: {printable(why)}")
+        say(f"kept: {job}: {printable(why)}")
 
 
 def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
