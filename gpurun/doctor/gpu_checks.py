@@ -62,7 +62,7 @@ def _driver_remedy(problem: str) -> str:
     if problem.startswith("no NVIDIA driver"):
         return "install the NVIDIA driver, or load it: sudo modprobe nvidia; then check with nvidia-smi"
     if "hangs" in problem:
-        return "look for Xid in: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
+        return "look for Xid errors: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
     if "mismatch" in problem:
         return "reboot the host, because the loaded kernel module is older than the upgraded driver"
     return "run nvidia-smi on the host"
@@ -76,7 +76,7 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
             if count < host.gpus
             else f"gpurun inventory set {{hosts}} gpus={count}"
         )
-        evidence = f"GPUs that answer: {count}; the inventory says {host.gpus}"
+        evidence = f"{plural(count, '1 GPU answers', f'{count} GPUs answer')}, but the inventory says {host.gpus}"
         severity = Severity.ERROR if count < host.gpus else Severity.WARNING
         yield Finding("gpu-count", severity, (host.name,), evidence, remedy)
 

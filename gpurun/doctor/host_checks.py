@@ -66,7 +66,7 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
         remedy = "use the host's system-wide Docker; a job on this host alone can run without a change"
         yield Finding("docker-network", Severity.ERROR, (host.name,), evidence, remedy)
     if host.gpus and not docker.gpu_support:
-        evidence = "Docker knows no NVIDIA runtime, CDI device or container toolkit"
+        evidence = "Docker cannot give GPUs to containers: it has no NVIDIA runtime, CDI device or container toolkit"
         remedy = (
             "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker"
         )

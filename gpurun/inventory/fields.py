@@ -217,7 +217,7 @@ class HostKeys(TypedDict, total=False):
     ]
     ssh: Annotated[
         Literal["paramiko", "system"],
-        Meta(description="How gpurun connects: paramiko or system (the machine's ssh); default: gpurun chooses"),
+        Meta(description="SSH client: paramiko, or system for the head's ssh program; default: gpurun chooses"),
     ]
     labels: Annotated[
         dict[Label, LabelText], Meta(description="Your own labels; @label:KEY=VALUE selects hosts by label")

@@ -69,7 +69,7 @@ def test_hosts_that_a_person_removed_or_added_stay_so(gpurun, imported):
     code, _, err = imported(HOSTS + "m2 gpus=8\n")
     assert code == 0
     assert told(err) == [
-        "kept: n2: in the source, but removed from the inventory; gpurun adds no removed host",
+        "kept: n2: in the source, but removed here earlier; gpurun does not add removed hosts again",
         "added: m2",
     ]
     assert set(load(Path("inventory.yaml")).by_name) == {"n1", "n3", "m1", "m2", "own1"}

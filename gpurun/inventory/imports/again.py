@@ -128,7 +128,9 @@ def _compared(inventory: Inventory, draft: Draft, last: Said | None) -> _Changes
         else:
             changes.said[name] = before
             changes.tell(
-                "kept", "{hosts}: in the source, but removed from the inventory; gpurun adds no removed host", name
+                "kept",
+                "{hosts}: in the source, but removed here earlier; gpurun does not add removed hosts again",
+                name,
             )
     for host in inventory.hosts:
         if host.name in draft.values:
