@@ -29,7 +29,7 @@ def check(route: Route, kind: str, fingerprint: str, entries: Sequence[KnownHost
         HostKeyMismatch: the key is unknown, different (with both fingerprints and the file's line), or revoked.
     """
     shown = f"{kind} {fingerprint}"
-    hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {route.name}"
+    hint = f"compare the fingerprint with the key on the host's console, then run: gpurun inventory trust {route.name}"
     for entry in entries:
         if entry.marker == "@revoked" and entry.fingerprint == fingerprint:
             raise HostKeyMismatch(f"the host's key {shown} is revoked", host=route.name, where=entry.where)

@@ -93,7 +93,7 @@ def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> Host
     """
     text = "\n".join(heard.lines)
     if any(words in text for words in _WRONG_KEY):
-        hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {host}"
+        hint = f"compare the fingerprint with the key on the host's console, then run: gpurun inventory trust {host}"
         return HostKeyMismatch(f"ssh does not accept the host's key: {_reason(heard)}", host=host, hint=hint)
     denied = _DENIED.search(text)
     if denied or "Too many authentication failures" in text:
