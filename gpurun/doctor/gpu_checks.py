@@ -74,7 +74,7 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
         remedy = (
             "look for a GPU that fell off the bus: sudo dmesg | grep -i xid; reboot the host, or reseat the GPU"
             if count < host.gpus
-            else f"gpurun inventory set {{hosts}} gpus={count}"
+            else f"correct the inventory: gpurun inventory set {{hosts}} gpus={count}"
         )
         evidence = f"{plural(count, '1 GPU answers', f'{count} GPUs answer')}, but the inventory says {host.gpus}"
         severity = Severity.ERROR if count < host.gpus else Severity.WARNING
@@ -85,17 +85,17 @@ def _identity(host: Host, found: Hardware) -> Iterator[Finding]:
     generations = sorted({gpu.generation for gpu in found.gpus if gpu.generation})
     if generations and generations != [host.generation]:
         evidence = f"the GPUs are {' and '.join(generations)}, but the inventory says {host.generation}"
-        remedy = "gpurun inventory probe {hosts} --write"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-generation", Severity.ERROR, (host.name,), evidence, remedy)
     models = sorted({gpu.model for gpu in found.gpus if gpu.model})
     if host.gpu_model and models and models != [host.gpu_model]:
         evidence = f"the GPUs are {' and '.join(models)}, but the inventory says {host.gpu_model}"
-        remedy = "gpurun inventory probe {hosts} --write"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-model", Severity.WARNING, (host.name,), evidence, remedy)
     least = min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None)
     if host.gpu_memory_mib and least and abs(least - host.gpu_memory_mib) > host.gpu_memory_mib * MEMORY_TOLERANCE:
         evidence = f"the GPUs have {least} MiB, but the inventory says {host.gpu_memory_mib} MiB"
-        remedy = "gpurun inventory probe {hosts} --write"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-memory", Severity.WARNING, (host.name,), evidence, remedy)
 
 

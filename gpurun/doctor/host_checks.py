@@ -45,7 +45,13 @@ def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
 def _sections(host: Host, found: Hardware) -> Iterator[Finding]:
     for section, problem in sorted(found.problems.items()):
         evidence = f"{section} could not be read: {problem}"
-        yield Finding("probe", Severity.WARNING, (host.name,), evidence, "gpurun inventory probe {hosts} --json")
+        yield Finding(
+            "probe",
+            Severity.WARNING,
+            (host.name,),
+            evidence,
+            "look at all answers of the host: gpurun inventory probe {hosts} --json",
+        )
 
 
 def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
@@ -158,13 +164,13 @@ def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
         yield Finding("address", Severity.ERROR, (host.name,), f"{nic.name} has no address", remedy)
     elif host.fabric_address and host.fabric_address not in addresses:
         evidence = f"{nic.name} has {', '.join(addresses)}, not the inventory's fabric_address {host.fabric_address}"
-        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        remedy = f"set the address in the inventory: gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("address", Severity.ERROR, (host.name,), evidence, remedy)
     elif not host.fabric_address and all(":" in address for address in addresses):
         evidence = (
             f"{nic.name} has no IPv4 address, only {', '.join(addresses)}, and the inventory has no fabric_address"
         )
-        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        remedy = f"set the address in the inventory: gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("ipv6-only", Severity.ERROR, (host.name,), evidence, remedy)
 
 
