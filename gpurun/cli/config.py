@@ -19,7 +19,7 @@ from gpurun.cli.printing import print_json, printable
 SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
 VARIABLES: Mapping[str, str] = {
     "GPURUN_HOME": "The state directory: jobs, leases and history.",
-    "GPURUN_INVENTORY": "The inventory file, if `--inventory` names none.",
+    "GPURUN_INVENTORY": "The inventory file, unless you give `--inventory`.",
     "XDG_STATE_HOME": "Without GPURUN_HOME, the state directory is `$XDG_STATE_HOME/gpurun`.",
     "XDG_CONFIG_HOME": "Without GPURUN_INVENTORY, gpurun looks for `$XDG_CONFIG_HOME/gpurun/inventory.yaml`.",
     "XDG_CACHE_HOME": "Caches are in `$XDG_CACHE_HOME/gpurun`. You can delete this folder.",

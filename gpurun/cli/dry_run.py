@@ -63,7 +63,8 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     typer.echo(f"{spec.name}: {count(spec.gpus, 'GPU')} ({placement.generation}) in {', '.join(placement.racks)}")
     if spec.rehearse_s is not None and spec.gpus > 1:
         typer.echo(
-            f"  before the start, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, or to its first step"
+            f"  before the start, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, "
+            "or until its first step"
         )
     for grant in placement.grants:
         gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"

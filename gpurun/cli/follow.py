@@ -66,7 +66,7 @@ def follow_job(
             view.close()
             if interrupted or not cancel_on_interrupt:
                 goes_on = "is being cancelled" if interrupted else "continues"
-                say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows it")
+                say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows the job")
                 return INTERRUPTED
             interrupted = True
             say(f"\ncancelling {folder.id}; Ctrl-C again stops this view, and the supervisor completes the cancel")

@@ -223,7 +223,7 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
         if not yes:
             agree(
                 "Change the inventory?",
-                "gpurun changed nothing: it cannot ask you, because stdin is not a terminal",
+                "the inventory is unchanged: gpurun cannot ask you, because stdin is not a terminal",
                 "--yes makes the change without a question; --dry-run only shows the change",
             )
         try:

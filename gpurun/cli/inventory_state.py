@@ -92,7 +92,7 @@ def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: J
             say(
                 printable(
                     f"{name}: {out.words}; the host gets jobs again when a check passes. "
-                    f"`gpurun doctor {name}` checks it now"
+                    f"`gpurun doctor {name}` checks the host now"
                 )
             )
     if lifted:

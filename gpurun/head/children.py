@@ -67,7 +67,7 @@ def start(
         )  # fmt: skip
     except OSError as error:
         raise StateUnavailable(
-            f"gpurun could not start a process: {error.strerror}", hint="`gpurun recover` starts it later"
+            f"gpurun could not start a process: {error.strerror}", hint="run `gpurun recover` to try again"
         ) from error
     if _started is not None:
         _started.append(process)

@@ -183,7 +183,9 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
-        return refused(f"in the job's folder, {mounts[0]} is a mount point", hint=f"umount {mounts[0]}")
+        return refused(
+            f"gpurun cannot remove the job's folder: {mounts[0]} is a mount point", hint=f"umount {mounts[0]}"
+        )
     return _why_not_counted(folder, record)
 
 
