@@ -292,7 +292,7 @@ class _Sender:
 
     def _nobody_has_it(self) -> GpurunError:
         lost = {host: error for host, error in self.bad_copies.items() if isinstance(error, HostUnreachable)}
-        cut = {host: HostUnreachable("its connection is lost", host=host)
+        cut = {host: HostUnreachable("gpurun lost the connection to the host", host=host)
                for host, agent in self._how.fleet.agents.items() if not agent.alive}  # fmt: skip
         silent: dict[str, GpurunError] = {**cut, **self._silent, **lost}
         if known := sorted(silent.keys() & data_sites.hosts_of(self._digest)):

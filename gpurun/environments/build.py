@@ -163,7 +163,9 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise failure_of(1, str(error), plan.base.reference) from None
-        raise HostNotReady(f"the environment cannot be built: {error.strerror}", where=str(error.filename)) from None
+        raise HostNotReady(
+            f"gpurun cannot build the environment: {error.strerror}", where=str(error.filename)
+        ) from None
     finally:
         with suppress(HostNotReady):  # the next build removes it; here it would hide why this build failed
             _remove_folder(work)

@@ -69,7 +69,7 @@ class PipSettings:
             except ValueError:  # its message can contain the password
                 raise BadInput(
                     f"gpurun cannot read the URL in pip's setting {key}",
-                    hint="correct the URL in the recipe, pip.conf or PIP_… variable; in a password, write %2F for /",
+                    hint="correct the URL in the recipe, in pip.conf or in PIP_…; in a password, write %2F for /",
                 ) from None
 
     def _urls(self) -> Iterator[tuple[str, str]]:

@@ -111,7 +111,9 @@ def _wheels(folder: Path) -> list[tuple[str, str]]:
             names = sorted(entry.name for entry in scanned if entry.is_file(follow_symlinks=False))
         return [(name, _digest(folder / name)) for name in names]
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or folder)) from None
+        raise BadInput(
+            f"gpurun cannot read the package index: {error.strerror}", where=str(error.filename or folder)
+        ) from None
 
 
 def _digest(path: Path) -> str:

@@ -194,5 +194,5 @@ def _requirement(line: str, place: str) -> str:
         raise BadInput(f"{line[:80]!r} is a path, not the name of a package", where=place, hint=_WHEELS_HINT)
     url = _URL.search(requirement)
     if url and not _REMOTE.match(url[1]):
-        raise BadInput(f"{url[1][:80]!r} is not on the network", where=place, hint=_WHEELS_HINT)
+        raise BadInput(f"{url[1][:80]!r} is not a URL with http or https", where=place, hint=_WHEELS_HINT)
     return line

@@ -33,7 +33,7 @@ def test_a_projects_dependencies_are_taken_and_its_code_is_not(write):
         (PROJECT + "dependencies = [1]\n", "must be a list"),
         (PROJECT + "dependencies = ['-r /etc/shadow']\n", "--requirement is not a requirement"),
         (PROJECT + "dependencies = ['a\\nb', '-e .']\n", "editable|backslash"),
-        (PROJECT + "dependencies = ['x @ file:///etc/passwd']\n", "not on the network"),
+        (PROJECT + "dependencies = ['x @ file:///etc/passwd']\n", "is not a URL with http"),
         ("]" * 100_000, "is not TOML"),
         ("a=" + "[" * 50_000, "is not TOML"),
     ],
