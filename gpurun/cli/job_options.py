@@ -136,7 +136,7 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
     if isinstance(gpus, str) and (found := _NUMBER_AND_KIND.fullmatch(gpus)):
         number, kind = found[1] or found[4], found[2] or found[3]
         like = "" if kind.lower() == "gpu" else f" --gpu-model {kind}; --generation names a family of GPUs"
-        raise BadInput(f"--gpus takes only a number, not {gpus!r}", hint=f"use -n {number}{like}")
+        raise BadInput(f"--gpus takes a number of GPUs, not {gpus!r}", hint=f"use -n {number}{like}")
     if isinstance(gpus, str) and gpus.startswith("auto"):
         from gpurun.cli.auto_gpus import chosen_gpus
 

@@ -177,7 +177,7 @@ def test_a_number_with_a_kind_of_gpu_is_taken_apart_and_an_empty_command_is_said
         "A100:8": "-n 8 --gpu-model A100;", "8xH100": "-n 8 --gpu-model H100;", "gpu:4": "-n 4", "2:V100-32G":
         "-n 2 --gpu-model V100-32G;",
     }.items():  # fmt: skip
-        with pytest.raises(BadInput, match="--gpus takes only a number, not") as caught:
+        with pytest.raises(BadInput, match="--gpus takes a number of GPUs, not") as caught:
             flags_of({"gpus": text}, ["x"], None, found)
         assert caught.value.hint.startswith(f"use {hint}"), text
     with pytest.raises(BadInput, match="no command follows --"):
