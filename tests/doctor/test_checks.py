@@ -177,9 +177,9 @@ def test_a_remedy_can_be_pasted_into_any_shell():
         Finding("x", Severity.ERROR, (host,), "e", "gpurun inventory set {hosts} gpus=3") for host in ("gpu1", "gpu2")
     ]
     (finding,) = merged(found)
-    assert finding.remedy == "correct the inventory: gpurun inventory set 'gpu[1-2]' gpus=3"
+    assert finding.remedy == "gpurun inventory set 'gpu[1-2]' gpus=3"
     (finding,) = merged(found[:1])
-    assert finding.remedy == "correct the inventory: gpurun inventory set gpu1 gpus=3"
+    assert finding.remedy == "gpurun inventory set gpu1 gpus=3"
 
 
 def test_merged_keeps_order_and_unites_hosts():
