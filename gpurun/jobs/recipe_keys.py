@@ -324,7 +324,7 @@ class RecipeKeys(TypedDict, total=False):
     workdir_limit: Annotated[
         Size,
         means(
-            "largest total size of the files that ranks write at `/workspace` and gpurun copies to the head",
+            "copy the files that ranks write at `/workspace` to the head, up to this total size",
             "50GiB",
             default="10GiB",
             more="A restarted job does not find files beyond this limit",
@@ -451,7 +451,7 @@ class RecipeKeys(TypedDict, total=False):
                 FAILS,
                 "TARGET",
                 more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE; "
-                "end=TARGET or failure=TARGET: only at these events",
+                "end=TARGET or failure=TARGET notifies only at this event",
             ),
         ),
     ]
@@ -459,7 +459,7 @@ class RecipeKeys(TypedDict, total=False):
         int,
         Meta(ge=-1000, le=1000),
         means(
-            "jobs with a higher number start earlier, among jobs within their pools' entitlement",
+            "start the job before jobs with a lower number; the entitlements of pools count first",
             "10",
             flag=KeyFlag(WHERE, "NUMBER"),
         ),
