@@ -111,13 +111,13 @@ def may_lose(members: Iterable[Grant], hosts: Collection[str], least: int | None
 
 
 def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
-    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 waited for``."""
+    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 must end first``."""
     if is_empty:
         return "drained"
     here = [departure.fate for departure in found if host in departure.hosts]
     waited, leave = here.count("waits"), len(here) - here.count("waits")
     leaving = count(leave, "gang leaves", "gangs leave") if leave else ""
-    parts = [part for part in (leaving, f"{waited} waited for" if waited else "") if part]
+    parts = [part for part in (leaving, f"{waited} must end first" if waited else "") if part]
     return f"draining: {', '.join(parts)}" if parts else "draining"
 
 

@@ -104,12 +104,12 @@ def test_drain_says_which_jobs_leave_and_which_are_waited_for(gpurun, home, lock
     assert moves.cancel_request().kind == "preempt" and stays.cancel_request() is None
     hosts = {row["host"]: row for row in gpurun("status", "--json").json["hosts"]}
     assert (hosts[one]["state"], hosts[one]["drain"]) == ("draining", "draining: 1 gang leaves")
-    assert hosts[other]["drain"] == "draining: 1 waited for"
+    assert hosts[other]["drain"] == "draining: 1 must end first"
     listed = gpurun("inventory", "list").out
-    assert "draining: 1 waited for, by " in listed
+    assert "draining: 1 must end first, by " in listed
     assert "draining: 1 gang leaves, by " in listed
     shown = gpurun("inventory", "show", other, "--json").json["hosts"][0]
-    assert (shown["state"], shown["drain"]) == ("draining", "draining: 1 waited for")
+    assert (shown["state"], shown["drain"]) == ("draining", "draining: 1 must end first")
     assert "is being drained: the gang delays the drain" in gpurun("why", stays.id).out
     assert "is being drained: the gang stops" in gpurun("why", moves.id, "--json").json["message"]
 

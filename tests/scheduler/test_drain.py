@@ -121,9 +121,9 @@ def test_a_host_says_how_many_leave_and_how_many_are_waited_for():
         tenant(Gang("c", 1)),
     ]  # fmt: skip
     found = departures(FOUR, {"r0h0"}, {"r0h0": None}, gangs, 1.0)
-    assert host_state("r0h0", found, is_empty=False) == "draining: 2 gangs leave, 1 waited for"
-    assert host_state("r0h0", found[1:], is_empty=False) == "draining: 1 gang leaves, 1 waited for"
-    assert host_state("r0h0", found[2:], is_empty=False) == "draining: 1 waited for"
+    assert host_state("r0h0", found, is_empty=False) == "draining: 2 gangs leave, 1 must end first"
+    assert host_state("r0h0", found[1:], is_empty=False) == "draining: 1 gang leaves, 1 must end first"
+    assert host_state("r0h0", found[2:], is_empty=False) == "draining: 1 must end first"
     assert host_state("r0h1", found, is_empty=False) == "draining", "somebody else's gpurun holds its GPUs"
     assert host_state("r0h0", (), is_empty=True) == "drained"
 
