@@ -69,7 +69,7 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
         (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
         (
             _any(_HASHES, text),
-            f"a package has another hash than was locked: {_forged(text) or said}",
+            f"the hash of a package differs from the hash that was locked: {_forged(text) or said}",
             "lock the packages again",
         ),
         (

@@ -22,7 +22,7 @@ from gpurun.scheduler.state import Arranged
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
-FREE, IN_USE, TOO_FEW = "GPUs free", "every GPU in use or kept for others", "free GPUs, but fewer per host than"
+FREE, IN_USE = "GPUs free", "all GPUs in use or kept for other jobs"
 
 OUT_OF_USE = "the start depends on hosts that are out of use"
 
@@ -154,7 +154,11 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
     least = gang.wants.constraints.gpus_per_host or 1
     if not free:
         return 1, f"{generation}: {IN_USE}"
-    return (0, f"{generation}: {FREE}") if free >= least else (1, f"{generation}: {TOO_FEW} {least}")
+    return (
+        (0, f"{generation}: {FREE}")
+        if free >= least
+        else (1, f"{generation}: fewer than {least} GPUs free on each host")
+    )
 
 
 def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
