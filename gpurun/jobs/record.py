@@ -164,9 +164,9 @@ class Restart:
 
     Attributes:
         at_s: the earliest start, seconds since the epoch.
-        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows; 0 = a
-            placement, which is not counted.
-        of: how many starts are allowed; None = unlimited, because the gang is formed again.
+        attempt: the number of this start among the starts that ``max_restarts`` allows, the first start included; 0 = a
+            placement, which does not count.
+        of: the number of allowed starts; None = no limit, because the gang is formed again.
     """
 
     at_s: float

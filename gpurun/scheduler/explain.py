@@ -38,8 +38,9 @@ class Occupant:
     """A running gang on hosts that the waiting one could use.
 
     Attributes:
-        free_s: when its GPUs are expected to be free if it uses its whole time limit; None = it has no time limit.
-        preparing: its time limit does not count yet, so `free_s` moves until it does.
+        free_s: when the gang's GPUs are expected to be free if the gang uses its whole time limit; None = the gang has
+            no time limit.
+        preparing: the gang's time limit does not count yet, so `free_s` still moves.
     """
 
     gang: str
@@ -52,7 +53,7 @@ class Occupant:
 
 @dataclass(frozen=True)
 class PoolUse:
-    """The gang's pool: GPUs used, and what it may use now."""
+    """The gang's pool: the GPUs that the pool uses, and the GPUs that it may use now."""
 
     name: str
     used: int
@@ -66,16 +67,16 @@ class Explanation:
     """What a pass decided about one gang, and why.
 
     Attributes:
-        position: 1 = first in the queue; None = it has no place in it.
-        ahead: ids of the gangs in front of it, in the pass's order.
+        position: 1 = first in the queue; None = the gang has no place in the queue.
+        ahead: ids of the gangs in front of this gang, in the pass's order.
         message: the decision in one sentence.
         behind: the gang or pool in the way.
-        groups: the hosts, grouped by what they are for this gang.
-        holders: the jobs that hold the GPUs it could use, the soonest to end first.
-        expected_start_s: its start if running gangs use their whole time limits, nothing fails, and no later
-            submission overtakes it; None = unknown.
+        groups: the hosts, grouped by why the gang can use them or cannot.
+        holders: the gangs that hold GPUs that this gang could use; the gang that ends first comes first.
+        expected_start_s: the gang's start if running gangs use their whole time limits, nothing fails, and no later
+            submission overtakes the gang; None = unknown.
         unknown_because: why the expected start is unknown.
-        changes: changes that would start it now, each tested by a placement; the smallest first.
+        changes: changes that would start the gang now, each tested by a placement; the smallest first.
     """
 
     gang: str
