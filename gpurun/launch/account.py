@@ -88,7 +88,9 @@ def contradictions(accounts: Mapping[str, HostAccount]) -> Mapping[str, str]:
         elif owner != host:
             found[host] = f"the host's own hostname is {account.hostname!r}, the name of another host of the job"
         elif not _is_reachable(account.address) or addresses[account.address] > 1:
-            found[host] = f"the host's address {account.address} does not lead other hosts to this host only"
+            found[host] = (
+                f"the host's address {account.address} is not unique in the job, or other hosts cannot reach it"
+            )
     return found
 
 

@@ -95,8 +95,8 @@ def with_own_variables(spec: JobSpec, launcher: Launcher) -> tuple[JobSpec, tupl
     places, is_replaced = [name for name in spec.env if PLACES.has(name)], any(map(PLACES.has, sets))
     if places and not is_replaced and spec.gpus > 1:
         raise Disagreement(
-            f"{', '.join(sorted(places))} would have the same value on each rank, but gpurun chooses the hosts, and "
-            f"the launcher {launcher.name} sets other variables", "env", min(places),
+            f"{', '.join(sorted(places))} would have the same value on each rank, but gpurun chooses the hosts",
+            "env", min(places),
             hint="for PyTorch, choose --launcher torchrun, which sets these variables for each rank. "
             f"Otherwise remove {', '.join(sorted(places))} from env",
         )  # fmt: skip

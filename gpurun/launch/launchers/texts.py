@@ -37,7 +37,7 @@ def once_on_hosts(
         srun = found.line if found is not None else "PROGRAM ARGUMENTS"
         besides = "".join(f"\n    {each}" for each in (found.besides if found is not None else ()))
         raise BadInput(
-            f"{where} calls {slurms[0].typed.name}, but gpurun takes the place of the queue",
+            f"{where} calls {slurms[0].typed.name}, but gpurun itself queues jobs and starts ranks",
             hint=f"write the line that starts the ranks as the command: gpurun submit -n {spec.gpus} … -- {srun}\n    "
             f"gpurun reads the line, and starts the ranks without srun{besides}",
         )

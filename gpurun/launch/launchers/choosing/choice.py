@@ -182,7 +182,7 @@ def _by_clue(spec: JobSpec, means: str, clues: Mapping[Clue, str]) -> LauncherCh
     if means not in BY_ITSELF:
         return _by(spec, means, f"{where} uses {clue.name}")
     how = "starts the processes of its host itself" if means == "starts" else "uses several GPUs in one process"
-    why = f"{where} uses {clue.name}: the program {how}"
+    why = f"{where} uses {clue.name}, and the program {how}"
     return _once(spec, why)
 
 
