@@ -135,7 +135,7 @@ def in_words(departure: Departure, now_s: float) -> str:
     end = ""
     if departure.until_s is not None:
         end = f", and is stopped {in_time(departure.until_s, now_s)} if it still runs"
-    return f"delays the drain until it ends{end}: {departure.why}"
+    return f"must end before the drain is complete{end}: {departure.why}"
 
 
 def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:

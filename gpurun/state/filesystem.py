@@ -27,7 +27,10 @@ from gpurun.state.clock import boot_id
 from gpurun.state.path import StatePath, may_pass
 from gpurun.state.shared import MARK
 
-HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount its disk with working locks"
+HINT = (
+    "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), "
+    "or mount the state directory with working locks"
+)
 PROBE_TIMEOUT_S = 20.0
 MAX_STAMP_BYTES = 4096
 PROBE = """

@@ -130,7 +130,9 @@ def test_a_host_says_how_many_leave_and_how_many_are_waited_for():
 
 def test_each_fate_has_words():
     waits = one(tenant(Gang("c", 1)), until_s=161.0)
-    assert in_words(waits, 102.0).startswith("delays the drain until it ends, and is stopped in 59s if it still runs")
+    assert in_words(waits, 102.0).startswith(
+        "must end before the drain is complete, and is stopped in 59s if it still runs"
+    )
     assert "and is stopped in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
     assert "deadline is over" in in_words(one(tenant(Gang("c", 1)), until_s=1.0), 100.0)
     assert in_words(one(tenant(Gang("c", 1), may_restart=True)), 0.0) == (
