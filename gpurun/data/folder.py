@@ -126,7 +126,7 @@ def read_folder(top: Path) -> DataFolder:
         raise BadInput(
             f"the folder holds {len(entries):,} files, folders and links; "
             f"a data set can hold at most {data_store.MOST_ENTRIES:,}",
-            where=str(top), hint="pack the files into archives, or mount a folder that each host has with host:/path",
+            where=str(top), hint="pack the files into archives, or mount a folder of each host with host:/path",
         )  # fmt: skip
     return DataFolder(resolved, entries, memory)
 

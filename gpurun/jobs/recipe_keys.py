@@ -55,16 +55,18 @@ class ConstraintKeys(TypedDict, total=False):
     gpu_model: Annotated[
         Text,
         means(
-            "only GPUs of this model, as the inventory names the model",
+            "use only GPUs of this model, as named in the inventory",
             "Tesla-P100",
             flag=KeyFlag(WHERE, "MODEL", complete="gpu_models"),
         ),
     ]
     min_gpu_memory: Annotated[
-        Size, means("only GPUs with at least this much memory", "16GiB", flag=KeyFlag(WHERE, "SIZE"))
+        Size, means("use only GPUs with at least this much memory", "16GiB", flag=KeyFlag(WHERE, "SIZE"))
     ]
     gpus_per_host: Annotated[
-        int, Meta(ge=1, le=MOST_GPUS), means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER"))
+        int,
+        Meta(ge=1, le=MOST_GPUS),
+        means("use exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER")),
     ]
     locality: Annotated[
         Locality,
@@ -84,17 +86,17 @@ class ConstraintKeys(TypedDict, total=False):
     hosts: Annotated[
         tuple[Name, ...],
         means(
-            "only these hosts",
+            "use only these hosts",
             "[gpu-r1-01, gpu-r1-02]",
             flag=KeyFlag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
         ),
     ]
     avoid: Annotated[
         tuple[Name, ...],
-        means("not these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
+        means("do not use these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
     ]
     nvlink: Annotated[
-        bool, means("on each host, only GPUs that NVLink connects to each other", "true", flag=KeyFlag(WHERE))
+        bool, means("on each host, use only GPUs that NVLink connects to each other", "true", flag=KeyFlag(WHERE))
     ]
 
 
@@ -182,7 +184,7 @@ class SweepKeys(TypedDict, total=False):
     grid: Annotated[
         dict[Text, tuple[Text, ...]],
         means(
-            "lists of values",
+            "a list of values for each parameter",
             "{lr: [0.1, 0.01], optimizer: [adam, sgd]}",
             more="Without `random` and `tpe`, gpurun tries each combination",
             flag=_swept("NAME=A,B", more="Without --random and --tpe, gpurun tries each combination"),
@@ -191,7 +193,7 @@ class SweepKeys(TypedDict, total=False):
     space: Annotated[
         dict[Text, Text],
         means(
-            "ranges for `random` and `tpe`",
+            "a range for each parameter, with `random` and `tpe`",
             '{lr: "log:1e-5..1e-1", layers: 2..8}',
             flag="give NAME=RANGE as words of the command",
         ),
