@@ -128,7 +128,7 @@ class _Racks:
         values = mapping(node, fields.HOST, self._report, where)
         for key in fields.PER_HOST:
             if key in values:
-                self._report.wrong(node, f"{where}: give {key} at each host, not here")
+                self._report.wrong(node, f"give {key} at each host, not in {where}")
         return _merged(base, values)
 
     def _rack(self, rack: str, node: Node, base: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class _Racks:
             if needed not in values:
                 self._report.wrong(
                     key,
-                    f"host {folded} has no {needed}; add {needed} there, or to `defaults`",
+                    f"host {folded} has no {needed}; add {needed} to the host or to `defaults`",
                 )
                 good = False
         fabric = values.get("fabric")

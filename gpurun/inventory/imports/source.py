@@ -134,7 +134,7 @@ def detect(path: Path, text: str) -> str:
     odd = next((line for line in lines if not _HOSTFILE_LINE.match(line)), None)
     raise BadInput(
         "gpurun does not know the format of this file"
-        + (f", such as its line {shown(odd.strip())}" if odd else ": it is empty"),
+        + (f": one line is {shown(odd.strip())}" if odd else ": the file has no line with text"),
         where=str(path),
         hint=f"name the format with --from: {', '.join(FORMATS)}",
     )

@@ -85,7 +85,9 @@ class _BlockReader:
             self._block = [self.hosts.setdefault(name, _Named(where)) for name in names]
         elif keyword == "match":
             self._block = []
-            self._draft.leave(f"Match {value}: SSH uses its settings, but gpurun cannot tell which hosts match", where)
+            self._draft.leave(
+                f"Match {value}: SSH uses the settings of this block, but gpurun cannot tell which hosts match", where
+            )
         elif keyword == "include":
             block = self._block
             for inner_file, inner in self._included(value):
