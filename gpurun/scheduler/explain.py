@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.changes import Change, changes_that_start
 from gpurun.scheduler.future import carried_out
@@ -158,7 +159,7 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
     return (
         (0, f"{generation}: {FREE}")
         if free >= least
-        else (1, f"{generation}: fewer than {least} GPUs free on each host")
+        else (1, f"{generation}: fewer than {count(least, 'GPU')} free on each host")
     )
 
 

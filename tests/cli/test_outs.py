@@ -123,8 +123,8 @@ def test_uncordon_says_that_a_host_is_out_and_what_brings_it_back(gpurun, home):
     looked(home, "h1", out=DEAD)
     said = gpurun("inventory", "uncordon", "h[1-2]")
     assert (
-        "h1: out: no answer from h1; the host gets jobs again when a check passes. `gpurun doctor h1` checks the host now"
-        in said.err
+        "h1: out: no answer from h1; the host gets jobs again when a check passes. "
+        "`gpurun doctor h1` checks the host now" in said.err
     )
     assert gpurun("inventory", "uncordon", "h1", "--json").json["changed"] == []
 

@@ -64,7 +64,7 @@ TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")
     [
         ({"generations": ("pascl",)}, "there is no generation 'pascl'; did you mean 'pascal'?"),
         ({"generations": ("x'; --",)}, 'there is no generation "x\'; --"'),
-        ({"hosts": ("h1",), "avoid": ("h1",)}, "the job needs 1 GPU; all named hosts are also among the hosts to avoid"),
+        ({"hosts": ("h1",), "avoid": ("h1",)}, "needs 1 GPU; all named hosts are also among the hosts to avoid"),
         ({"hosts": ("h1",), "gpus_per_host": 8}, "cannot be split into 8 per host"),
     ],
 )

@@ -227,7 +227,10 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     code, out, err = command(capsys)
     assert code == 0
     job = out.strip()
-    waits = "the job needs 2 GPUs; 0 suitable GPUs of one generation are free for the job; the job needs hosts that are out of use"
+    waits = (
+        "the job needs 2 GPUs; 0 suitable GPUs of one generation are free for the job; "
+        "the job needs hosts that are out of use"
+    )
     said, told = err.splitlines()
     assert said == (
         "gpurun runs a copy for each of the 2 GPUs (tasks), because the command starts no launcher and no Python"
