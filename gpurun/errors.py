@@ -13,10 +13,10 @@ EXIT_CODES: Mapping[int, str] = {
     0: "Done. For `submit --follow`, `follow` and `wait`: the job succeeded.",
     1: "The job failed, was cancelled, or ran out of time.",
     2: "Bad input: a recipe, an inventory, an option or an image.",
-    3: "The inventory could never satisfy this request.",
+    3: "The inventory can never satisfy this request.",
     4: "A host or the network failed.",
     5: "State is locked, damaged or inconsistent, or the disk for state or output is full.",
-    124: "The time of `wait --timeout` is over.",
+    124: "The time of `wait --timeout` ran out.",
     130: "Interrupted, such as by Ctrl-C.",
 }
 """What each exit code of the command line means. `exec`, `ssh` and `lab run` exit as the program does."""

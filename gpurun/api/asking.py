@@ -109,12 +109,14 @@ def map(
         names = list(points)
         for name, values in points.items():
             if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-                raise BadInput(f"the values of {name} are not a list", hint=f'such as {{"{name}": [0.1, 0.01]}}')
+                raise BadInput(
+                    f"the values of {name} are not a list", hint=f'give a list, such as {{"{name}": [0.1, 0.01]}}'
+                )
         points = [dict(zip(names, values, strict=True)) for values in itertools.product(*points.values())]
     calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
     for point in points:
         if not isinstance(point, Mapping):
-            raise BadInput(f"a point is not a dictionary of arguments but {type(point).__name__}")
+            raise BadInput(f"each point must be a dictionary of arguments, not {type(point).__name__}")
         calls.append((function, (), point))
     return _submit(calls, inventory, {"gpus": 1, **settings}) if calls else []
 
@@ -199,11 +201,15 @@ def _check_call(args: object, kwargs: object, settings: Mapping[str, Any]) -> No
     letter.
     """
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise BadInput(f"args is a list of arguments, not {type(args).__name__}", hint="submit(train, (0.1,), …)")
+        raise BadInput(
+            f"args must be a list of arguments, not {type(args).__name__}", hint="write submit(train, (0.1,), …)"
+        )
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise BadInput("kwargs is a dictionary of arguments by name", hint='submit(train, kwargs={"lr": 0.1}, …)')
+        raise BadInput(
+            "kwargs must be a dictionary of arguments by name", hint='write submit(train, kwargs={"lr": 0.1}, …)'
+        )
     if "command" in settings:
-        raise BadInput("a function has no command", hint="submit the command instead: a list of words")
+        raise BadInput("command= cannot be given with a function", hint="submit either the function or the command")
 
 
 def _spec(
@@ -226,7 +232,7 @@ def _spec(
         settings = {"name": getattr(what, "__name__", "call").strip("<>"), "outputs": OUTPUTS, **settings}
         settings |= {"workdir": str(top), "command": list(COMMAND)}
     elif args or kwargs:
-        raise BadInput("arguments are for a function: a command has them among its words")
+        raise BadInput("only a function takes args and kwargs", hint="add the arguments to the words of the command")
     elif isinstance(what, (str, Path)):
         recipe = read_recipe(Path(what))
     else:
@@ -240,7 +246,7 @@ def _spec(
         hint = (
             f"did you mean {meant[0]}?"
             if meant
-            else "the keys of a recipe, and of its constraints: docs/reference/recipes.md"
+            else "docs/reference/recipes.md lists the settings: the keys of a recipe and its constraints"
         )
         raise BadInput(f"there is no setting {unknown[0]!r}", hint=hint)
     flags = {key: (key, value) for key, value in settings.items()}

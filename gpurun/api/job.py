@@ -103,7 +103,7 @@ class Job(Future[Any]):
     def _value_of(self, rank: int) -> Any:
         answer = answer_of(self._folder, rank)
         if answer is None:
-            raise NoResult("it has left no result", job=self.id, where=f"rank {rank}")
+            raise NoResult("the rank has left no result", job=self.id, where=f"rank {rank}")
         return answer.value
 
     def _look(self) -> bool:
@@ -144,7 +144,11 @@ class Job(Future[Any]):
             answer = answer_of(self._folder, rank)
             if answer is not None and answer.error is not None:
                 return answer.error
-        return JobFailed(printable(record.reason) or record.state.value, job=self.id, hint=f"gpurun logs {self.id}")
+        return JobFailed(
+            printable(record.reason) or record.state.value,
+            job=self.id,
+            hint=f"`gpurun logs {self.id}` prints the job's output",
+        )
 
 
 class _Watcher:

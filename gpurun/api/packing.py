@@ -41,20 +41,22 @@ def pack(
     try:
         import cloudpickle  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
-        raise BadInput("cloudpickle is not installed here", hint="pip install 'gpurun[python]'") from error
+        raise BadInput(
+            "cloudpickle is not installed here", hint="install cloudpickle: pip install 'gpurun[python]'"
+        ) from error
     with _PACKING, _by_value(cloudpickle):
         try:
             data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
         except Exception as error:
             name = getattr(function, "__qualname__", type(function).__name__)
             raise BadInput(
-                f"{name} cannot travel: {_what_stays(cloudpickle, function, args, kwargs)}{error}",
-                hint="make what is named inside the function",
+                f"gpurun cannot send {name} to hosts: {_what_stays(cloudpickle, function, args, kwargs)}{error}",
+                hint="create the named object inside the function",
             ) from error
     if len(data) > MOST_BYTES:
         raise BadInput(
-            f"the function and its arguments are {len(data) >> 20} MiB, more than {MOST_BYTES >> 20}",
-            hint="let it read its data: from a mount, from the image or from its workdir",
+            f"the function and its arguments take {len(data) >> 20} MiB, more than {MOST_BYTES >> 20} MiB",
+            hint="let the function read its data from a mount, the image or the workdir",
         )
     try:
         _fill(folder, data, workdir, Path(cloudpickle.__file__).parent)
@@ -65,7 +67,9 @@ def pack(
 def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) -> None:
     if workdir is not None:
         if taken := [name for name in OWN if os.path.lexists(workdir / name)]:
-            raise BadInput(f"has {taken[0]}, a name that gpurun needs", where=str(workdir), hint="rename the file")
+            raise BadInput(
+                f"the folder has {taken[0]}, a name that gpurun needs", where=str(workdir), hint="rename the file"
+            )
         shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
     (folder / gpurun_call.CALL).write_bytes(data)
     (folder / "call.json").write_text(json.dumps({"python": "{}.{}".format(*sys.version_info[:2])}))
@@ -78,7 +82,7 @@ def _what_stays(cloudpickle: Any, function: Any, args: Sequence[Any], kwargs: Ma
     parts: dict[str, Any] = {}
     with suppress(TypeError, ValueError):  # no function, or one with an empty cell
         used = inspect.getclosurevars(function)
-        parts = {f"its variable {name}": value for name, value in {**used.globals, **used.nonlocals}.items()}
+        parts = {f"the function's variable {name}": value for name, value in {**used.globals, **used.nonlocals}.items()}
     parts |= {f"argument {number}": value for number, value in enumerate(args)}
     parts |= {f"argument {name}": value for name, value in kwargs.items()}
     for where, value in parts.items():

@@ -65,12 +65,12 @@ def answer_of(folder: JobFolder, rank: int) -> Returned | None:
         return None
     except OSError as error:
         raise NoResult(
-            f"what it returned cannot be read: {error.strerror}", job=folder.id, where=f"rank {rank}"
+            f"the rank's result cannot be read: {error.strerror}", job=folder.id, where=f"rank {rank}"
         ) from error
     try:
         most = sum(map(text.count, (b",", b"[", b"{")))
         if most > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES} values")
+            raise ValueError(f"the result has more than {MOST_VALUES} values")
         told = json.loads(text)
         if "error" in told:
             lengths = {"kind": MOST_KIND, "text": MOST_TEXT, "trace": MOST_TEXT}
@@ -78,9 +78,13 @@ def answer_of(folder: JobFolder, rank: int) -> Returned | None:
             return Returned(error=RemoteError(job=folder.id, rank=rank, **said))
         return Returned(decoded(told["value"]))
     except ModuleNotFoundError as error:
-        raise NoResult("what it returned has NumPy arrays", job=folder.id, hint="pip install numpy") from error
+        raise NoResult(
+            "the result has NumPy arrays, but NumPy is not installed here",
+            job=folder.id,
+            hint="install NumPy: pip install numpy",
+        ) from error
     except Exception as error:  # whatever a stranger's bytes make a parser raise
-        why = f"what it returned is damaged: {type(error).__name__}: {printable(str(error)[:200])}"
+        why = f"the rank's result is damaged: {type(error).__name__}: {printable(str(error)[:200])}"
         raise NoResult(why, job=folder.id, where=f"rank {rank}") from error
 
 
@@ -91,7 +95,7 @@ def _read(folder: JobFolder, rank: int) -> bytes:
             descriptor, found = open_regular(cursor.at((RESULTS.encode(),)), b"%d.json" % rank)
         with os.fdopen(descriptor, "rb") as file:
             if found.st_size > MOST_BYTES:
-                raise OSError(27, f"it is larger than {MOST_BYTES >> 20} MiB")
+                raise OSError(27, f"the result is larger than {MOST_BYTES >> 20} MiB")
             return file.read(MOST_BYTES)
     finally:
         os.close(top)

@@ -72,7 +72,7 @@ def _job(
     spec, said = spec_of(recipe, inventory, sized)
     if spec.min_gpus is None:
         return spec, said
-    told = "  no gang is elastic, whatever the command says: each job measures one size"
+    told = "  no gang is elastic, because each job of a campaign measures one size"
     return replace(spec, min_gpus=None, reforms=False), (*(text for text in said if "is elastic" not in text), told)
 
 
@@ -96,8 +96,8 @@ def begin(
     before = None if found is None else found.plan()
     if before is not None and not before.asks_the_same_as(plan):
         raise BadInput(
-            f"the campaign {plan.name} runs another command, or other sizes", where="--name",
-            hint=f"choose another name; `gpurun scale show {plan.name}` shows what it runs",
+            f"the campaign {plan.name} exists, with another command or other sizes", where="--name",
+            hint=f"choose another name; `gpurun scale show {plan.name}` shows the campaign",
         )  # fmt: skip
     pinned, codes = pin(plan.jobs, inventory, home, environ)
     if found is not None and before is not None:

@@ -104,14 +104,16 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         BadInput: a part is not a valid size, or a size occurs twice.
     """
     words = [word.strip() for word in text.split(",")]
-    hint = "sizes look like 1,2,4,8"
+    hint = "write sizes such as 1,2,4,8"
     if wrong := [word for word in words if not _SIZE.match(word) or not 1 <= int(word) <= MOST_RANKS]:
         raise BadInput(f"--gpus: {wrong[0][:40]!r} is not a number of GPUs", hint=hint)
     sizes = [int(word) for word in words]
     if twice := [size for size in sizes if sizes.count(size) > 1]:
-        raise BadInput(f"--gpus: {twice[0]} stands there twice", hint="--repeat N runs each size N times")
+        raise BadInput(
+            f"--gpus has the size {twice[0]} twice", hint="write each size once: --repeat N runs each size N times"
+        )
     if len(sizes) > MOST_SIZES:
-        raise BadInput(f"--gpus: {len(sizes)} sizes; at most {MOST_SIZES}", hint=hint)
+        raise BadInput(f"--gpus has {len(sizes)} sizes, but at most {MOST_SIZES} are allowed", hint=hint)
     return tuple(sorted(sizes))
 
 
@@ -119,7 +121,8 @@ def check_name(name: str) -> None:
     """Refuse a name that cannot be a folder's name. Raises BadInput."""
     if not NAME.match(name):
         raise BadInput(
-            f"--name {name[:80]!r} is not a name of a campaign", hint="up to 64 letters, digits, '.', '_' and '-'"
+            f"--name {name[:80]!r} is not a valid name of a campaign",
+            hint="use up to 64 letters, digits, '.', '_' and '-'",
         )
 
 

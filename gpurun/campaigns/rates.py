@@ -16,7 +16,7 @@ WARM_UP = 0.2
 """The share of a rank's reports that is not counted, from the first on: programs start slowly."""
 LEAST_RATE, MOST_RATE = 1e-100, 1e100
 """No program has another rate; sums and quotients of these stay finite."""
-ADVICE = "report one: gpurun_runtime.report(step, images_per_s=…); or name another metric with --rate"
+ADVICE = "report a rate with gpurun_runtime.report(step, images_per_s=…), or name another metric with --rate"
 
 
 class SaidByRank(Protocol):
@@ -103,15 +103,19 @@ def _last_attempt(reports: Iterable[SaidByRank]) -> list[SaidByRank]:
 def _only_rate(reports: Sequence[SaidByRank]) -> str:
     names = sorted({name for report in reports for name in report.metrics if name.endswith(SUFFIX)})
     if len(names) > 1:
-        raise BadInput(f"ranks reported several rates: {', '.join(names[:8])}", hint="choose one with --rate NAME")
+        raise BadInput(
+            f"the ranks reported several rates: {', '.join(names[:8])}", hint="choose one rate with --rate NAME"
+        )
     if not names:
-        raise BadInput(f"no rank reported a rate, a metric that ends in {SUFFIX}; {_reported(reports)}", hint=ADVICE)
+        raise BadInput(
+            f"no rank reported a rate (a metric whose name ends in {SUFFIX}); {_reported(reports)}", hint=ADVICE
+        )
     return names[0]
 
 
 def _reported(reports: Sequence[SaidByRank]) -> str:
     names = sorted({name for report in reports for name in report.metrics})
-    return f"reported: {', '.join(names[:8])}" if names else "nothing was reported"
+    return f"the ranks reported: {', '.join(names[:8])}" if names else "the ranks reported nothing"
 
 
 def _summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:

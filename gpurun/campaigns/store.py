@@ -40,7 +40,7 @@ class CampaignFolder:
         try:
             return durable.read_record(path, CampaignPlan)
         except FileNotFoundError as error:
-            raise StateError("is missing", where=str(path)) from error
+            raise StateError("the plan of the campaign is missing", where=str(path)) from error
 
     def record(self, run: RunKey) -> RunRecord | None:
         """Read a run's record; None if the run has not begun. Raises StateError if the file is damaged."""
@@ -77,13 +77,15 @@ class CampaignFolder:
             StateUnavailable: another command runs the campaign.
         """
         if not self.is_mine():
-            raise NotYours("belongs to another user; only the owner may continue the campaign", where=self.name)
+            raise NotYours(
+                "the campaign belongs to another user; only its owner may continue the campaign", where=self.name
+            )
         descriptor = open_own_lock(self.path / "lock")
         try:
             if not lock.try_take(descriptor):
                 raise StateUnavailable(
                     "another command runs this campaign now", where=self.name,
-                    hint=f"`gpurun scale show {self.name}` shows the progress",
+                    hint=f"`gpurun scale show {self.name}` shows the progress of the campaign",
                 )  # fmt: skip
             yield
         finally:
@@ -122,7 +124,7 @@ class CampaignStore:
                     raise
                 raise StateUnavailable(
                     "another command has just begun a campaign of this name", where=plan.name,
-                    hint=f"`gpurun scale show {plan.name}` shows it; --name begins another campaign",
+                    hint=f"`gpurun scale show {plan.name}` shows that campaign; --name NAME begins a new campaign",
                 ) from error  # fmt: skip
         durable.sync_folder(self.folder)
         return CampaignFolder(path)
@@ -142,5 +144,5 @@ class CampaignStore:
         """Return the campaign of this name. Raises BadInput if there is none."""
         found = self.find(name)
         if found is None:
-            raise BadInput(f"there is no campaign {name[:80]!r}", hint="`gpurun scale list` shows all")
+            raise BadInput(f"there is no campaign {name[:80]!r}", hint="`gpurun scale list` shows all campaigns")
         return found

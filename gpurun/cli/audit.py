@@ -19,7 +19,7 @@ COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command"
 
 def audit(
     job: Annotated[
-        str | None, typer.Option("--job", "-j", metavar="JOB", help="Only this job: its id or the beginning of it.")
+        str | None, typer.Option("--job", "-j", metavar="JOB", help="Only this job: its id, or the start of its id.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +34,7 @@ def audit(
     for entry in entries:
         typer.echo(printable(_line(entry)))
     if not entries:
-        say("no entry matches")
+        say("no entry of the audit log matches")
 
 
 def _is_about(entry: Mapping[str, Any], job: str) -> bool:

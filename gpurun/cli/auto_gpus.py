@@ -66,8 +66,8 @@ def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
     samples = campaign_samples(home(os.environ), campaign, spec.launcher)
     if not samples:
         raise BadInput(
-            f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
-            hint="measure some sizes first: gpurun scale RECIPE --gpus 1,2,4",
+            f"gpurun cannot choose a size: there is no measured run of {campaign!r} with launcher {spec.launcher}",
+            hint="first measure some sizes: gpurun scale RECIPE --gpus 1,2,4",
         )
     from gpurun.doctor.bench_history import read
     from gpurun.scaling.model import fit  # after all checks that can fail: this import is slow
@@ -99,10 +99,11 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
 
 def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
     """Describe a smaller gang in one sentence."""
-    text = f"{count(smaller.gpus, 'GPU')} would start now with {smaller.rate:.0%} of the images/s of {gpus}"
+    text = f"{count(smaller.gpus, 'GPU')} would start now, at {smaller.rate:.0%} of the images/s of {gpus}"
     if smaller.is_sooner:
-        return f"{text}, and would end sooner"
+        return f"{text}, and end sooner"
     if smaller.sooner_below_s is None:
         return text
     need = count(gpus, "GPU needs", "GPUs need")
-    return f"{text}; they would end sooner if {need} less than {duration(smaller.sooner_below_s)}"
+    below = duration(smaller.sooner_below_s)
+    return f"{text}; the smaller gang would end sooner if {need} less than {below} for the job"

@@ -40,10 +40,10 @@ def bench(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="Image with mpi4py, and with Horovod to measure GPUs.")
+        str, typer.Option(metavar="IMAGE", help="Image with mpi4py. To measure GPUs, it also needs Horovod.")
     ] = IMAGE,
     gpus_per_host: Annotated[
-        int, typer.Option(min=1, metavar="GPUS", help="Ranks on each host, for allreduce only.")
+        int, typer.Option(min=1, metavar="GPUS", help="Ranks on each host in the allreduce test.")
     ] = 1,
     seconds: Annotated[
         float,
@@ -51,9 +51,11 @@ def bench(
             "--time", click_type=TIME, help="Measure each figure for this long, after a warm-up.", show_default="0.5s"
         ),
     ] = 0.5,
-    sizes: Annotated[str, typer.Option(metavar="SIZES", help="Allreduce sizes in bytes, with commas.")] = SIZES,
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZES", help="Sizes for allreduce: bytes, separated by commas.")
+    ] = SIZES,
     engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="Allreduce by auto, mpi (host memory) or horovod.")
+        str, typer.Option(metavar="ENGINE", help="Engine for allreduce: auto, mpi (host memory) or horovod.")
     ] = "auto",
     svg: Annotated[
         Path | None,
@@ -106,12 +108,14 @@ def spec_of(
     if len(hosts) < 2:
         raise BadInput("a benchmark needs at least two hosts")
     if len(generations) > 1:
-        hint = f"name the hosts of one of them: {', '.join(sorted(generations))}"
-        raise BadInput(f"the hosts have GPUs of {len(generations)} generations; a gang has one", hint=hint)
+        hint = f"name hosts of one generation only: {', '.join(sorted(generations))}"
+        raise BadInput(
+            f"a benchmark needs GPUs of one generation; these hosts have {len(generations)} generations", hint=hint
+        )
     if engine not in ENGINES:
-        raise BadInput(f"--engine is {engine!r}, not auto, mpi or horovod")
+        raise BadInput(f"--engine is {engine!r}, but must be auto, mpi or horovod")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
-        raise BadInput(f"--sizes is {sizes!r}, not numbers of bytes with commas between them")
+        raise BadInput(f"--sizes is {sizes!r}, but must be numbers of bytes with commas, such as 8,1024")
     racks = json.dumps({name: inventory.by_name[name].rack for name in hosts})
     leaders = ",".join(str(at * gpus_per_host) for at in range(len(hosts)))
     command = ["python3", "bench.py", "--output", f"{OUTPUTS}/{RESULT}", "--leaders", leaders, "--racks", racks]
@@ -160,7 +164,9 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
     try:
         document = json.loads((folder.outputs / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise JobFailed(f"the benchmark left no result: {error}", job=folder.id) from None
+        raise JobFailed(
+            f"gpurun cannot read the result of the benchmark: {error}", job=folder.id, hint=f"gpurun logs {folder.id}"
+        ) from None
     grants = folder.record().granted
     host_of = [grant.host for grant in grants for _ in grant.gpus]
     return result_from_document(document, [grant.host for grant in grants], host_of)
@@ -173,7 +179,7 @@ def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
 
     submission = submit_jobs([spec], inventory, home(os.environ), os.environ)
     if submission.problem is not None:
-        say(f"gpurun: {submission.problem}; {submission.folders[0].id} starts in its turn")
+        say(f"gpurun: {submission.problem}; {submission.folders[0].id} stays in the queue and starts in its turn")
     return submission.folders[0]
 
 
@@ -244,7 +250,7 @@ def _print(result: BenchResult, findings: Sequence[Finding], rates: Mapping[str,
     for engine, why in result.skipped.items():
         say(f"{engine} not measured: {printable(why)}")
     if rates:
-        say(f"the interfaces' own rate: {min(rates.values()):g} to {max(rates.values()):g} Gbit/s")
+        say(f"nominal rate of the hosts' network interfaces: {min(rates.values()):g} to {max(rates.values()):g} Gbit/s")
     print_findings(findings)
 
 

@@ -45,7 +45,8 @@ def cancel(
 ) -> None:
     """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that the hosts are clean.
 
-    If you give a name, gpurun cancels the job of this name that has not ended. If several have this name, give an id.
+    If you give a name, gpurun cancels the job of this name that has not ended. If several jobs have this name, give
+    an id.
 
     Root can cancel the jobs of all users. If the account of a job's owner no longer exists, gpurun finds the job's
     hosts in root's inventory.
@@ -81,7 +82,7 @@ def _chosen(store: JobStore, jobs: Sequence[str], *, mine: bool, everybody: bool
     if not jobs and not (mine or everybody):
         raise BadInput("name the jobs to cancel, or give --mine", where="cancel")
     if jobs and (mine or everybody):
-        raise BadInput("takes either jobs or --mine and --all", where="cancel")
+        raise BadInput("give jobs, or --mine or --all, but not both", where="cancel")
     if jobs:
         return list({folder.id: folder for folder in map(store.find, jobs)}.values())
     return _live(store, everybody=everybody)
@@ -134,7 +135,11 @@ def _ask(folders: list[JobFolder], *, yes: bool) -> None:
         say(printable(f"{record.id}  {record.owner}  {record.name}  {record.state.value}"))
     if folders and not yes:
         question = f"Cancel these {len(folders)} jobs?" if len(folders) > 1 else "Cancel this job?"
-        agree(question, "not cancelled: nobody is there to be asked", "give --yes to cancel without being asked")
+        agree(
+            question,
+            "not cancelled: gpurun cannot ask you, because stdin is not a terminal",
+            "give --yes to cancel without being asked",
+        )
 
 
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
@@ -175,8 +180,8 @@ def _have_it_carried(folder: JobFolder) -> None:
         return
     if problem := recover_as(record.owner_uid, folder.path.home, os.environ).problem:
         raise StateError(
-            f"the job has no supervisor, and gpurun could not start one: {printable(problem)}", job=folder.id,
-            hint="gpurun keeps the request. Correct this, then run `gpurun recover` as root: it cancels the job",
+            f"the job has no supervisor, and gpurun could not start a supervisor: {printable(problem)}", job=folder.id,
+            hint="gpurun keeps the cancel request. Correct the cause, then run `gpurun recover` as root",
         )  # fmt: skip
 
 
@@ -195,7 +200,7 @@ def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) 
         return
     take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
     if hosts := _holds(folder):
-        say(f"{folder.id}: its owner has no account, so root fences {', '.join(hosts)}")
+        say(f"{folder.id}: the job's owner has no account, so root fences {', '.join(hosts)}")
 
 
 def _is_waiting(folder: JobFolder) -> bool:

@@ -19,10 +19,10 @@ from gpurun.cli.printing import print_json, printable
 SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
 VARIABLES: Mapping[str, str] = {
     "GPURUN_HOME": "The state directory: jobs, leases and history.",
-    "GPURUN_INVENTORY": "The inventory file, if `--inventory` names none.",
-    "XDG_STATE_HOME": "Without GPURUN_HOME, the state directory is the folder `gpurun` in it.",
-    "XDG_CONFIG_HOME": "Without GPURUN_INVENTORY, gpurun looks for `gpurun/inventory.yaml` in it.",
-    "XDG_CACHE_HOME": "Caches are in the folder `gpurun` in it. You can delete them.",
+    "GPURUN_INVENTORY": "The inventory file, unless you give `--inventory`.",
+    "XDG_STATE_HOME": "Without GPURUN_HOME, the state directory is `$XDG_STATE_HOME/gpurun`.",
+    "XDG_CONFIG_HOME": "Without GPURUN_INVENTORY, gpurun looks for `$XDG_CONFIG_HOME/gpurun/inventory.yaml`.",
+    "XDG_CACHE_HOME": "Caches are in `$XDG_CACHE_HOME/gpurun`. You can delete this folder.",
     "NO_COLOR": "If set, gpurun prints without colours.",
 }
 
@@ -76,7 +76,7 @@ def _home() -> Used:
     if os.environ.get("GPURUN_HOME"):
         why = "$GPURUN_HOME"
     else:
-        why = f"{SYSTEM_HOME} exists" if found == SYSTEM_HOME else "your own; $GPURUN_HOME names another"
+        why = f"{SYSTEM_HOME} exists" if found == SYSTEM_HOME else "your own; set $GPURUN_HOME to use another"
     return Used("state directory", str(found), f"{why}; {'shared' if is_shared(found) else 'one user'}")
 
 
@@ -88,7 +88,7 @@ def _inventory() -> Used:
         found: Path | None = find(None, os.environ)
     except BadInput as error:
         return Used("inventory", "", error.message.split("\n")[0])
-    why = "$GPURUN_INVENTORY" if os.environ.get("GPURUN_INVENTORY") else "the first that there is"
+    why = "$GPURUN_INVENTORY" if os.environ.get("GPURUN_INVENTORY") else "the first inventory that gpurun finds"
     return Used("inventory", str(found), why)
 
 

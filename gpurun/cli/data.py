@@ -30,7 +30,7 @@ app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion
 
 @app.callback()
 def _data() -> None:
-    """Show, bring and remove the data sets that jobs read at /data/NAME."""
+    """Show, copy and remove the data sets that jobs read at /data/NAME."""
 
 
 def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -142,7 +142,9 @@ def evict(
             for line in _lines(chosen):
                 say(line)
             agree(
-                "Remove these?", "not removed: nobody is there to be asked", "give --yes to remove without being asked"
+                "Remove these?",
+                "not removed: gpurun cannot ask you, because stdin is not a terminal",
+                "give --yes to remove without being asked",
             )
         done = remove(fleet, names, [one.digest for one in chosen])
     if as_json:

@@ -83,7 +83,10 @@ def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tu
     found = cluster(inventory)
     chosen = tuple(host.name for host in found.choose(hosts))
     if not chosen:
-        raise BadInput(f"no host is {hosts or 'in the inventory'} now", hint="`gpurun inventory list` shows all hosts")
+        raise BadInput(
+            f"no host is {hosts} now" if hosts else "the inventory has no hosts",
+            hint="`gpurun inventory list` shows all hosts",
+        )
     return found.inventory, chosen
 
 

@@ -32,8 +32,8 @@ def refuse_deadline(home: Path) -> None:
 
     if is_shared(home) and os.getuid() != 0:
         raise NotYours(
-            "only root may set a deadline where several users share a state directory: it ends their jobs",
-            hint="drain without --deadline: gpurun still moves the gangs that may move",
+            "only root may set a deadline in a shared state directory: the deadline stops other users' jobs",
+            hint="leave out --deadline: gpurun then moves the gangs that can move, and waits for the others",
         )
 
 
@@ -64,7 +64,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
         if other := states - {"draining", "drained"}:
             raise StateError(
                 f"not all of these hosts are being drained: a host is {', '.join(sorted(other))}",
-                hint="`gpurun status` shows the hosts; gpurun can drain a lost host after its fence",
+                hint="`gpurun status` shows the state of each host. gpurun can drain a lost host only after its fence",
             )
         _say([each for each in leaving if (each.gang, each.fate) not in told], view.now_s)
         told.update((each.gang, each.fate) for each in leaving)

@@ -55,20 +55,23 @@ def show_plan(
 
 def _environment_line(told: dict[str, Any]) -> str:
     what = told["environment"]
-    does = "is there, with" if what["built"] else "is built on the head, once, with"
+    does = "is already built, with" if what["built"] else "will be built once, on the head, with"
     return printable(f"{what['image']} on {what['base']} {does}: {', '.join(what['requirements'])}")
 
 
 def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> None:
     typer.echo(f"{spec.name}: {count(spec.gpus, 'GPU')} ({placement.generation}) in {', '.join(placement.racks)}")
     if spec.rehearse_s is not None and spec.gpus > 1:
-        typer.echo(f"  before that one rank rehearses on one GPU, for {duration(spec.rehearse_s)} or up to a step")
+        typer.echo(
+            f"  before the start, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, "
+            "or until its first step"
+        )
     for grant in placement.grants:
         gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")
     for line in lines(expected(spec, placement.grants, inventory, os.environ)):
         typer.echo(f"  {line}")
-    typer.echo("settings, with where they come from:")
+    typer.echo("settings, each with its source:")
     for setting in plan.first.settings:
         typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")
     whole: list[HostPlan] = []
@@ -80,10 +83,10 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
         else:
             typer.echo(f"on {host.host}: as on {like}{', but ' if changes else ''}{_shown(changes)}")
         for told in host.ranks:
-            typer.echo(f"  a rank there is told {' '.join(f'{name}={value}' for name, value in told.items())}")
+            typer.echo(f"  a rank there gets {' '.join(f'{name}={value}' for name, value in told.items())}")
     if plan.has_launcher:
         typer.echo(f"in the container on {plan.first.host}:\n  {_shown(plan.launch)}")
-    typer.echo(f"each rank runs, by {RANK_SCRIPT}:\n  {_shown(spec.command)}")
+    typer.echo(f"each rank runs this command, through {RANK_SCRIPT}:\n  {_shown(spec.command)}")
 
 
 def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from gpurun.cli.jobs import open_store
 from gpurun.cli.options import InventoryOption, JsonOption, OnlyHostsOption
 from gpurun.cli.printing import print_json, printable, say, size_text
 from gpurun.errors import BadInput, StateError
+from gpurun.quantities.counts import count
 
 if TYPE_CHECKING:
     from gpurun.jobs.store import JobStore
@@ -25,15 +26,15 @@ def du(
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
-        bool, typer.Option("--caches", help="Show the size of your caches of models and kernels on hosts instead.")
+        bool, typer.Option("--caches", help="Instead, show the size of your caches of models and kernels on hosts.")
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what jobs take of the head's disk, the largest first.
+    """Show how much of the head's disk each job uses, the largest first.
 
-    A file with several names counts once: code that jobs share counts for the first of them.
+    A file with several names counts once. So code that several jobs share counts for the first of these jobs.
 
     gpurun du --caches --host @rack:r1
     """
@@ -43,7 +44,9 @@ def du(
         from gpurun.cli.host_caches import show_caches
 
         if jobs:
-            raise BadInput("caches belong to no job", where="--caches", hint="gpurun du --caches --host HOSTS")
+            raise BadInput(
+                "caches belong to no job, so name no jobs", where="--caches", hint="gpurun du --caches --host HOSTS"
+            )
         show_caches(hosts, inventory, as_json=as_json)
         return
     store = open_store()
@@ -95,7 +98,7 @@ def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -
     if rows:
         print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
     else:
-        say("no job takes disk on the head")
+        say("no job uses the head's disk")
     if free is not None:
         say(f"{size_text(free)} free on this disk")
     problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]
@@ -103,4 +106,7 @@ def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -
         say(f"not read: {printable(problem)}")
     if problems:
         more = len(problems) - UNREAD_SHOWN
-        say(f"{f'{more} more were not read; ' if more > 0 else ''}sizes marked with + may be larger")
+        rest = (
+            f"gpurun could not read {count(more, 'more file or folder', 'more files or folders')}. " if more > 0 else ""
+        )
+        say(f"{rest}The real size may be larger where the table has a +")

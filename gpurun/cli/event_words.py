@@ -25,8 +25,8 @@ def event_text(event: Mapping[str, Any]) -> str:
     if kind == "host":
         return f"{event.get('host')}: {event.get('state')}{because(event)}"
     if kind == "notify":
-        done = "told" if event.get("sent") else "could not tell"
-        return f"{done} {event.get('to')} of {event.get('event')}{because(event)}"
+        done = "sent" if event.get("sent") else "could not send"
+        return f"{done} the message {event.get('event')!r} to {event.get('to')}{because(event)}"
     return str(event.get("text") or kind)
 
 
@@ -43,7 +43,7 @@ def placement_text(event: Mapping[str, Any]) -> str:
     what = plural(gpus, "GPU")
     return (
         f"{gpus} {event['generation']} {what} on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
-        "fewest racks, then fewest hosts, then the tightest fit"
+        "chosen for fewest racks, then fewest hosts, then the tightest fit"
     )
 
 

@@ -49,10 +49,10 @@ def exec_(
     refuse_others(folder, "run commands in it")
     record = folder.record()
     if record.started_s is None or record.state.ended:
-        raise BadInput(f"it is {record.state.value}: there is no container to enter", job=record.id)
+        raise BadInput(f"the job is {record.state.value}, so no container of it runs", job=record.id)
     lease = LeaseStore(folder.path.home).read(record.id)
     if lease is None:
-        raise StateError("its lease is gone", job=record.id, hint="`gpurun recover` restores it")
+        raise StateError("the job's lease is gone", job=record.id, hint="`gpurun recover` restores the lease")
     spec, links = folder.spec(), Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
     seating = Seating.of(lease.members, spec)
     try:

@@ -66,10 +66,10 @@ def follow_job(
             view.close()
             if interrupted or not cancel_on_interrupt:
                 goes_on = "is being cancelled" if interrupted else "continues"
-                say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows it")
+                say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows the job")
                 return INTERRUPTED
             interrupted = True
-            say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")
+            say(f"\ncancelling {folder.id}; Ctrl-C again stops this view, and the supervisor completes the cancel")
             cancel_job(folder, reason="Ctrl-C")
 
 
@@ -88,7 +88,10 @@ def follow_new(folder: JobFolder, *, as_json: bool) -> NoReturn:
 def follow(
     job: JobArgument,
     tail: Annotated[
-        int, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last LINES lines of the ranks.")
+        int,
+        typer.Option(
+            "--tail", "-n", min=0, metavar="LINES", help="Begin with the last LINES lines that ranks printed."
+        ),
     ] = FIRST_LINES,
 ) -> None:
     """Show a job's states, hosts and output live until it ends. Exits with the job's exit code.

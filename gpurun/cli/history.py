@@ -73,9 +73,9 @@ def history(
     elif found:
         _print_table(found[:SHOWN])
         if len(found) > SHOWN:
-            say(f"there are more; --since, --csv and --json show them. The newest {SHOWN} are shown")
+            say(f"only the newest {SHOWN} are shown; --until, --csv and --json show older attempts")
     else:
-        say(f"no attempt that has ended matches, in {home(os.environ)}")
+        say(f"no ended attempt in {home(os.environ)} matches")
     end_with(problems)
 
 
@@ -126,7 +126,7 @@ def _rebuild() -> None:
 
     attempts, aside = rebuild(home(os.environ))
     if aside is not None:
-        say(f"the old file was damaged; it is kept as {aside}")
+        say(f"the old history file was damaged; gpurun keeps this file as {aside}")
     say(f"your history has {count(attempts, 'attempt')}")
 
 

@@ -64,7 +64,11 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
     from gpurun.data.caches import measure, trim
 
     if wish.for_jobs:
-        raise BadInput("caches belong to no job", where="--caches", hint="gpurun prune --caches --keep-below SIZE")
+        raise BadInput(
+            "caches belong to no job, so leave out all options about jobs",
+            where="--caches",
+            hint="gpurun prune --caches --keep-below SIZE",
+        )
     found = cluster(wish.inventory)
     chosen, dry_run = found.choose(wish.hosts), wish.dry_run
     limits = {
@@ -79,7 +83,8 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
         if beyond and not dry_run:
             if not wish.yes:
                 agree(
-                    "Remove what was used least recently?", "not pruned: nobody is there to be asked",
+                    "Remove the least recently used files?",
+                    "not pruned: gpurun cannot ask you, because stdin is not a terminal",
                     "give --yes to prune without being asked",
                 )  # fmt: skip
             caches, more = trim(fleet, {each.host: limits[each.host] for each in beyond}, owner)
@@ -105,7 +110,9 @@ def _use(each: HostCaches) -> str:
 
 def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> None:
     for each in beyond:
-        typer.echo(f"{each.host}: {size_text(each.bytes)}, {size_text(limits[each.host])} may stay{_use(each)}")
+        typer.echo(
+            f"{each.host}: {size_text(each.bytes)} in caches, {size_text(limits[each.host])} may stay{_use(each)}"
+        )
     if not beyond:
         typer.echo("nothing to remove")
 
@@ -113,7 +120,7 @@ def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> No
 def _print_done(caches: Sequence[HostCaches]) -> None:
     for each in caches:
         if each.jobs:
-            say(f"stays on {each.host}: used by {printable(', '.join(each.jobs))}")
+            say(f"the caches stay on {each.host}: used by {printable(', '.join(each.jobs))}")
         for stuck in each.stuck:
             say(f"not removed on {each.host}: {printable(stuck)}")
     say(f"removed {size_text(sum(each.freed for each in caches))}")

@@ -33,7 +33,7 @@ def init(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="Hosts such as 'gpu-[01-16]', or a file that lists hosts: Ansible, OpenSSH, Slurm, MPI or CSV.",
+            help="Hosts such as 'gpu-[01-16]', or a file with hosts, of Ansible, OpenSSH, Slurm, MPI or CSV.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +70,8 @@ def init(
         _step(3, "what the hosts have")
         failed = _probe(target, yes=yes, keep=is_continued)
     except BadInput as error:
-        error.hint = f"{error.hint}; `gpurun init` continues here" if error.hint else "`gpurun init` continues here"
+        again = "run `gpurun init` again to continue"
+        error.hint = f"{error.hint}; then {again}" if error.hint else again
         raise
     _say_next(target, failed)
     if failed:
@@ -92,21 +93,23 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
     if not guesses(text) and (was_probed or not is_imported(text)):
         raise BadInput(
             "this inventory already exists", where=str(target),
-            hint="`gpurun doctor` checks the hosts, `gpurun inventory trust @all` and `gpurun inventory probe --write` "
-            "compare the inventory with the hosts; `gpurun init -i FILE` writes another inventory",
+            hint="`gpurun doctor` checks the hosts\n"
+            "    `gpurun inventory trust @all` and `gpurun inventory probe --write` compare the inventory with "
+            "the hosts\n"
+            "    `gpurun init -i FILE` writes another inventory",
         )  # fmt: skip
     if source is not None and set(_read(source).values) != set(found.by_name):
         raise BadInput(
-            "this inventory already exists, with other hosts", where=str(target),
+            "this inventory already exists, but with other hosts than you gave", where=str(target),
             hint="`gpurun init` without hosts continues with this inventory; `gpurun init -i FILE` writes another "
             "inventory",
         )  # fmt: skip
     if user is not None and any(host.user != user for host in found.hosts):
         raise BadInput(
-            f"the inventory names another user than {user!r}", where=str(target),
+            f"a host of this inventory has another user than {user!r}", where=str(target),
             hint=f"gpurun inventory set @all user={user}",
         )  # fmt: skip
-    say(printable(f"{target}: continues with its {count(len(found.hosts), 'host')}"))
+    say(printable(f"{target}: gpurun init continues with its {count(len(found.hosts), 'host')}"))
 
 
 def _step(number: int, what: str) -> None:
@@ -191,7 +194,11 @@ def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:
     change_file(target, rewrite, yes=yes)
     for host, left in differing(load(target), survey).items():
         for one in left:
-            say(printable(f"{host}: {one.key} is {one.found}; the inventory says {one.stated}, and that stays"))
+            say(
+                printable(
+                    f"{host}: {one.key} is {one.found}; the inventory says {one.stated}, and gpurun keeps this value"
+                )
+            )
     return _said(survey)
 
 
@@ -227,16 +234,19 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
     gpus, racks = count(found.total_gpus, "GPU"), count(len(found.racks), "rack")
     say(f"\n{target}: {count(len(found.hosts), 'host')}, {gpus}, {racks}")
     if len(found.racks) == 1 and len(found.hosts) > 1:
-        say("All hosts are in one rack. If there are more, edit `racks:`: gpurun prefers one rack for a gang.")
+        say(
+            "All hosts are in one rack of the inventory. If you have several racks, edit `racks:`. "
+            "gpurun prefers one rack for a gang."
+        )
     if failed:
         hosts = count(len(failed), "host")
         say(f"{hosts} did not answer: `gpurun doctor` shows why; `gpurun inventory remove` removes hosts.")
     steps = [
         ("gpurun doctor", "check hosts, links and drivers"),
-        ("gpurun submit -n 2 --image IMAGE --follow -- nvidia-smi", "a first job; IMAGE is on this machine"),
+        ("gpurun submit -n 2 --image IMAGE --follow -- nvidia-smi", "a first job; IMAGE must be on this machine"),
     ]
     if EXAMPLE.is_dir():  # the wheel has no recipes
-        steps.append((f"gpurun submit {EXAMPLE} --follow", "a recipe: copy it and change it"))
+        steps.append((f"gpurun submit {EXAMPLE} --follow", "an example; copy its recipe for your job"))
     say("Next:")
     for command, why in steps:
         say(f"  $ {command:58} # {why}")

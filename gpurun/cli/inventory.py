@@ -24,7 +24,7 @@ COMMANDS = {
     "uncordon": Place("gpurun.cli.inventory_state:uncordon", "Give hosts new gangs again"),
     "trust": Place("gpurun.cli.inventory_trust:trust", "Show and trust host keys"),
     "connect": Place("gpurun.cli.inventory_connect:connect", "Log in to hosts with a second factor"),
-    "import": Place("gpurun.cli.inventory_exchange:import_", "Make an inventory from another tool's"),
+    "import": Place("gpurun.cli.inventory_exchange:import_", "Make an inventory from another tool's hosts"),
     "export": Place("gpurun.cli.inventory_exchange:export", "Print the inventory for another tool"),
 }
 

@@ -32,7 +32,7 @@ def connect(
 ) -> None:
     """Log in to hosts that ask for a second factor, and share the connection. Exits 4 if a login fails.
 
-    ssh asks on this terminal. gpurun opens no such connection to hosts that ask nothing.
+    ssh asks its questions on this terminal. To hosts that ask nothing, the command opens no shared connection.
 
     gpurun inventory connect @rack:r1
     """
@@ -59,8 +59,10 @@ def _connect(target: Target, keep_s: int) -> HostFailure | None:
     from gpurun.remote.ssh_config import resolve
 
     if target.ssh == "paramiko":
-        hint = f"let gpurun choose: gpurun inventory set {target.name} ssh="
-        raise BadInput("the inventory says `ssh: paramiko`, which shares no connection", host=target.name, hint=hint)
+        hint = f"to let gpurun choose how to connect: gpurun inventory set {target.name} ssh="
+        raise BadInput(
+            "the inventory says `ssh: paramiko`, and paramiko cannot share a connection", host=target.name, hint=hint
+        )
     route = resolve(target)
     error = _refusal(target)
     for hop in route.hops:
@@ -70,11 +72,11 @@ def _connect(target: Target, keep_s: int) -> HostFailure | None:
             _ask_on_the_terminal(route)
             say(f"{hop.name}: ssh asks:")
             if not open_for_a_person(hop, keep_s):
-                return AuthenticationFailed(f"{hop.name} let nobody in", host=target.name, hint=error.hint)
+                return AuthenticationFailed(f"{hop.name} refused the login", host=target.name, hint=error.hint)
             error = _refusal(target)
     if error is None:
         shared = [hop.name for hop in live(route)]
-        say(f"{target.name}: connected" + (f" (shared: {', '.join(shared)})" if shared else ", and asks nothing"))
+        say(f"{target.name}: connected" + (f" (shared: {', '.join(shared)})" if shared else "; the host asked nothing"))
     return error
 
 
@@ -88,5 +90,5 @@ def _refusal(target: Target) -> HostFailure | None:
 
 def _ask_on_the_terminal(route: Route) -> None:
     if not sys.stdin.isatty():
-        hint = f"run it in a terminal: gpurun inventory connect {route.name}"
-        raise BadInput("nobody is there to answer what the host asks", host=route.name, hint=hint)
+        hint = f"run this command in a terminal: gpurun inventory connect {route.name}"
+        raise BadInput("the host asks a question, but stdin is not a terminal", host=route.name, hint=hint)

@@ -111,7 +111,7 @@ def edit(
     inventory: InventoryOption = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Continue to edit a text that an earlier edit kept.", show_default=False),
+        typer.Option(metavar="FILE", help="Continue with the text that an earlier `edit` saved.", show_default=False),
     ] = None,
 ) -> None:
     """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves it for --resume."""
@@ -132,7 +132,7 @@ def edit(
         if read(draft) == before:
             draft.unlink()
             raise
-        error.hint = f"what you typed is kept: gpurun inventory edit --resume {shlex.quote(str(draft))}"
+        error.hint = f"gpurun saved your text. To continue: gpurun inventory edit --resume {shlex.quote(str(draft))}"
         raise
     draft.unlink()
 
@@ -164,14 +164,14 @@ def diff(
         if not every:
             typer.echo(_coloured(change_.diff, wants_colour(sys.stdout)))
     if not changes:
-        say("no change is recorded")
+        say("the inventory has no recorded change")
 
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
-    """Undo the latest change. Run it again to undo the change before."""
+    """Undo the latest change. Run the command again to undo the change before."""
     file, by = inventory_file(located(inventory)), author()
     target, preview = file.preview_undo(by)
-    say(f"takes back change {_headline(target)}")
+    say(f"undoes change {_headline(target)}")
     if dry_run:
         typer.echo(_coloured(preview.diff, coloured=False))
         return
@@ -223,13 +223,13 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
         if not yes:
             agree(
                 "Change the inventory?",
-                "nobody is there to agree to this change",
-                "--yes makes it, --dry-run only shows it",
+                "the inventory is unchanged: gpurun cannot ask you, because stdin is not a terminal",
+                "--yes makes the change without a question; --dry-run only shows the change",
             )
         try:
             _report(carry_out(preview))
         except Conflict as conflict:
-            say("the inventory was changed meanwhile; the change is now:")
+            say("somebody else changed the inventory meanwhile. Your change is now:")
             preview = conflict.preview
         else:
             return
@@ -243,9 +243,9 @@ def _report(change_: RecordedChange | None) -> None:
     if change_ is None:
         say("nothing to change")
     elif change_.undoes is not None:
-        say(f"change {change_.undoes} is taken back")
+        say(f"change {change_.undoes} is undone")
     else:
-        say(f"change {change_.number} made; gpurun inventory undo takes it back")
+        say(f"change {change_.number} made; `gpurun inventory undo` undoes it")
 
 
 def inventory_file(path: Path) -> InventoryFile:
@@ -271,7 +271,7 @@ def _choose(inventory: Inventory, hosts: str) -> tuple[str, ...]:
 
     chosen = tuple(host.name for host in Cluster(inventory, state_home()).choose(hosts))
     if not chosen:
-        raise BadInput(f"there is no host in {hosts!r}")
+        raise BadInput(f"no host matches {hosts!r}")
     return chosen
 
 
@@ -285,14 +285,17 @@ def _draft(path: Path, text: bytes) -> Path:
 def _run_editor(draft: Path) -> None:
     chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not chosen and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadInput("inventory edit needs a terminal", hint="`gpurun inventory set HOSTS KEY=VALUE` changes values")
+        raise BadInput(
+            "inventory edit needs a terminal",
+            hint="`gpurun inventory set HOSTS KEY=VALUE` changes values without an editor",
+        )
     words = shlex.split(chosen or "vi")
     try:
         code = subprocess.run([*words, str(draft)], check=False).returncode
     except OSError as error:
         raise BadInput(f"cannot start the editor {words[0]!r}: {error.strerror}") from error
     if code != 0:
-        raise BadInput(f"the editor {words[0]!r} ended with {code}; nothing was changed")
+        raise BadInput(f"the editor {words[0]!r} ended with exit code {code}; gpurun changed nothing")
 
 
 def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes], bytes]:
@@ -300,7 +303,9 @@ def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes
 
     def rewrite(now: bytes) -> bytes:
         if now != before:
-            raise StateError("the inventory was changed while you were editing; nothing was written")
+            raise StateError(
+                "somebody else changed the inventory while you edited it, so gpurun did not write your text"
+            )
         parse(after, draft)
         return after
 
@@ -309,7 +314,7 @@ def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes
 
 def _headline(change_: RecordedChange) -> str:
     when = date_time(change_.when_s)
-    undoes = f" (takes back {change_.undoes})" if change_.undoes is not None else ""
+    undoes = f" (undoes {change_.undoes})" if change_.undoes is not None else ""
     return printable(f"{change_.number}  {when}  {change_.who}  {change_.command}{undoes}")
 
 

@@ -40,7 +40,9 @@ def import_(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the new inventory, or its changes; write nothing.")
     ] = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Add the hosts to an inventory from another source.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the hosts to an inventory that has other sources.")
+    ] = False,
     gpus: Annotated[
         int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source does not say.")
     ] = None,
@@ -58,7 +60,7 @@ def import_(
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,
 ) -> None:
-    """Make an inventory from other tools' lists of hosts, or merge the changes of such a list since the last import.
+    """Make an inventory from another tool's list of hosts, or merge the changes of this list since the last import.
 
     Reads Ansible inventories, ssh config, Slurm configurations, hostfiles, CSV, SkyPilot's SSH node pools, dstack's SSH
     fleets and /etc/hosts. If the inventory exists, the command shows the difference and asks.
@@ -87,7 +89,7 @@ def import_(
         _merge(draft, target, stated, yes=yes, dry_run=dry_run)
         return
     if interface is None:
-        draft.guess("interface eth0: gpurun inventory probe shows what the hosts have")
+        draft.guess("interface eth0 (`gpurun inventory probe` shows the interfaces of the hosts)")
     if dry_run:
         text = compose(draft, stated, wires)
         parse(text.encode(), target)
@@ -118,7 +120,10 @@ def _wires(fabric: str, interface: str | None, hcas: Sequence[str]) -> dict[str,
     convert(fabric, FABRIC["kind"], "--fabric")
     convert(interface or "eth0", FABRIC["interface"], "--interface")
     if hcas and fabric == "tcp":
-        raise BadInput("--hca names RDMA devices, and --fabric tcp uses none", hint="--fabric roce, or infiniband")
+        raise BadInput(
+            "--hca names RDMA devices, and --fabric tcp uses no RDMA device",
+            hint="give --fabric roce or --fabric infiniband, or leave out --hca",
+        )
     wires = {"kind": fabric, "interface": interface or "eth0"}
     if hcas:
         wires["hcas"] = f"[{', '.join(hcas)}]"
@@ -226,4 +231,4 @@ def _notes(draft: Draft, *, most: int | None) -> None:
         for note in notes[:most]:
             say(f"{title}: {printable(note)}")
         if most is not None and len(notes) > most:
-            say(f"{title}: and {len(notes) - most} more; --dry-run prints all of them")
+            say(f"{title}: {len(notes) - most} more; --dry-run prints all")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List hosts with their state. Hosts of a rack that are alike share a line.
+    """List hosts with their state. Hosts of a rack that differ only in name share a line.
 
     gpurun inventory list @rack:r1
     """
@@ -37,7 +37,7 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
 
 
 def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show everything known about hosts, defaults included. Without HOSTS: about the cluster.
+    """Show everything known about hosts, defaults included. Without HOSTS, show the whole cluster.
 
     gpurun inventory show gpu-r1-01
     """

@@ -50,7 +50,7 @@ def drain(
 
     A gang moves if its recipe has max_restarts or is preemptible, and if other hosts can run the gang. The ranks get
     SIGTERM and the grace period; the job waits in the queue, then continues from its checkpoint. The move does not
-    count for max_restarts. An elastic gang only releases these hosts, if its other hosts are enough. The drain waits
+    count for max_restarts. An elastic gang releases only these hosts if its other hosts are enough. The drain waits
     for all other gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends
     the drain.
 
@@ -65,7 +65,7 @@ def drain(
     until_s = None if deadline_s is None else clock.now_s() + deadline_s
     names = [host.name for host in found.choose(hosts)]
     if not names:
-        raise BadInput(f"{hosts!r} names no host")
+        raise BadInput(f"no host matches {hosts!r}")
     changed = _cordon(found, names, "draining", reason, until_s)
     if not as_json:
         _report(names, changed, "draining", as_json=False)
@@ -90,7 +90,10 @@ def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: J
     for name in names if not as_json else ():
         if (out := found.outs.get(name)) is not None:
             say(
-                printable(f"{name}: {out.words}; it returns when a check passes, and `gpurun doctor {name}` checks now")
+                printable(
+                    f"{name}: {out.words}; the host gets jobs again when a check passes. "
+                    f"`gpurun doctor {name}` checks the host now"
+                )
             )
     if lifted:
         _start_what_fits(found.home)
@@ -117,7 +120,7 @@ def _cordon(
     from gpurun.state.people import myself
 
     if not reason.isprintable():
-        raise BadInput("a reason is one line of printable text")
+        raise BadInput("--reason must be one line of printable text")
     cordon = Cordon(state, myself(), time.time(), reason, until_s=until_s)
     with changing_cordons(found.home) as cordons:
         return [name for name in names if put_cordon(cordons, found.known[name], cordon)]
@@ -130,7 +133,7 @@ def _say_lost(found: Cluster, names: Sequence[str]) -> None:
 
     cordons = cordons_on(read_cordons(found.home), [found.known[name] for name in names])
     if lost := [name for name, cordon in cordons.items() if cordon.state == "lost"]:
-        say(f"{fold(lost)}: lost; gets no gangs until its GPUs have been fenced")
+        say(f"{fold(lost)}: lost; gets no gangs until a fence of its GPUs succeeds")
 
 
 def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: bool) -> None:

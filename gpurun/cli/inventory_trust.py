@@ -28,7 +28,9 @@ def trust(
     hosts: HostsArgument,
     inventory: InventoryOption = None,
     yes: YesOption = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Also trust keys that replace known ones.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also trust keys that differ from the known keys.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer.", show_default="5s")
     ] = 5.0,
@@ -36,7 +38,8 @@ def trust(
 ) -> None:
     """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
 
-    The jump hosts on the way to a host come first. HOSTS may also name a jump host that is not in the inventory.
+    The command asks the jump hosts on the way to a host first. HOSTS may also name a jump host that is not in
+    the inventory.
 
     gpurun inventory trust @rack:r1
     """
@@ -104,7 +107,11 @@ def _ask(wanted: Sequence[Offer]) -> None:
     from gpurun.inventory.hostset import fold
 
     names = fold(offer.host for offer in wanted)
-    agree(f"Trust {names}?", "nobody is there to compare the fingerprints", "--yes trusts them")
+    agree(
+        f"Trust {names}?",
+        "gpurun cannot ask you whether these fingerprints are right, because stdin is not a terminal",
+        "--yes trusts the keys without a question",
+    )
 
 
 def _to_write(offer: Offer, replace: bool) -> bool:
@@ -147,7 +154,7 @@ def _report(written: int, offered: Sequence[Offer], refused: Sequence[Offer]) ->
     elif not refused:
         say("every key is known already")
     hints = {
-        "changed": "its key is not the one known_hosts has; if you know why, --replace trusts the new one",
+        "changed": "its key differs from the key in known_hosts; if you know why, --replace trusts the new key",
         "revoked": "its key is marked as revoked in known_hosts",
         "unreachable": "no answer",
     }

@@ -127,14 +127,16 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
         SETTINGS[key].names[-1]: (key, _value(SETTINGS[key], value, inventory)) for key, value in given.items()
     }
     if command is not None and not command:
-        raise BadInput("no command follows --", hint="remove --, or write the program after --: -- python3 train.py")
+        raise BadInput(
+            "no command follows --", hint="write a command after --, such as -- python3 train.py, or remove --"
+        )
     if command is not None:
         flags["the command"] = ("command", list(command))
     gpus = given.get("gpus")
     if isinstance(gpus, str) and (found := _NUMBER_AND_KIND.fullmatch(gpus)):
         number, kind = found[1] or found[4], found[2] or found[3]
-        like = "" if kind.lower() == "gpu" else f" --gpu-model {kind}, or --generation for a family of GPUs"
-        raise BadInput(f"--gpus: {gpus!r} is a number and a kind of GPU", hint=f"use -n {number}{like}")
+        like = "" if kind.lower() == "gpu" else f" --gpu-model {kind}; --generation names a family of GPUs"
+        raise BadInput(f"--gpus takes a number of GPUs, not {gpus!r}", hint=f"use -n {number}{like}")
     if isinstance(gpus, str) and gpus.startswith("auto"):
         from gpurun.cli.auto_gpus import chosen_gpus
 

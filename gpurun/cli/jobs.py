@@ -104,7 +104,7 @@ def status(
     """
     wanted = _wanted(mine=mine, user=user, states=states or ())
     if (jobs or watch) and (wanted or (jobs and watch)):
-        raise BadInput("takes jobs, or --watch, or --mine, --user and --state", where="status")
+        raise BadInput("give only one of: jobs, --watch, filters (--mine, --user, --state)", where="status")
     store = open_store()
     if jobs:
         _show_jobs(store, jobs, as_json=as_json)
@@ -243,7 +243,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
         "beside": printable(beside_text(folder)),
-        "whole": whole_text(folder),
+        "whole copy": whole_text(folder),
     }
     for key, value in rows.items():
         if value:
@@ -321,7 +321,7 @@ def _lost(store: JobStore, folder: JobFolder) -> list[str]:
     from gpurun.leases.store import LeaseStore
 
     leases = [lease for lease in LeaseStore(store.home).read_all().leases if lease.lost and lease.job == folder.id]
-    why = {grant.host: "gave no proof that its GPUs are free" for lease in leases for grant in lease.grants}
+    why = {grant.host: "the host gave no proof that its GPUs are free" for lease in leases for grant in lease.grants}
     if why:
         for event in EventTail(folder.events).new():
             if event.get("kind") == "host" and event.get("host") in why and event.get("reason"):

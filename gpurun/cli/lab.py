@@ -58,15 +58,15 @@ def up(
     hosts: Annotated[int, typer.Option(metavar="COUNT", help="Hosts in each rack.")] = 2,
     gpus: Annotated[int, typer.Option(metavar="COUNT", help="GPUs in each host.")] = 4,
     generation: Annotated[
-        str, typer.Option(metavar="NAMES", help="GPU generation; with commas, one for each rack: pascal,volta.")
+        str, typer.Option(metavar="NAMES", help="GPU generation, or one generation for each rack: pascal,volta.")
     ] = "pascal",
     host_link: Annotated[
         int,
-        typer.Option(click_type=RATE, help="Rate of each host's link, each direction.", show_default="10gbit"),
+        typer.Option(click_type=RATE, help="Rate of each host's link in each direction.", show_default="10gbit"),
     ] = 10_000_000_000,
     rack_uplink: Annotated[
         int,
-        typer.Option(click_type=RATE, help="Rate of each rack's uplink, each direction.", show_default="2.5gbit"),
+        typer.Option(click_type=RATE, help="Rate of each rack's uplink in each direction.", show_default="2.5gbit"),
     ] = 2_500_000_000,
     disk: Annotated[
         int | None, typer.Option(click_type=SIZE, help="Give each host a disk of this size, such as 2GiB.")
@@ -74,7 +74,7 @@ def up(
     fabric: Annotated[
         str, typer.Option(metavar="KIND", help="Fabric in the inventory: tcp, or roce (simulated).")
     ] = "tcp",
-    resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
+    resolve_names: Annotated[bool, typer.Option(help="Let each host resolve the names of all hosts.")] = True,
 ) -> None:
     """Start a lab; print the folder with its inventory.
 
@@ -98,7 +98,7 @@ def up(
             resolve_names=resolve_names,
         )
     )
-    typer.echo(f"lab {name!r} is up: gpurun … --inventory {lab.inventory}", err=True)
+    typer.echo(f"lab {name!r} is up; use it with: gpurun … --inventory {lab.inventory}", err=True)
     typer.echo(str(lab.folder))
 
 
@@ -114,7 +114,7 @@ def down(
 
 def status(
     name: Name = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Show the state of a lab and its hosts."""
     from gpurun.lab.lab import Lab

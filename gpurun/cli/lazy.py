@@ -144,7 +144,7 @@ class _Command(_Examples, TyperCommand):
             given = ctx.params.get(parameter.name or "")
             for text in given if isinstance(given, (list, tuple)) else (given,):
                 if isinstance(text, str) and not _is_text(text):
-                    raise click.BadParameter(f"{text!r} is not text in UTF-8.", ctx, parameter)
+                    raise click.BadParameter(f"{text!r} is not valid UTF-8.", ctx, parameter)
         return rest
 
 

@@ -39,7 +39,8 @@ def logs(
         ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="PATTERN", help="Print only lines that match (Python's re).")
+        str | None,
+        typer.Option("--grep", metavar="PATTERN", help="Print only lines that match this regular expression."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     timestamps: Annotated[
@@ -105,7 +106,7 @@ def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
         record = folder.record()
         ranks = len(record.granted) if record.granted and record.attempt == 1 else ranks
     if rank >= ranks:
-        raise BadInput(f"has no rank {rank}", job=folder.id, hint=f"its ranks are 0 to {ranks - 1}")
+        raise BadInput(f"the job has no rank {rank}", job=folder.id, hint=f"the job's ranks are 0 to {ranks - 1}")
     return rank
 
 
@@ -118,7 +119,9 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadInput(f"--grep {text[:40]!r} is not a pattern: {error}" if text else f"--grep: {error}") from None
+        raise BadInput(
+            f"--grep {text[:40]!r} is not a regular expression: {error}" if text else f"--grep: {error}"
+        ) from None
 
 
 def _text(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> str:
@@ -134,9 +137,9 @@ def _json(logged: LoggedLine) -> str:
 def _say_why_nothing(folder: JobFolder, record: JobRecord) -> None:
     """Say why no line is printed: the job waits, its ranks have not printed, or no line matches."""
     if folder.log.exists() and folder.log.stat().st_size:
-        say(f"no line of {record.id}'s log matches")
+        say(f"no line of {record.id}'s log matches the options")
     elif record.state is State.QUEUED:
-        say(f"{record.id} has printed nothing: the job waits; `gpurun why {record.id}` explains why")
+        say(f"{record.id} has printed nothing: the job waits in the queue; `gpurun why {record.id}` explains why")
     else:
         say(f"{record.id} has printed nothing{'' if record.state.ended else ' yet'}: the job is {record.state.value}")
 

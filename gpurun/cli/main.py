@@ -30,7 +30,7 @@ SECTIONS = {
         "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
         "validate": Place("gpurun.cli.validate:validate", "Check a recipe; print its JSON Schema"),
         "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
-        "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
+        "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate with several numbers of GPUs"),
     },
     "Jobs": {
         "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
@@ -68,11 +68,11 @@ SECTIONS = {
     "Housekeeping": {
         "du": Place("gpurun.cli.du:du", "Show how much disk jobs take on the head"),
         "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
-        "recover": Place("gpurun.cli.recover:recover", "Continue what a crash interrupted"),
-        "timer": Place("gpurun.cli.timer:app", "Have systemd run `gpurun recover`"),
+        "recover": Place("gpurun.cli.recover:recover", "Restart supervisors that died; report damaged leases"),
+        "timer": Place("gpurun.cli.timer:app", "Let systemd run `gpurun recover` every minute"),
         "audit": Place("gpurun.cli.audit:audit", "Show who did what"),
         "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
-        "config": Place("gpurun.cli.config:app", "Show which files and variables commands use"),
+        "config": Place("gpurun.cli.config:app", "Show which files and environment variables apply"),
         "version": Place("gpurun.cli.config:version", "Print versions"),
         "man": Place("gpurun.cli.man:man", "Write the manual pages"),
     },
@@ -200,7 +200,7 @@ def _told(error: click.ClickException, meant: str | None) -> click.ClickExceptio
     if not isinstance(error, click.NoSuchOption):
         return error
     more = f" Did you mean {meant!r}?" if meant else ""
-    counts = "\n  → gpurun counts GPUs: `-n 8 --gpus-per-host 4` takes two hosts"
+    counts = "\n  → gpurun counts GPUs, not hosts: `-n 8 --gpus-per-host 4` takes two hosts"
     more += counts if meant and error.option_name in HOSTS else ""
     return click.UsageError(f"No such option {error.option_name!r}.{more}", error.ctx)
 
@@ -218,7 +218,7 @@ def _say_how_hosts_are_named(error: click.UsageError) -> None:
         "HOSTS" in str(parameter.metavar) for parameter in parameters if parameter.param_type_name == "argument"
     )
     if has_hosts and "unexpected extra argument" in error.message:
-        typer.echo("  → one word names all hosts: gpu-01,gpu-02 or gpu-[01-16] or @rack:r1", err=True)
+        typer.echo("  → write all hosts as one word, such as gpu-01,gpu-02 or gpu-[01-16] or @rack:r1", err=True)
 
 
 def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str], meant: str | None) -> None:
@@ -232,7 +232,7 @@ def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str], mean
         behind = {word.partition("=")[0] for word in args[at:]}
         is_whole = at > 0 and words[0] not in PROGRAMS and not behind & {*_options_of(error)}
         line = shlex.join([*args[:at], "--", *args[at:]]) if is_whole else f"{words[0]} {line}"
-        typer.echo(printing.printable(f"  → a program and its arguments follow --: gpurun {line}"), err=True)
+        typer.echo(printing.printable(f"  → write a program and its arguments after --: gpurun {line}"), err=True)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ from gpurun.errors import BadInput
 
 def man(
     to: Annotated[
-        Path, typer.Option("--to", metavar="DIR", help="Folder of the pages, such as ~/.local/share/man/man1.")
+        Path,
+        typer.Option("--to", metavar="DIR", help="Write the pages into this folder, such as ~/.local/share/man/man1."),
     ],
 ) -> None:
     """Write a manual page of each command, for man(1).
 
     gpurun man --to ~/.local/share/man/man1
 
-    Then `man gpurun` and `man gpurun-submit` show them.
+    Then `man gpurun` and `man gpurun-submit` show these pages.
     """
     from gpurun import __version__
     from gpurun.cli.manual import manual_page
@@ -32,5 +33,5 @@ def man(
         for page in found:
             (to / f"{'-'.join(page.words)}.1").write_text(manual_page(page, __version__), encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"the pages cannot be written: {error.strerror}", where=str(to)) from error
+        raise BadInput(f"the manual pages cannot be written: {error.strerror}", where=str(to)) from error
     say(printable(f"wrote {len(found)} pages to {to}"))

@@ -36,7 +36,7 @@ def metrics(
     gpurun metrics --textfile /var/lib/prometheus/node-exporter/gpurun.prom
     """
     if textfile is not None and serve is not None:
-        raise BadInput("--textfile and --serve exclude each other")
+        raise BadInput("give either --textfile or --serve, not both")
     if serve is not None:
         _serve(serve, inventory)
         return
@@ -63,6 +63,6 @@ def _serve(address: str, inventory: str | None) -> None:
     with server(address_of(address), Scraped(lambda: _text(inventory))) as made:
         host, port = made.server_address[:2]
         host = host.decode() if isinstance(host, bytes) else host
-        say(f"the metrics are at http://{f'[{host}]' if ':' in host else host}:{port}/metrics; Ctrl-C ends this")
+        say(f"the metrics are at http://{f'[{host}]' if ':' in host else host}:{port}/metrics; Ctrl-C ends the server")
         with suppress(KeyboardInterrupt):
             made.serve_forever()

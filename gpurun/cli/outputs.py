@@ -64,7 +64,7 @@ def _with_what_was_left(folder: JobFolder) -> JobRecord:
     left = record.outputs_left
     if left is None or not left.hosts or not record.state.ended or os.getuid() != record.owner_uid:
         return record
-    say(f"asking {', '.join(left.hosts)} for what is left")
+    say(f"asking {', '.join(left.hosts)} for outputs that the head does not have")
     inventory = last_known(folder)
     links = Links(inventory, [host for host in left.hosts if host in inventory.by_name])
     try:
@@ -90,17 +90,22 @@ def _copy(folder: JobFolder, to: Path) -> None:
     except FileNotFoundError:
         raise BadInput(
             "the job has no outputs on the head", job=folder.id,
-            hint="gpurun copies what ranks write at `--outputs PATH` and, with --workdir, at /workspace",
+            hint="gpurun copies files that ranks write below `--outputs PATH` and, with --workdir, below /workspace",
         ) from None  # fmt: skip
     try:  # the open folder: newer outputs may replace its path during the copy
         top, to = Path(f"/proc/self/fd/{source}"), to.resolve() if to.is_dir() else to
         if others := list(islice(_others(top, to), MOST_NAMED + 1)):
             named = ", ".join(map(str, others[:MOST_NAMED])) + (" and more" if len(others) > MOST_NAMED else "")
-            raise BadInput(f"the folder has other files of these names: {named}", hint="name a new folder")
+            raise BadInput(
+                f"the folder already has different files with these names: {named}", where=str(to),
+                hint="copy the outputs into a new folder: --to DIR",
+            )  # fmt: skip
         _add(top, to)
     except FileExistsError as error:
         raise BadInput(
-            "another program made this file while gpurun copied", where=str(error.filename2 or error.filename)
+            "another program created this file while gpurun copied the outputs",
+            where=str(error.filename2 or error.filename),
+            hint="copy the outputs again, into a new folder",
         ) from None
     except shutil.Error as error:
         first = error.args[0][0]

@@ -83,7 +83,7 @@ def print_start_failures(failures: Sequence[StartFailure], outs: Container[str],
     said = {each.host: (_failure(each, now_s),) for each in failures if each.host not in outs}
     groups = alike(said, fold)
     if groups:
-        typer.echo("  hosts that could not start it:")
+        typer.echo("  hosts that could not start the job:")
     for names, (text,) in groups[:MOST_FAILURES]:
         typer.echo(printable(f"    {fold(names)}: {text}"))
     if left := sum(len(names) for names, _ in groups[MOST_FAILURES:]):
@@ -93,8 +93,8 @@ def print_start_failures(failures: Sequence[StartFailure], outs: Container[str],
 def _failure(failure: StartFailure, now_s: float) -> str:
     from gpurun.scheduler.wording import in_time
 
-    lacks = f" ({failure.lacks_mib / 1024:.1f} GiB too little)" if failure.lacks_mib else ""
-    again = f"; tried again {in_time(failure.until_s, now_s)}" if failure.until_s > now_s else ""
+    lacks = f" ({failure.lacks_mib / 1024:.1f} GiB more needed)" if failure.lacks_mib else ""
+    again = f"; gpurun tries again {in_time(failure.until_s, now_s)}" if failure.until_s > now_s else ""
     return f"{failure.reason}{lacks}{again}"
 
 
@@ -113,11 +113,11 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     from gpurun.views.reading import out_host
 
     wall_s = time.time()
-    typer.echo("  hosts that are out, and return when a check passes:")
+    typer.echo("  hosts that are out until a check passes:")
     for line in out_lines([(host, out_host(out, wall_s)) for host, out in outs.items()], fold, duration):
         typer.echo(f"    {plain(line)}")
     looks = waiter_lives(home(os.environ), owner_uid)
     typer.echo(
-        f"    gpurun looks at them again within {LOOKED_AT_WITHIN_S} s"
-        if looks else "    nobody looks at them now: `gpurun doctor` does"
+        f"    gpurun checks these hosts again within {LOOKED_AT_WITHIN_S} s"
+        if looks else "    no gpurun process checks these hosts now; `gpurun doctor` checks them"
     )  # fmt: skip

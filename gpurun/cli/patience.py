@@ -33,7 +33,7 @@ class Patience:
         now_s = self._clock()
         if now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
-            say(f"waiting for {duration(now_s - self._began_s)}: {printable(what())}")
+            say(f"waited {duration(now_s - self._began_s)} so far: {printable(what())}")
 
 
 def jobs_in_words(folders: Iterable[JobFolder]) -> str:
@@ -41,4 +41,4 @@ def jobs_in_words(folders: Iterable[JobFolder]) -> str:
     records = [record for folder in folders if not (record := folder.record()).state.ended]
     named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
     more = len(records) - MOST_NAMED
-    return f"{named} and {count(more, 'more job')}" if more > 0 else named or "GPUs to be fenced"
+    return f"{named} and {count(more, 'more job')}" if more > 0 else named or "gpurun fences the hosts"

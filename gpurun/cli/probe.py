@@ -34,7 +34,10 @@ def probe(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --write: do not ask.")] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer SSH.", show_default="15s")
+        float,
+        typer.Option(
+            "--timeout", click_type=TIME, help="Time within which a host must answer SSH.", show_default="15s"
+        ),
     ] = 15.0,
     zipapp: Annotated[
         Path | None,
@@ -129,7 +132,7 @@ def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple
         for one in found:
             folded.setdefault((one.key, _plain(one.stated), _plain(one.found)), []).append(name)
     for (key, stated, actual), names in folded.items():
-        text = f"{fold(names)}: {key} is {actual}, the inventory says {stated}"
+        text = f"{fold(names)}: {key} is {actual}, but the inventory says {stated}"
         console.print(Text(printable(text), style="yellow"))
 
 

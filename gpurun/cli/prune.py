@@ -48,7 +48,9 @@ def prune(
     ] = False,
     caches: Annotated[
         bool,
-        typer.Option("--caches", help="Shrink your caches on hosts instead, to their limit or to --keep-below."),
+        typer.Option(
+            "--caches", help="Instead of jobs, shrink your caches on hosts to their limit or to --keep-below."
+        ),
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
@@ -56,7 +58,7 @@ def prune(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove ended jobs from the head, or only their outputs. Users remove their own jobs, root any job.
+    """Remove ended jobs from the head, or only their outputs. Only root can remove other users' jobs.
 
     If you give several conditions, a job must meet all of them.
 
@@ -72,11 +74,19 @@ def prune(
         prune_caches(CacheWish(hosts, inventory, keep_below_mib, for_jobs, dry_run, yes), as_json=as_json)
         return
     if not (jobs or older_than_s or keep_below_mib is not None or state):
-        raise BadInput("name the jobs to remove", where="prune", hint="or give --older-than, --keep-below or --state")
+        raise BadInput(
+            "no jobs to remove are given",
+            where="prune",
+            hint="name jobs, or give --older-than, --keep-below or --state",
+        )
     state = [name.upper() for name in state or ()]
     for name in state:
         if name not in ENDS:
-            raise BadInput(f"{name!r} is not a state of a job that has ended", where="--state", hint=", ".join(ENDS))
+            raise BadInput(
+                f"{name!r} is not a state of a job that has ended",
+                where="--state",
+                hint=f"the states are {', '.join(ENDS)}",
+            )
     store = open_store()
     wish = PruneWish(
         jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
@@ -91,7 +101,8 @@ def prune(
     if plan.going and not dry_run and not yes:
         agree(
             f"Remove {'the outputs of ' if outputs_only else ''}these?",
-            "not pruned: nobody is there to be asked", "give --yes to prune without being asked",
+            "not pruned: gpurun cannot ask you, because stdin is not a terminal",
+            "give --yes to prune without being asked",
         )  # fmt: skip
     done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
     if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():
@@ -121,11 +132,11 @@ def _print_plan(plan: PrunePlan) -> None:
             f"{ago} ago  {size_text(each.frees)}"
         )
         if record.outputs_left is not None and record.outputs_left.hosts:
-            where = f"outputs/{record.id}, below its gpurun folder"
-            typer.echo(f"  {printable(', '.join(record.outputs_left.hosts))} keeps outputs of it in {where}")
+            hosts = printable(", ".join(record.outputs_left.hosts))
+            typer.echo(f"  outputs of the job stay on {hosts}, in outputs/{record.id} below the host's gpurun folder")
     typer.echo(f"{count(len(plan.going), 'job')}, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
     for job, why in plan.skipped.items():
-        say(f"stays: {job}: {printable(why)}")
+        say(f"kept: {job}: {printable(why)}")
 
 
 def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
@@ -136,7 +147,7 @@ def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
     for hint in dict.fromkeys(error.hint for error in done.failed.values() if error.hint):
         say(f"  → {printable(hint)}")
     if limit is not None and plan.kept is not None and plan.kept > limit:
-        say(f"{size_text(plan.kept)} are left, more than {size_text(limit)}: nothing else may be removed")
+        say(f"your jobs still take {size_text(plan.kept)}, more than {size_text(limit)}: no other job may be removed")
     if done.failed:
         raise typer.Exit(FAILED)
 

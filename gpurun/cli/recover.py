@@ -36,7 +36,7 @@ def recover(
         bool,
         typer.Option(
             "--by-timer",
-            help="Also check hosts that are out or long without an answer; do nothing while another such run lasts.",
+            help="Also check hosts that are out or silent for long. Stop if another `recover --by-timer` runs.",
         ),
     ] = False,
     inventory: InventoryOption = None,
@@ -77,7 +77,7 @@ def _recover(
     from gpurun.state import audit
 
     if discard is not None:
-        say(f"moved to {_discard(state, Path(discard).name)}")
+        say(f"moved the lease to {_discard(state, Path(discard).name)}")
     audit.bound(state)
     JobStore(state).sweep(now_s=time.time())
     adopted = adopt_orphans(state, os.environ)
@@ -117,7 +117,7 @@ def _print(mine: Recovered, others: Sequence[Recovered], damaged: Sequence[State
         say("nothing had to be restarted")
     for error in damaged:
         say(f"damaged: {error}")
-        say("  → make sure that nothing of it runs (`gpurun doctor`, `docker ps` on the hosts), then")
+        say("  → make sure that the lease's job does not run (`gpurun doctor`, `docker ps` on the hosts), then run")
         say(f"    gpurun recover --discard {Path(error.where or '').name}")
 
 
@@ -140,7 +140,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
         asked_s = clock.now_s()
         answers = ask(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
-        say(f"not asked: {host}: {error.message}")
+        say(f"claims of {host} not read: {error.message}")
     state_id = known_id(state)
     return adopt_found(
         state,
@@ -179,8 +179,8 @@ def _recover_others(home: Path, options: tuple[str, ...]) -> list[Recovered]:
     gone = [
         Recovered(
             f"uid {uid}",
-            problem=f"{', '.join(jobs)} of uid {uid}, who has no account; `gpurun cancel {' '.join(jobs)}` as root "
-            "ends them and frees their GPUs",
+            problem=f"uid {uid}, the owner of {', '.join(jobs)}, has no account; as root, run "
+            f"`gpurun cancel {' '.join(jobs)}` to end these jobs and free their GPUs",
         )
         for uid, jobs in ownerless.items()
     ]

@@ -46,7 +46,10 @@ def install(*, dry_run: bool) -> None:
         return
     if not BOOTED.is_dir():
         typer.echo(wanted.crontab(), nl=False)
-        raise HostNotReady("systemd does not run here, so nothing was installed", hint="`crontab -e` takes these lines")
+        raise HostNotReady(
+            "systemd does not run here, so gpurun installed no timer",
+            hint="add the printed lines to your crontab: `crontab -e`",
+        )
     folder = unit_folder()
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in wanted.units().items():
@@ -55,7 +58,10 @@ def install(*, dry_run: bool) -> None:
     _systemctl("enable", "--now", f"{NAME}.timer")
     say(f"{folder / NAME}.timer runs `gpurun recover` at boot and every minute")
     if os.getuid() != 0 and subprocess.run(["loginctl", "enable-linger"], check=False).returncode != 0:
-        say("  → only while you are logged in; as root: loginctl enable-linger " + str(os.getuid()))
+        say(
+            "  → the timer runs only while you are logged in; to change this, run as root: loginctl enable-linger "
+            + str(os.getuid())
+        )
 
 
 def uninstall(*, dry_run: bool) -> None:
@@ -63,7 +69,7 @@ def uninstall(*, dry_run: bool) -> None:
     folder = unit_folder()
     units = [folder / f"{NAME}.{kind}" for kind in ("timer", "service")]
     if not any(unit.exists() for unit in units):
-        say("nothing is installed")
+        say("no timer is installed")
         return
     if dry_run:
         for unit in units:
@@ -82,4 +88,6 @@ def _systemctl(*words: str) -> None:
     argv = ["systemctl", *([] if os.getuid() == 0 else ["--user"]), *words]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise StateError(f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="gpurun timer remove takes it back")
+        raise StateError(
+            f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="`gpurun timer remove` removes the units again"
+        )

@@ -96,7 +96,7 @@ def _print(made: Accounts) -> None:
     from gpurun.history.page import summary
 
     if not made.total.attempts:
-        say(f"no attempt matches, in {home(os.environ)}")
+        say(f"no attempt in {home(os.environ)} matches")
         return
     print_text(f"{date_minute(made.since_s)} to {date_minute(made.until_s)}: {summary(made)}")
     print_text(_timeline(made))

@@ -27,10 +27,10 @@ def requeue(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put running jobs back into the queue, each with its whole gang, as a preemption does.
+    """Put running jobs back into the queue. gpurun stops all ranks of each job, as in a preemption.
 
-    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This does not count
-    for max_restarts. Only the job's owner and root may requeue a job. `gpurun rerun` runs a job again that has ended.
+    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This stop does
+    not count for max_restarts. Only the job's owner and root may requeue a job. If a job has ended, use `gpurun rerun`.
 
     gpurun requeue JOB
     """
@@ -65,11 +65,17 @@ def _refuse_what_stops(folder: JobFolder) -> None:
     """Raise BadInput for a job whose end is decided, or asked for."""
     record = folder.record()
     if record.state.ended:
-        raise BadInput(f"has ended: {record.state.value}", job=record.id, hint=f"gpurun rerun {record.id}")
+        raise BadInput(
+            f"the job has ended: {record.state.value}",
+            job=record.id,
+            hint=f"`gpurun rerun {record.id}` runs the job again",
+        )
     asked = folder.cancel_request()
     if record.state is State.STOPPING or (asked is not None and asked.kind == "cancel"):
         why = record.reason or (asked.outcome if asked is not None else record.state.value)
-        raise BadInput(f"is about to end: {why}", job=record.id, hint=f"gpurun wait {record.id}")
+        raise BadInput(
+            f"the job is ending: {why}", job=record.id, hint=f"`gpurun wait {record.id}` waits for the job's end"
+        )
 
 
 def _wait(folders: list[JobFolder], attempts: dict[str, int]) -> None:

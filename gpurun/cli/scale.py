@@ -7,7 +7,9 @@ import typer
 from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
-    "run": Place("gpurun.cli.scale_run:run", "Measure a recipe's rate at several sizes", takes_command=True),
+    "run": Place(
+        "gpurun.cli.scale_run:run", "Measure a recipe's rate with several numbers of GPUs", takes_command=True
+    ),
     "list": Place("gpurun.cli.scale_reading:list_", "List campaigns"),
     "show": Place("gpurun.cli.scale_reading:show", "Show a campaign's curve"),
     "report": Place("gpurun.cli.scale_reading:report", "Write a campaign as HTML, JSON and CSV"),

@@ -40,7 +40,7 @@ def list_(as_json: JsonOption = False) -> None:
     for told in () if as_json else rows:
         typer.echo(printable(summary(told)))
     if not rows and not as_json:
-        say("there is no campaign; `gpurun scale RECIPE --gpus 1,2,4` begins one")
+        say("there is no campaign yet; `gpurun scale RECIPE --gpus 1,2,4` starts a campaign")
     for damage in damaged:
         say(f"gpurun: {printable(str(damage))}")
     if damaged:
@@ -64,7 +64,7 @@ def report(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
     as_json: JsonOption = False,
 ) -> None:
-    """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv.
+    """Write a campaign as CAMPAIGN.html, CAMPAIGN.json and CAMPAIGN.csv. The HTML page needs no network.
 
     gpurun scale report mnist --to mnist-report
     """
@@ -92,7 +92,9 @@ def print_curve(told: CampaignReport) -> None:
     heads = [printable(told.unit) if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown]
     print_table(heads, [([printable(row[number]) for number in shown], "") for row in map(curve_row, told.curve)])
     for each in told.plan.refused:
-        typer.echo(printable(f"{each.launcher or 'the recipe'}, {count(each.gpus, 'GPU')} cannot run: {each.reason}"))
+        typer.echo(
+            printable(f"{each.launcher or 'the recipe'} with {count(each.gpus, 'GPU')} cannot run: {each.reason}")
+        )
     typer.echo(printable(summary(told)))
 
 
@@ -101,7 +103,7 @@ def summary(told: CampaignReport) -> str:
     of = sum(1 for _ in told.plan.runs())
     done = sum(record.outcome == "measured" for record in told.records)
     cost = sum(record.gpu_hours for record in told.records)
-    state = "done" if told.is_done else "not done; the command that began it continues it"
+    state = "done" if told.is_done else "not done; repeat the command of the campaign to continue"
     return f"{told.plan.name}: {done} of {count(of, 'run')} measured, {cost:.3f} GPU hours; {state}"
 
 

@@ -34,13 +34,14 @@ def _option(*names: str, metavar: str, text: str) -> Any:
 def run(
     context: typer.Context,
     recipe: RecipeArgument = None,
-    gpus: Annotated[str, _option("-n", "--gpus", metavar="GPUS,GPUS…", text="Sizes to run, such as 1,2,4,8.")] = ...,  # type: ignore[assignment]
+    gpus: Annotated[str, _option("-n", "--gpus", metavar="GPUS,GPUS…", text="Numbers of GPUs, such as 1,2,4,8.")] = ...,  # type: ignore[assignment]
     launcher: Annotated[
         str | None,
         _option("--launcher", metavar="LAUNCHER,LAUNCHER…", text="Launchers to compare. Default: the recipe's."),
     ] = None,
     repeat: Annotated[
-        int, typer.Option("--repeat", metavar="NUMBER", min=1, max=100, help="Run each size this many times.")
+        int,
+        typer.Option("--repeat", metavar="NUMBER", min=1, max=100, help="Measure each number of GPUs this many times."),
     ] = 3,
     rate: Annotated[
         str | None,
@@ -49,7 +50,7 @@ def run(
     link: Annotated[
         int | None,
         typer.Option(
-            "--link", click_type=RATE, help="Nominal rate of the hosts' links, to note in the report, such as 25gbit."
+            "--link", click_type=RATE, help="Nominal rate of the hosts' links, such as 25gbit, for the report."
         ),
     ] = None,
     name: Annotated[
@@ -62,7 +63,9 @@ def run(
     *,
     given: Given,
 ) -> None:
-    """Measure a recipe's rate at several sizes, one job after the other. Ctrl-C stops; the same command continues.
+    """Measure a recipe's rate with several numbers of GPUs, one job after the other.
+
+    Ctrl-C stops the campaign; the same command continues it.
 
     gpurun scale recipes/synthetic-benchmark --gpus 1,2,4,8
 
@@ -88,7 +91,7 @@ def run(
         return
     folder, is_older = begin(plan, found, home(os.environ), os.environ)
     if is_older:
-        say(f"{folder.name} keeps the image and the code it began with; another --name measures what they are now")
+        say(f"{folder.name} keeps its first image and code; to measure the current image and code, use another --name")
     plan = folder.plan()
     _say_refused(plan)
     _carry(folder)
@@ -103,14 +106,17 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
     largest = max(plan.jobs, key=lambda job: job.gpus)
     if not as_json:
         _say_refused(plan)
-        typer.echo(f"{count(runs, 'run')}, one after the other; the largest:")
+        typer.echo(f"{count(runs, 'run')}, one after the other; the largest run:")
     more = {"runs": runs, "refused": [asdict(each) for each in plan.refused]}
     show_plan(largest, inventory, (), as_json=as_json, more=more)
 
 
 def _say_refused(plan: CampaignPlan) -> None:
     for each in plan.refused:
-        say(f"gpurun: {each.launcher or 'the recipe'}, {count(each.gpus, 'GPU')} cannot run: {printable(each.reason)}")
+        say(
+            f"gpurun: {each.launcher or 'the recipe'} with {count(each.gpus, 'GPU')} cannot run: "
+            f"{printable(each.reason)}"
+        )
 
 
 def _rates(link: int | None) -> LinkRates:
@@ -128,7 +134,8 @@ def _carry(folder: CampaignFolder) -> None:
             Carrier(home(os.environ), folder, os.environ, CampaignProgress()).run()
     except KeyboardInterrupt:
         say(
-            f"\n{folder.name} is stopped; the same command continues it, and `gpurun scale show {folder.name}` shows it"
+            f"\ncampaign {folder.name} is stopped; repeat the command to continue, "
+            f"or run `gpurun scale show {folder.name}`"
         )
         raise
 
@@ -144,7 +151,7 @@ def _tell(folder: CampaignFolder, plan: CampaignPlan, *, as_json: bool) -> int:
     else:
         print_curve(told)
     if any(record.outcome in ("failed", "cancelled") for record in told.records):
-        say("gpurun: not every run was measured; the same command runs those again")
+        say("gpurun: some runs were not measured; repeat the command to measure these runs")
         return 1
     return max((each.code for each in plan.refused), default=0)
 

@@ -20,7 +20,7 @@ def share(
         str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use the directory.")
     ],
 ) -> None:
-    """Make a state directory for several users, or repair the file modes of one. Run this once, as root.
+    """Make a state directory for several users, or repair the directory's file modes. Run this once, as root.
 
     gpurun share /var/lib/gpurun --group gpu-users
     """
@@ -29,8 +29,10 @@ def share(
     kept = make_shared(folder.absolute(), _gid(group))
     say(f"{folder} is shared by group {group}")
     if not kept:
-        say("its audit.jsonl could not be made append-only (chattr +a): a member of the group could rewrite it")
-    say(f"  → export GPURUN_HOME={folder.absolute()}, for every user (not needed for /var/lib/gpurun)")
+        say(
+            f"gpurun could not make {folder}/audit.jsonl append-only (chattr +a), so members can change this file"
+        )
+    say(f"  → for all users: export GPURUN_HOME={folder.absolute()} (not needed for /var/lib/gpurun)")
 
 
 def _gid(group: str) -> int:
@@ -41,5 +43,5 @@ def _gid(group: str) -> int:
     try:
         return grp.getgrnam(group).gr_gid
     except (KeyError, ValueError):
-        hint = f"groupadd {group}" if group.isidentifier() else "`getent group` lists groups"
+        hint = f"create the group: groupadd {group}" if group.isidentifier() else "`getent group` lists groups"
         raise BadInput(f"there is no group {group[:40]!r}", hint=hint) from None

@@ -43,7 +43,7 @@ def ship(
     ] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an image to hosts (default: all): only missing layers, verified. Exits 4 if a host failed.
+    """Copy an image to hosts (default: all). Sends and verifies only missing layers. Exits 4 if a host failed.
 
     gpurun ship me/train:1 @rack:r1
     """
@@ -140,7 +140,11 @@ def _wanted(found: Cluster) -> list[str]:
 def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
     for line in _image_lines(going):
         say(line)
-    agree("Remove these?", "not pruned: nobody is there to be asked", "give --yes to prune without being asked")
+    agree(
+        "Remove these?",
+        "not pruned: gpurun cannot ask you, because stdin is not a terminal",
+        "give --yes to prune without being asked",
+    )
 
 
 class _ShipView:
@@ -197,15 +201,13 @@ def _print_plan(plan: ShipPlan) -> None:
     from gpurun.inventory.hostset import fold
 
     if plan.present:
-        typer.echo(f"{fold(plan.present)}: have the image")
+        typer.echo(f"{fold(plan.present)}: the image is there already")
     if plan.unnamed:
-        typer.echo(f"{fold(plan.unnamed)}: have the image under another name; gpurun adds this name")
+        typer.echo(f"{fold(plan.unnamed)}: the image is there under another name; gpurun adds the name {plan.image}")
     for layer in plan.layers:
         typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
     for hops in plan.chains:
-        typer.echo(
-            " → ".join(["head", *(hop.host for hop in hops)]) if plan.shape == "chain" else "head → each of them"
-        )
+        typer.echo(" → ".join(["head", *(hop.host for hop in hops)]) if plan.shape == "chain" else "head → each host")
     typer.echo(f"{plan.image}: {_mib(plan.bytes_missing)} missing, about {duration(plan.expected_s)}")
 
 
@@ -224,9 +226,9 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
     by_image: dict[tuple[str, str, int, str], list[str]] = {}
     for host, placed in listed.items():
         for one in placed:
-            idle = "needed by a gpurun that runs" if one.needed else "unused"
+            idle = "needed by a running gpurun" if one.needed else "unused"
             use = f"used by {count(len(one.used_by), 'container')}" if one.used_by else idle
-            state = "gone" if not one.present else "left by a ship that was cut off" if one.temporary else use
+            state = "gone" if not one.present else "left by an interrupted copy" if one.temporary else use
             name = ", ".join(one.names) or "<no name>"
             by_image.setdefault((one.id[7:19], printable(name), one.size_bytes, state), []).append(host)
     return [

@@ -90,7 +90,7 @@ def rerun(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job again: the same image by its ID, the same code, data and settings.
+    """Run a job again with the same image (by its ID), code, data and settings.
 
     gpurun rerun @last --follow
     """
@@ -107,18 +107,21 @@ def rerun(
     spec, record = folder.spec(), folder.record()
     if not spec.image_id or (spec.workdir is not None and not spec.code):
         raise BadInput(
-            f"an old version of gpurun ran {folder.id} and did not keep its image and code", hint="submit the job again"
+            f"an old version of gpurun ran {folder.id} and did not keep the job's image and code",
+            hint="submit the job again",
         )
     if record.owner_uid != os.getuid() and spec.secret_files:
         raise BadInput(
-            f"its secrets are files that {record.owner} named; gpurun gives your files to no program of another user",
-            job=folder.id, hint="submit its recipe, with secrets of your own",
+            f"the job of {record.owner} reads secret files; gpurun does not give your files to another user's program",
+            job=folder.id, hint="submit the job's recipe with your own secrets",
         )  # fmt: skip
     path = _inventory_for(record)
     inventory = load(path)
     Engine(inventory.docker_host).image(spec.image, spec.image_id)
     if missing := [file for file in spec.secret_files.values() if not Path(file).is_file()]:
-        raise BadInput(f"its secret {missing[0]} is not there any more")
+        raise BadInput(
+            f"the secret file {missing[0]} does not exist any more", job=folder.id, hint="create the file again"
+        )
     if spec.code:
         _code(folder)  # raises if the stored code is missing or damaged
     _look_for_data(folder, spec)
@@ -193,7 +196,7 @@ def diff(
         for line in _file_diff(path, first.code, second.code):
             typer.echo(printable(line))
     if not fields and not files:
-        say("the same")
+        say("the jobs are the same")
 
 
 def _told(folder: JobFolder) -> _Told:
@@ -218,7 +221,7 @@ def _code(folder: JobFolder) -> Code:
     try:
         return Code(folder.code)
     except FileNotFoundError as error:
-        raise StateError("its code is gone", job=folder.id, where=str(folder.code)) from error
+        raise StateError("the stored code of the job is gone", job=folder.id, where=str(folder.code)) from error
 
 
 def _origin(folder: JobFolder) -> dict[str, Any]:
@@ -259,7 +262,7 @@ def _file_diff(path: str, one: Code | None, other: Code | None) -> Iterator[str]
         yield f"{path}: differs"
         return
     shown = list(difflib.unified_diff(texts[0] or [], texts[1] or [], f"a/{path}", f"b/{path}", lineterm=""))
-    yield from shown or [f"{path}: differs in its mode alone"]
+    yield from shown or [f"{path}: differs only in its file mode"]
 
 
 def _lines(path: str, code: Code | None) -> list[str] | None:

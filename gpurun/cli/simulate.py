@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 def simulate(
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE.csv", help="Jobs: a CSV file with job_id,submit_time_s,duration_s,gpus.")
+        Path, typer.Argument(metavar="TRACE.csv", help="CSV file of jobs: job_id,submit_time_s,duration_s,gpus.")
     ],
     inventory: InventoryOption = None,
     policy: Annotated[
         str,
-        typer.Option(metavar="POLICY", help="Policy: fifo, sjf (knows durations) or default (the policy of submit)."),
+        typer.Option(metavar="POLICY", help="Policy: fifo, sjf (shortest job first) or default (as gpurun submit)."),
     ] = "default",
     patience_s: Annotated[
         float | None,
@@ -43,7 +43,7 @@ def simulate(
             "--patience",
             click_type=TIME_OR_0,
             help="How long other jobs may overtake a large gang before gpurun keeps hosts for the gang. "
-            "A longer time shortens the average wait, a shorter time the wait of large gangs.",
+            "A longer time shortens the average wait; a shorter time shortens the wait of large gangs.",
             show_default="10d",
         ),
     ] = None,
@@ -60,7 +60,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="SAMPLES.jsonl",
-            help="File of runs that `gpurun scale` measured: durations then depend on placement.",
+            help="Let durations depend on placement, as in these runs that `gpurun scale` measured.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +73,7 @@ def simulate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a trace through the scheduler in virtual time.
+    """Replay a trace of jobs through the scheduler in simulated time.
 
     gpurun simulate trace.csv --policy fifo --plot trace.svg
     """
@@ -116,7 +116,7 @@ def _factor(samples: Path | None, between_racks: int | None, cluster: Inventory)
         if between_racks is not None:
             raise BadInput(
                 "--between-racks needs --scaling",
-                hint="measure with `gpurun scale`, then give --scaling its samples.jsonl",
+                hint="measure with `gpurun scale`, then give the campaign's file: --scaling samples.jsonl",
             )
         return lambda _: 1.0
     from gpurun.scaling.measured import read_samples

@@ -17,7 +17,7 @@ from gpurun.errors import BadInput
 def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption = None) -> None:
     """Open a shell on a host, or run a command there: gpurun ssh gpu-r1-01 -- nvidia-smi.
 
-    Connects as gpurun itself does: user, key, jump hosts and verified host key.
+    Uses the same user, key, jump hosts and check of the host key as gpurun itself.
 
     gpurun ssh gpu-r1-01 -- nvidia-smi
     """
@@ -30,7 +30,10 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     found = cluster(inventory)
     names = found.choose(host)
     if len(names) != 1:
-        raise BadInput(f"{host!r} is {len(names)} hosts", hint="name one host; `pdsh` or Ansible reach many")
+        raise BadInput(
+            f"{host!r} names {len(names)} hosts, but gpurun ssh opens only one",
+            hint="name one host, or use `pdsh` or Ansible for several hosts",
+        )
     route = resolve(target_of(names[0], found.inventory))
     command = context.obj or ()
     tty = sys.stdin.isatty() and not command
@@ -46,5 +49,5 @@ def become(argv: list[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        hint = "put the long part into a file" if error.errno == errno.E2BIG else None
+        hint = "the command is too long: put a part of the command into a file" if error.errno == errno.E2BIG else None
         raise BadInput(f"{argv[0]} cannot start: {error.strerror}", hint=hint) from error

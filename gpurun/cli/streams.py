@@ -45,8 +45,9 @@ def disk_problem(error: Exception) -> StateDiskError | None:
     if error.filename is None and (error.errno not in OF_FILES or _is_on_disk(sys.stdout)):
         return None
     return StateDiskError(
-        f"cannot be read or written: {error.strerror}", where=None if error.filename is None else str(error.filename),
-        hint="`df -h` shows which disk is full, such as that of caches or temporary files; `dmesg | tail` may say more",
+        f"{'a' if error.filename is None else 'the'} file cannot be read or written: {error.strerror}",
+        where=None if error.filename is None else str(error.filename),
+        hint="`df -h` shows which disk is full (also look at caches and temporary files); `dmesg | tail` may say more",
     )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def shortage(error: Exception) -> StateUnavailable | None:
     what = error.strerror if isinstance(error, OSError) else words_of(error)
     where = error.filename if isinstance(error, OSError) else None
     return StateUnavailable(
-        f"this machine is short of something: {what}", where=None if where is None else str(where),
+        f"this machine has too little of a resource: {what}", where=None if where is None else str(where),
         hint="try again; `ulimit -a` shows your limits",
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ def submit(
 
     read = read_recipe(Path(recipe)) if recipe is not None else None
     if read is None and context.obj is None:
-        raise BadInput("there is neither a recipe nor a command", hint=f"name a recipe, or: {WITHOUT_RECIPE}")
+        raise BadInput("gpurun submit needs a recipe or a command", hint=f"name a recipe, or: {WITHOUT_RECIPE}")
     found = load(find(inventory, os.environ))
     spec, said = spec_of(read, found, flags_of(given, context.obj, read, found), is_plan=dry_run)
     if dry_run:
@@ -147,7 +147,7 @@ def _store(
         submission = submit_jobs([spec], inventory, home(os.environ), os.environ, on_stored=note, on_build=BuildLines())
     except KeyboardInterrupt:
         for folder in stored:
-            say(f"{folder.id} is stored; {'it is cancelled now' if follow else 'it stays in the queue'}")
+            say(f"{folder.id} is stored; {'gpurun cancels the job' if follow else 'the job stays in the queue'}")
             if follow:
                 from gpurun.cli.follow import cancel_job
 
@@ -155,7 +155,7 @@ def _store(
         raise
     (folder,), problem = submission.folders, submission.problem
     if problem is not None:
-        advice = f"{folder.id} is queued and starts in its turn: do not submit it again"
+        advice = f"{folder.id} is queued and starts in its turn: do not submit the job again"
         problem.hint = f"{advice}; {problem.hint}" if problem.hint else advice
     return folder, problem
 
@@ -166,6 +166,6 @@ def _warn_of_secrets(spec: JobSpec) -> None:
     if names := visible_secrets(spec.env):
         are = "looks like a secret" if len(names) == 1 else "look like secrets"
         say(
-            f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to all who may use Docker on a host\n"
-            "  → give it as a file: `secrets: {NAME: FILE}` in the recipe, /run/secrets/NAME in the container"
+            f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to every Docker user of a host\n"
+            "  → give the secret as a file: with `secrets: {NAME: FILE}` in the recipe, ranks read /run/secrets/NAME"
         )

@@ -54,7 +54,7 @@ def status(
         for row in () if as_json else rows:
             typer.echo(printable(summary(*row)))
         if not rows and not as_json:
-            say("there is no sweep; `gpurun sweep RECIPE --grid NAME=A,B` begins one")
+            say("there is no sweep yet; `gpurun sweep RECIPE --grid NAME=A,B` starts a sweep")
         for error in damaged:
             say_problem(error)
         if damaged:
@@ -86,7 +86,7 @@ def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
 
     print_table(*_table(folder, plan, trials, SHOWN))
     if (more := len(trials.by_number) - SHOWN) > 0:
-        typer.echo(f"{more} more; `gpurun sweep table {folder.id}` has all")
+        typer.echo(f"{more} more; `gpurun sweep table {folder.id}` shows all trials")
     typer.echo(printable(summary(folder, plan, trials)))
 
 
@@ -205,7 +205,7 @@ def table(
     gpurun sweep table mnist --csv > mnist.csv
     """
     if as_csv and as_json:
-        raise BadInput("--csv and --json exclude each other")
+        raise BadInput("give either --csv or --json, not both")
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
     if as_json:
@@ -253,14 +253,17 @@ def plot(
     try:
         path.write_text(picture(folder.id, plan, metric, Trials(entries), curves(entries)), encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path), hint="--to FILE") from error
+        raise BadInput(
+            f"cannot write the plot: {error.strerror}", where=str(path), hint="name another file with --to FILE"
+        ) from error
     typer.echo(printable(str(path)))
 
 
 def _metric_of(folder: SweepFolder, plan: SweepPlan) -> Metric:
     if plan.metric is None:
         raise BadInput(
-            f"{folder.id} compares nothing", hint="a sweep with --metric NAME:max has a best trial and a plot"
+            f"{folder.id} has no metric, so no trial is the best",
+            hint="start a sweep with --metric, such as --metric accuracy:max",
         )
     return plan.metric
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 NO_SWEEP = "s-00000000"
 """The id of a sweep that is only thought of."""
-NOT_RUN = "its process does not run now; the next command of its owner starts it"
+NOT_RUN = "the sweep's process does not run now; the owner's next gpurun command starts the process"
 SweepArgument = Annotated[
     str,
     typer.Argument(
@@ -100,7 +100,7 @@ def _show_plan(plan: SweepPlan, inventory: Inventory, said: Sequence[str], *, as
 
     trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
     if not as_json:
-        typer.echo(f"{count(plan.trials, 'trial')}; the first:")
+        typer.echo(f"{count(plan.trials, 'trial')}; the first trial:")
     show_plan(trial, inventory, said, as_json=as_json, more={"trials": plan.trials})
 
 
@@ -109,7 +109,9 @@ def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     recipe = words[0] if words and "=" not in words[0] else None
     rest = tuple(words[recipe is not None :])
     if strange := [word for word in rest if "=" not in word]:
-        raise BadInput(f"{strange[0]!r} is not a parameter", hint="NAME=VALUES, such as lr=log:1e-5..1e-1")
+        raise BadInput(
+            f"{strange[0]!r} is not a parameter", hint="write a parameter as NAME=VALUES, such as lr=log:1e-5..1e-1"
+        )
     return recipe, rest
 
 
@@ -194,7 +196,7 @@ def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:
     """
     folder = open_sweeps().find(text)
     if not (folder.is_mine() or (or_root and os.getuid() == 0)):
-        raise NotYours("belongs to another user; only the owner may change the sweep", where=folder.id)
+        raise NotYours("the sweep belongs to another user; only the owner may change the sweep", where=folder.id)
     return folder
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, wants_colour
 from gpurun.inventory.folding import fold
+from gpurun.quantities.counts import count
 from gpurun.views.lines import (
     Line,
     job_lines,
@@ -60,7 +61,8 @@ def print_status(
         jobs = [job for job in picture.jobs if job.id not in left_out]
         lines += [[], *job_lines(picture, jobs, columns, duration)]
     if left_out:
-        lines.append([(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", "")])
+        more = count(len(left_out), "more job waits", "more jobs wait")
+        lines.append([(f"{more}; `gpurun queue` lists all waiting jobs in order", "")])
     for host in hosts:
         for each in host.get("foreign", ()):
             whose = f"belong to {each['job']} of {each['user']} on {each['head']}"

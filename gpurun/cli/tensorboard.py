@@ -60,7 +60,8 @@ def tensorboard(
         from gpurun.tensorboard.server import serve
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"TensorBoard is not installed here ({error.name})", hint="pip install 'gpurun[tensorboard]'"
+            f"TensorBoard is not installed here ({error.name})",
+            hint="install TensorBoard: pip install 'gpurun[tensorboard]'",
         ) from error
     with _folder() as folder, told_to_end() as end:
         shown = Shown(folder, runs)
@@ -71,17 +72,17 @@ def tensorboard(
         while not end.wait(LOOK_S) and time.monotonic() - board.guard.asked_s < idle_s:
             shown.refresh()
     if not end.is_set():
-        say(f"nobody has looked for {duration(idle_s)}: ended")
+        say(f"no request for {duration(idle_s)}: TensorBoard ended")
 
 
 def _say_where(port: int, token: str, events: int, traces: int) -> None:
     say_url(port, token)
     if not events:
-        say("no event file has come here yet; they are shown as they come")
+        say("the head has no event file yet; TensorBoard shows each file when it arrives")
     if traces:
         kinds = f"{count(traces, 'trace')} (Horovod's timeline, PyTorch's profile)"
-        say(f"{kinds}: http://127.0.0.1:{port}/traces, after that URL")
-    say("Ctrl-C ends it")
+        say(f"{kinds}: open the URL above, then http://127.0.0.1:{port}/traces")
+    say("Ctrl-C ends TensorBoard")
 
 
 def _runs(names: Sequence[str]) -> list[ShownRun]:
@@ -117,7 +118,7 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
             raise BadInput(
                 "the job keeps no outputs",
                 job=folder.id,
-                hint="write 'outputs: /DIR' into the recipe, or submit with --outputs",
+                hint="write 'outputs: /DIR' into the recipe, or submit the job with --outputs",
             )
         name = run_name(f"{folder.record().name}-{folder.id}")
         found[name] = ShownRun(name, folder.outputs)

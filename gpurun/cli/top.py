@@ -28,7 +28,8 @@ FIRST_SAMPLES_S = 10.0
 def top(
     inventory: InventoryOption = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Print lines: first everything, then changes. For screen readers and pipes.")
+        bool,
+        typer.Option("--plain", help="Print lines: first everything, then only changes. For screen readers and pipes."),
     ] = False,
 ) -> None:
     """Show jobs, the queue and the use of every leased GPU, live, and the log of the selected job.
@@ -62,10 +63,13 @@ def _check_screen() -> None:
     try:
         import textual  # noqa: F401
     except ModuleNotFoundError as error:
-        raise BadInput(f"Textual is not installed here ({error.name})", hint="pip install 'gpurun[top]'") from error
+        raise BadInput(
+            f"Textual is not installed here ({error.name})", hint="install Textual: pip install 'gpurun[top]'"
+        ) from error
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise BadInput(
-            "gpurun top needs a terminal", hint="`gpurun top --plain` prints lines; `gpurun status` prints once"
+            "gpurun top needs a terminal",
+            hint="use `gpurun top --plain` to print lines, or `gpurun status` to print once",
         )
 
 
@@ -99,7 +103,7 @@ def _cancel(store: JobStore, job: str) -> str:
     if folder.record().state.ended:
         return f"{job} has ended already"
     cancel_job(folder, reason="gpurun top")
-    return f"{job} was asked to end; its GPUs are free after its fence"
+    return f"{job} was asked to end; its GPUs are free after a fence"
 
 
 def _cordon(found: Cluster, host: str) -> str:
@@ -114,13 +118,16 @@ def _cordon(found: Cluster, host: str) -> str:
     with changing_cordons(home) as cordons:
         old = cordons_on(cordons, [known]).get(host)
         if old is not None and old.state != "cordoned":
-            raise BadInput(f"{host} is {old.state}", hint=f"gpurun inventory uncordon {host}, or gpurun recover")
+            raise BadInput(
+                f"{host} is {old.state}, not cordoned",
+                hint=f"`gpurun inventory uncordon {host}` ends a drain, `gpurun recover` frees a lost host",
+            )
         if old is None:
             put_cordon(cordons, known, Cordon("cordoned", myself(), time.time(), "gpurun top"))
         else:
             lift_cordons(cordons, known)
     if old is None:
-        return f"{host} is cordoned: it gets no new gangs"
+        return f"{host} is cordoned: it gets no new jobs"
     if (home / "live").is_dir():
         run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
-    return f"{host} gets gangs again"
+    return f"{host} gets jobs again"

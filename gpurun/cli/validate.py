@@ -35,7 +35,7 @@ def validate(
     gpurun validate recipes/fashion-mnist
     """
     if schema == (recipe is not None):
-        raise BadInput("name a recipe, or give --schema", where="validate", hint="gpurun validate recipe.yaml")
+        raise BadInput("give either a recipe or --schema", where="validate", hint="gpurun validate recipe.yaml")
     if recipe is None:
         from gpurun.jobs.recipe_schema import schema as made
 
@@ -52,7 +52,7 @@ def validate(
         typer.echo(printable(str(problem)))
     if problems:
         raise typer.Exit(BadInput.exit_code)
-    rest = f"; it leaves {' and '.join(missing)} to the command line" if missing else ""
+    rest = f"; give {' and '.join(missing)} on the command line" if missing else ""
     say(printable(f"{file}: valid{rest}"))
 
 

@@ -23,12 +23,12 @@ def wait(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", click_type=TIME_OR_0, help="Stop waiting after this time, such as 10m: exit code 124."
+            "--timeout", click_type=TIME_OR_0, help="Stop waiting after this time, such as 10m, with exit code 124."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until jobs have ended. Exit with the code of the first that failed, or 0.
+    """Wait until jobs have ended. Exit with the code of the first job that failed, or 0.
 
     gpurun wait @last && gpurun outputs @last --to results
     """

@@ -29,7 +29,7 @@ def web(
 ) -> None:
     """Serve a page of hosts, jobs and the queue until Ctrl-C. The page changes nothing.
 
-    Anyone with the printed URL can see the page; other users of this machine do not.
+    Only people who have the printed URL can see the page.
     """
     from gpurun.cli.inventory_options import cluster
     from gpurun.loopback.door import Door
@@ -41,8 +41,8 @@ def web(
     door = Door(Pages(open_store(), lambda: cluster(inventory), duration), token, "gpurun web")
     with told_to_end() as end:
         say_url(serve(door, port), token)
-        say("Ctrl-C ends it")
+        say("Ctrl-C ends the server")
         while not end.wait(LOOK_S) and time.monotonic() - door.asked_s < idle_s:
             pass
     if not end.is_set():
-        say(f"no request for {duration(idle_s)}: ended")
+        say(f"no request for {duration(idle_s)}: the server ended")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _DOING = {
-    "PREPARING": "gpurun connects to its hosts and copies image, code and data there",
-    "STARTING": "gpurun makes its containers and checks its GPUs",
+    "PREPARING": "gpurun connects to the job's hosts and copies image, code and data there",
+    "STARTING": "gpurun creates the job's containers and checks the GPUs",
 }
 """What happens in states in which a job's record has no reason."""
 
@@ -88,7 +88,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     print_start_failures(record.start_failures, outs, clock.now_s())
     print_outs(outs, record.owner_uid)
     if record.reason and all(each.attempt != record.attempt for each in record.start_failures):
-        typer.echo(f"  its last attempt ended: {printable(record.reason)}")
+        typer.echo(f"  the job's last attempt ended: {printable(record.reason)}")
     if smaller is not None:
         typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")
 
@@ -109,7 +109,7 @@ def _drained(job: str) -> str:
 
 def queue(
     inventory: Annotated[
-        str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Only jobs of this inventory.")
+        str | None, typer.Option("--inventory", "-i", metavar="FILE", help="List only jobs of this inventory.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

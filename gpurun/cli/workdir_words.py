@@ -27,8 +27,8 @@ def _left_out(left: LeftOut) -> str:
     size = f"{least}{_files(left.files)}, {size_text(left.size_bytes)}"
     given, line = given_again(left.names[0], left.names)
     return (
-        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). If ranks need it, add a line such as `{line}` "
-        f"at the end of .gitignore, or give it with --data NAME={given}, as /data/NAME"
+        f"workdir: .gitignore leaves out {_few(left.names)} ({size}). If ranks need {given}, add a line "
+        f"such as `{line}` at the end of .gitignore, or submit with --data NAME={given}: ranks read /data/NAME"
     )
 
 
@@ -36,7 +36,7 @@ def _leading_out(copied: Copied, left: LeftOut) -> str:
     out = [f"{path} → {target}" for path, target in sorted(copied.links.items()) if _leads_out(path, target, left)]
     if not out:
         return ""
-    verb = "leads to what is not copied" if len(out) == 1 else "lead to what is not copied"
+    verb = "points outside the copied files" if len(out) == 1 else "point outside the copied files"
     return f"workdir: {_few(out)} {verb}, and ranks find nothing there. Copy the files, or give them with --data"
 
 
@@ -59,8 +59,8 @@ def _large(workdir: str, copied: Copied) -> str:
     biggest = sorted(below.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
     named = ", ".join(f"{name} {size_text(size)}" for name, size in biggest)
     return (
-        f"workdir: {workdir} has {size_text(total)} in {_files(len(copied.sizes))} ({named}), of which the head keeps "
-        "a copy for each submission. Name what ranks do not need in .gitignore, and give data with --data"
+        f"workdir: {workdir} has {size_text(total)} in {_files(len(copied.sizes))} ({named}). The head keeps a "
+        "copy for each submission. List files that ranks do not need in .gitignore, and give data with --data"
     )
 
 

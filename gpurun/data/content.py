@@ -114,7 +114,7 @@ def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], 
     except OpError as error:
         raise bad_answer(holder, f"data.manifest: {error.message}") from None
     if digest_of(listed) != digest:
-        raise bad_answer(holder, "data.manifest: it describes another data set")
+        raise bad_answer(holder, "data.manifest describes another data set")
     return DataContent(digest, size, entries, hashes, lambda: blob, fleet, [holder])
 
 
@@ -125,7 +125,11 @@ def _described(fleet: Fleet, holder: str, digest: str, part: str, check: Callabl
             check()
             found += piece.payload
             if len(found) > data_store.MOST_DESCRIBED_BYTES:
-                raise bad_answer(holder, f"data.manifest: over {data_store.MOST_DESCRIBED_BYTES} bytes of {part}")
+                raise bad_answer(
+                    holder, f"data.manifest sent more than {data_store.MOST_DESCRIBED_BYTES} bytes of {part}"
+                )
             if time.monotonic() > deadline:
-                raise HostFailure(f"it described the data for more than {DESCRIBE_LIMIT_S:g} s", host=holder)
+                raise HostFailure(
+                    f"the host did not list the files of a data set within {DESCRIBE_LIMIT_S:g} s", host=holder
+                )
     return bytes(found)

@@ -36,12 +36,14 @@ def damage_of(agent: Agent, digest: str, check: Callable[[], object]) -> Damaged
             for _ in progress:
                 check()
                 if time.monotonic() > deadline:
-                    raise HostFailure(f"it read its copy of the data for more than {READ_LIMIT_S:g} s", host=agent.host)
+                    raise HostFailure(
+                        f"the host did not read its copy of the data within {READ_LIMIT_S:g} s", host=agent.host
+                    )
     except RemoteOpFailed as error:
         if error.kind != "corrupt":
             raise
-        hint = "remove it there with `gpurun data evict`, and submit the job again"
-        return DamagedCopy(f"its copy of the data is damaged: {error.message}", host=agent.host, hint=hint)
+        hint = "remove the damaged copy with `gpurun data evict`, and submit the job again"
+        return DamagedCopy(f"the host's copy of the data is damaged: {error.message}", host=agent.host, hint=hint)
     return None
 
 
@@ -56,6 +58,9 @@ def discard(agent: Agent, digest: str, job: str) -> None:
     """
     kept = agent.call("data.evict", digests=[digest], job=job, timeout_s=DISCARD_LIMIT_S).value
     if not kept.keys() <= {digest}:
-        raise bad_answer(agent.host, "data.evict: it names data sets that nobody asked for")
+        raise bad_answer(agent.host, "data.evict names a data set that gpurun did not ask for")
     if kept:
-        raise HostFailure(f"its copy of the data is damaged and cannot be replaced: {kept[digest]}", host=agent.host)
+        raise HostFailure(
+            f"the host's copy of the data is damaged, and gpurun cannot replace the copy: {kept[digest]}",
+            host=agent.host,
+        )

@@ -24,8 +24,8 @@ from gpurun.node.transfer.spool import ChunkHashes
 from gpurun.state import own_cache
 
 FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o555, 0o444, 0o555
-CHANGED = "the data changed since they were read"
-HINT = "try again when nobody writes there"
+CHANGED = "the data changed after gpurun read it"
+HINT = "try again when no program writes to the data"
 
 
 class DataFolder:
@@ -87,7 +87,7 @@ class DataFolder:
             raise unreadable(OSError(error.errno, error.strerror), self.top / entry.path) from None
         if (str(whole), whole.size) != (entry.digest, entry.size):
             self._memory.forget()  # or it remembers wrongly
-            raise BadInput("the file changed while it was read", where=str(self.top / entry.path), hint=HINT)
+            raise BadInput("the file changed while gpurun read it", where=str(self.top / entry.path), hint=HINT)
 
 
 class _SourceBlob(FilesBlob):
@@ -121,11 +121,12 @@ def read_folder(top: Path) -> DataFolder:
             os.close(descriptor)
         memory.keep()
     except OSError as error:
-        raise unreadable(error, top, "the data cannot be read") from None
+        raise unreadable(error, top, "gpurun cannot read the data") from None
     if len(entries) > data_store.MOST_ENTRIES:
         raise BadInput(
-            f"holds {len(entries):,} files, folders and links; a data set has at most {data_store.MOST_ENTRIES:,}",
-            where=str(top), hint="pack the files into archives, or mount the folder with host:/path",
+            f"the folder holds {len(entries):,} files, folders and links; "
+            f"a data set can hold at most {data_store.MOST_ENTRIES:,}",
+            where=str(top), hint="pack the files into archives, or mount a folder of each host with host:/path",
         )  # fmt: skip
     return DataFolder(resolved, entries, memory)
 
@@ -133,7 +134,7 @@ def read_folder(top: Path) -> DataFolder:
 def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
     path, status = below.text_of_path(found.parts), found.status
     if status is None:
-        raise BadInput(f"the data cannot be read: {found.why}", where=f"{top}/{path}")
+        raise BadInput(f"gpurun cannot read the data: {found.why}", where=f"{top}/{path}")
     kind = below.kind_of(status.st_mode)
     if kind == "dir":
         return Entry(path, kind, FOLDER_MODE, status.st_mtime_ns)
@@ -141,12 +142,15 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
         target = os.fsdecode(os.readlink(found.parts[-1], dir_fd=found.above))
         if _leads_out(path, target):
             raise BadInput(
-                f"is a link to {target}, which is outside of the data: hosts would not have it", where=f"{top}/{path}",
-                hint="replace the link by a copy of its target, or give the target as a data set of its own",
+                f"the link points to {target}, outside of the data set, so hosts would not have its target",
+                where=f"{top}/{path}",
+                hint="replace the link by a copy of its target, or make the target a second data set",
             )  # fmt: skip
         return Entry(path, kind, 0, target=target)
     if kind != "file":
-        raise BadInput(f"is a {kind}: data sets hold files, folders and links", where=f"{top}/{path}")
+        raise BadInput(
+            f"the path is a {kind}; a data set can hold only files, folders and links", where=f"{top}/{path}"
+        )
     mode = PROGRAM_MODE if status.st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) else FILE_MODE
     digest = memory.digest(path, status, partial(_digest, top, found))
     return Entry(path, kind, mode, status.st_mtime_ns, status.st_size, digest)
@@ -173,7 +177,7 @@ def _digest(top: Path, found: Found) -> str:
         after.st_ctime_ns,
     ):
         where = f"{top}/{below.text_of_path(found.parts)}"
-        raise BadInput("the file changed while it was read", where=where, hint=HINT)
+        raise BadInput("the file changed while gpurun read it", where=where, hint=HINT)
     return str(whole)
 
 

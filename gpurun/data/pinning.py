@@ -48,13 +48,21 @@ def folder_of(source: DataSource, home: Path) -> Path:
     job, _, below = source.path.partition(":")
     folder = JobStore(home).find(job)
     if not folder.record().state.ended:
-        raise BadInput("has not ended: its outputs still change", job=folder.id, hint=f"gpurun wait {folder.id}")
+        raise BadInput(
+            "the job has not ended: its outputs still change",
+            job=folder.id,
+            hint=f"wait for the job with: gpurun wait {folder.id}",
+        )
     top = folder.outputs.parent.resolve() / folder.outputs.name  # not followed if it is a link
     meant = (top / below.removeprefix("outputs").strip("/")).resolve()
     if not meant.is_relative_to(top):  # by a link that the job's program or owner has made
-        raise BadInput("leads out of the job's outputs", where=source.path)
+        raise BadInput("the path leads out of the job's outputs", where=source.path)
     if not meant.is_dir():
-        raise BadInput("the job has no such outputs on the head", where=source.path, hint=f"gpurun outputs {folder.id}")
+        raise BadInput(
+            "the job has no outputs with this path on the head",
+            where=source.path,
+            hint=f"copy the outputs to the head with: gpurun outputs {folder.id}",
+        )
     return meant
 
 

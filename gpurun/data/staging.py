@@ -29,7 +29,7 @@ from gpurun.state import data_sites
 
 ASK_LIMIT_S, MAKE_LIMIT_S = 60.0, 3600.0
 LIMIT_S = 6 * 3600.0
-FULL_HINT = "free some space there, or remove data sets that nobody uses: gpurun data evict"
+FULL_HINT = "free some space on the host, or remove data sets that no job uses with `gpurun data evict`"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Sender:
                 attempt=user.attempt if user is not None else 0, timeout_s=ASK_LIMIT_S,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
-                raise bad_answer(agent.host, "data.use: it names data sets that nobody asked for")
+                raise bad_answer(agent.host, "data.use names a data set that gpurun did not ask for")
             return bool(said)
 
         asked = (fleet or self._how.fleet).map(ask, hosts)
@@ -292,24 +292,25 @@ class _Sender:
 
     def _nobody_has_it(self) -> GpurunError:
         lost = {host: error for host, error in self.bad_copies.items() if isinstance(error, HostUnreachable)}
-        cut = {host: HostUnreachable("its connection is lost", host=host)
+        cut = {host: HostUnreachable("gpurun lost the connection to the host", host=host)
                for host, agent in self._how.fleet.agents.items() if not agent.alive}  # fmt: skip
         silent: dict[str, GpurunError] = {**cut, **self._silent, **lost}
         if known := sorted(silent.keys() & data_sites.hosts_of(self._digest)):
             return HostFailure(
-                f"the data set {self._digest[7:19]} is on no host that answers; {', '.join(known)} had it, but: "
-                f"{silent[known[0]].message}",
-                kind="unreachable", host=known[0], hint="it is copied when that host answers again",
+                f"no host that answers has the data set {self._digest[7:19]}; {', '.join(known)} had a copy, "
+                f"but {known[0]} failed: {silent[known[0]].message}",
+                kind="unreachable", host=known[0],
+                hint=f"gpurun copies the data set when {' or '.join(known)} answers again",
             )  # fmt: skip
         damaged = [host for host, error in self.bad_copies.items() if isinstance(error, DamagedCopy)]
         if damaged:
             return HostFailure(
-                f"the data set {self._digest[7:19]} is damaged on {', '.join(damaged)}, and no other is known",
-                host=damaged[0], hint="remove it there with `gpurun data evict`, and submit the job again",
+                f"the data set {self._digest[7:19]} is damaged on {', '.join(damaged)}, and gpurun knows no other copy",
+                host=damaged[0], hint="remove the damaged copies with `gpurun data evict`, and submit the job again",
             )  # fmt: skip
         return BadInput(
-            f"the data set {self._digest[7:19]} is gone: its source does not hold it any more, and no host has it",
-            hint="submit the job again to train with what the source holds now",
+            f"the data set {self._digest[7:19]} is gone: its source changed, and no host has a copy",
+            hint="submit the job again to use the source's current content",
         )
 
     def _send(self, content: DataContent, lacking: Sequence[str]) -> Mapping[str, GpurunError]:
@@ -394,7 +395,7 @@ class _Sender:
 
 
 def _unusable(host: str, content: DataContent) -> Unusable:
-    return Unusable(f"it could not use the copy of the data that {content.holders[0]} sent", host=host)
+    return Unusable(f"the host could not use the copy of the data that {content.holders[0]} sent", host=host)
 
 
 def _typed(error: GpurunError) -> GpurunError:

@@ -100,7 +100,7 @@ def result_from_document(document: Mapping[str, object], hosts: Sequence[str], h
         )
         skipped = {str(name): str(why) for name, why in dict(document["skipped"]).items()}  # type: ignore[call-overload]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise GpurunError(f"the benchmark's result makes no sense: {type(error).__name__}: {error}") from None
+        raise GpurunError(f"the benchmark's result is not valid: {type(error).__name__}: {error}") from None
     return BenchResult(tuple(hosts), links, collectives, skipped, str(document.get("mpi", "")))
 
 
@@ -172,16 +172,16 @@ def told(
         host, mine = worst
         usual = median(left[link] for link in mine)
         got = median(link.gbit_per_s for link in mine)
-        ways = {"out of it" if link.source == host else "into it" for link in mine}
+        ways = {"out of the host" if link.source == host else "into the host" for link in mine}
         which = "in both directions" if len(ways) == 2 else next(iter(ways))
-        own = f"; its interface's own rate is {rates[host]:g}" if rates.get(host) else ""
-        evidence = f"{got:.2f} Gbit/s {which}, {usual:.2f} is usual{own}"
-        remedy = "check cable, transceiver and switch port; gpurun doctor " + host
+        own = f"; the interface's own rate is {rates[host]:g} Gbit/s" if rates.get(host) else ""
+        evidence = f"{got:.2f} Gbit/s {which}, but {usual:.2f} Gbit/s is usual{own}"
+        remedy = "check the cable, transceiver and switch port, and run: gpurun doctor " + host
         yield Finding(check, Severity.ERROR, (host,), evidence, remedy)
         for link in mine:
             del left[link]
     for link, usual in left.items():
-        evidence = f"{link.gbit_per_s:.2f} Gbit/s from {link.source} to {link.target}, {usual:.2f} is usual"
+        evidence = f"{link.gbit_per_s:.2f} Gbit/s from {link.source} to {link.target}, but {usual:.2f} Gbit/s is usual"
         remedy = f"check the path from {link.source} to {link.target}: traceroute, switch counters"
         ends = (link.source, link.target)
         yield Finding(check, Severity.ERROR, ends, evidence, remedy, links=(ends,))

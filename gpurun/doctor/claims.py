@@ -48,21 +48,23 @@ def check(
 def _foreign(host: str, one: HeldGpus) -> Finding:
     who = one.claimant
     remedy = (
-        f"jobs here wait for them; `gpurun status` on {who.head or 'its head node'} shows the job. If that head node "
-        f"is gone for good: {_by_hand(host, one)}"
+        f"jobs here wait for these GPUs; `gpurun status` on {who.head or 'the other head node'} shows the job. If the "
+        f"head node is gone for good, free the GPUs by hand: {_by_hand(host, one)}"
     )
     return _finding("gpu-claimed", Severity.NOTE, host, one, f"{_whose(one)} holds {_gpus(one)}: {one.why}", remedy)
 
 
 def _stale(host: str, one: HeldGpus) -> Finding:
-    evidence = f"{_gpus(one)} claimed for {_whose(one)}, of which nothing runs or is connected"
-    return _finding("claim-stale", Severity.NOTE, host, one, evidence, "the next gang takes the GPUs over")
+    evidence = f"{_claimed(one)}, but nothing of the job runs on the host or is connected to the host"
+    return _finding(
+        "claim-stale", Severity.NOTE, host, one, evidence, "nothing to do: the next job takes the GPUs over"
+    )
 
 
 def _forgotten(host: str, one: HeldGpus, *, mine: bool) -> Finding:
-    evidence = f"{_gpus(one)} claimed for {_whose(one)}, which has no lease here: {one.why or 'nothing of it runs'}"
+    evidence = f"{_claimed(one)}, but the job has no lease here: {one.why or 'nothing of the job runs'}"
     owner = one.claimant.user or f"uid {one.claimant.uid}"
-    remedy = "gpurun recover --claims" if mine else f"{owner}, or root for {owner}: gpurun recover --claims"
+    remedy = "gpurun recover --claims" if mine else f"{owner} must run, or root for {owner}: gpurun recover --claims"
     return _finding("claim-forgotten", Severity.WARNING, host, one, evidence, remedy)
 
 
@@ -74,6 +76,10 @@ def _whose(one: HeldGpus) -> str:
     who = one.claimant
     owner = f" of {who.user}" if who.user else ""
     return f"{f'job {who.job}' if who.job else 'an unknown job'}{owner}{f' on {who.head}' if who.head else ''}"
+
+
+def _claimed(one: HeldGpus) -> str:
+    return f"{_gpus(one)} {plural(len(one.gpus), 'is', 'are')} claimed for {_whose(one)}"
 
 
 def _gpus(one: HeldGpus) -> str:

@@ -44,7 +44,7 @@ def unreachable(host: str, error: GpurunError) -> Finding:
 
 
 _REMEDIES: dict[type[GpurunError], str] = {
-    HostKeyMismatch: "compare the fingerprint with the host's console, then: gpurun inventory trust HOST",
+    HostKeyMismatch: "compare the fingerprint with the key on the host's console, then: gpurun inventory trust HOST",
     AuthenticationFailed: "add your public key to the host's authorized_keys",
-    HostNotReady: "gpurun needs python3 (3.8 or newer) on the host",
+    HostNotReady: "install python3 (3.8 or newer) on the host, because gpurun needs it",
 }

@@ -55,13 +55,13 @@ def check_shared_folders(
     seen = {**others, **{name: host.folder_signs for name, host in own.items()}}
     for together in _joined({name, *(by for by in own if own[by].folder_sign in seen[name])} for name in seen):
         hosts = tuple(sorted(together & own.keys()))
-        kinds = ", ".join(sorted({own[name].folder_kind or "a file system without a name" for name in hosts}))
+        kinds = ", ".join(sorted({own[name].folder_kind or "a file system of unknown type" for name in hosts}))
         evidence = (
-            f"{fold(sorted(together))} have one folder, {own[hosts[0]].folder} on {kinds}: each saw what another wrote,"
-            " and would remove its files"
+            f"{fold(sorted(together))} share one folder, {own[hosts[0]].folder} on {kinds}, so each host"
+            " would remove files of the others"
         )
         remedy = (
-            "gpurun inventory set {hosts} folder=DIR, a folder on a disk of each host's own that the user may write to"
+            "gpurun inventory set {hosts} folder=DIR, where DIR is a folder on a local disk that the user may write to"
         )
         yield Finding("shared-folder", Severity.ERROR, hosts, evidence, remedy)
 
@@ -112,14 +112,14 @@ def _differing(
         yield Finding(check, severity, everyone, f"{what} differs: {sides}", remedy(None))
         return
     for value, hosts in odd.items():
-        yield Finding(check, severity, hosts, f"{what} is {value}, on the other hosts {usual}", remedy(usual))
+        yield Finding(check, severity, hosts, f"{what} is {value}, but {usual} on the other hosts", remedy(usual))
 
 
 def _mtu(hosts: Found, interface: str) -> Iterator[Finding]:
     mtus = {name: nic.mtu for name, found in hosts.items() if (nic := found.nic(interface)) and nic.mtu}
     yield from _differing(
         "mtu", Severity.ERROR, f"the MTU of {interface}", mtus,
-        lambda usual: f"sudo ip link set {interface} mtu {usual or 'THE SAME EVERYWHERE'}",
+        lambda usual: f"sudo ip link set {interface} mtu {usual or 'MTU, with the same MTU on all hosts'}",
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _slower(
     usual = max(rates.values()) if len(counts) > 1 and counts[0][1] == counts[1][1] else counts[0][0]
     for name, rate in rates.items():
         if rate < usual:
-            evidence = f"{what} runs at {rate:g} {unit}, on the other hosts at {usual:g} {unit}"
+            evidence = f"{what} runs at {rate:g} {unit}, but at {usual:g} {unit} on the other hosts"
             yield Finding(check, severity, (name,), evidence, remedy)
 
 
@@ -141,7 +141,7 @@ def _nic_speed(hosts: Found, interface: str) -> Iterator[Finding]:
     speeds = {
         name: float(nic.speed_mbit) for name, found in hosts.items() if (nic := found.nic(interface)) and nic.speed_mbit
     }
-    remedy = f"check cable, transceiver and switch port; ethtool {interface}"
+    remedy = f"check the cable, transceiver and switch port, and run: ethtool {interface}"
     yield from _slower("link-rate", interface, speeds, "Mbit/s", remedy, Severity.ERROR)
 
 
@@ -156,7 +156,7 @@ def _hca_rate(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
                 if wanted and port.active and port.link_layer == LINK_LAYER[fabric.kind] and port.rate_gbit:
                     rates.setdefault((hca.name, port.number), {})[name] = port.rate_gbit
     for (device, number), by_host in rates.items():
-        remedy = f"check cable, transceiver and switch port; ibstat {device} {number}"
+        remedy = f"check the cable, transceiver and switch port, and run: ibstat {device} {number}"
         yield from _slower("link-rate", f"{device} port {number}", by_host, "Gbit/s", remedy, Severity.ERROR)
 
 
@@ -173,8 +173,8 @@ def _gid_index(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator
         if (best := candidates(port.gids, fabric.interface))
     }
     yield from _differing(
-        "gid-table", Severity.NOTE, "the RoCE v2 GID's index", indices,
-        lambda _: "nothing: gpurun sets it host by host. Never set NCCL_IB_GID_INDEX for the whole gang",
+        "gid-table", Severity.NOTE, "the index of the RoCE v2 GID", indices,
+        lambda _: "nothing to do: gpurun sets the index for each host. Never set NCCL_IB_GID_INDEX for a whole job",
     )  # fmt: skip
 
 
@@ -190,9 +190,11 @@ def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
     tables = {name: [port.probed.gids for port in chosen if port.probed] for name, chosen in ports.items()}
     kinds = {name: common_kind(found, fabric) for name, found in tables.items() if found}
     lost = tuple(name for name, kind in kinds.items() if kind == "link-local")
-    remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}, or the interface of the port"
+    remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}, or name the interface of the RoCE port"
     if lost and len(lost) < len(kinds):
-        evidence = "its RoCE ports have only link-local addresses, those of other hosts have addresses of their own"
+        evidence = (
+            "the RoCE ports have only link-local addresses, but RoCE ports of the other hosts have other addresses"
+        )
         yield Finding("roce-gid", Severity.ERROR, lost, evidence, remedy)
         kinds = {name: kind for name, kind in kinds.items() if name not in lost}
     yield from _differing("roce-gid", Severity.ERROR, "the kind of RoCE addresses", kinds, lambda _: remedy)
@@ -200,8 +202,8 @@ def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
 
 def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
     if interface == LOOPBACK and len(hosts) > 1:
-        evidence = f"all of them use {LOOPBACK}, where each host reaches only itself"
-        remedy = "correct interface of their fabric in the inventory"
+        evidence = f"these hosts use the interface {LOOPBACK}, over which a host reaches only itself"
+        remedy = "correct the interface of the fabric in the inventory"
         yield Finding("interface", Severity.ERROR, tuple(hosts), evidence, remedy)
     owners: dict[str, list[str]] = {}
     for name, found in hosts.items():
@@ -210,7 +212,7 @@ def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
             owners.setdefault(address, []).append(name)
     for address, names in owners.items():
         if len(names) > 1:
-            evidence = f"all of them have the address {address} on {interface}"
+            evidence = f"these hosts all have the address {address} on {interface}"
             remedy = "give each host an address of its own"
             yield Finding("address", Severity.ERROR, tuple(names), evidence, remedy)
 
@@ -219,7 +221,7 @@ def _drivers(hosts: Found) -> Iterator[Finding]:
     drivers = {name: found.driver for name, found in hosts.items() if found.driver}
     yield from _differing(
         "driver", Severity.WARNING, "the NVIDIA driver", drivers,
-        lambda usual: f"install driver {usual} there" if usual else "install one version everywhere",
+        lambda usual: f"install driver {usual} on these hosts" if usual else "install one version on all hosts",
     )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ def check_clocks(found: Found) -> Iterator[Finding]:
         certain = abs(off) - (found[name].clock_error_s or 0.0)
         if certain > CLOCK_WARNING_S:
             severity = Severity.ERROR if certain > CLOCK_ERROR_S else Severity.WARNING
-            evidence = f"its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+            evidence = f"the host's clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
             remedy = "sudo timedatectl set-ntp true; check with: chronyc tracking"
             yield Finding("clock", severity, (name,), evidence, remedy)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.inventory.model import Host
+from gpurun.quantities.counts import plural
 
 MEMORY_TOLERANCE = 0.05
 """Drivers keep a part of the memory to themselves, more with ECC on; the data sheet's figure is never met exactly."""
@@ -32,12 +33,13 @@ def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Sever
         foreign = foreign_on(gpu)
         if gpu.index in gpus and foreign:
             who = ", ".join(described(process) for process in foreign)
+            kill = f"ssh {host.name} kill {' '.join(str(process.pid) for process in foreign)}"
             yield Finding(
                 "gpu-stranger",
                 severity,
                 (host.name,),
                 f"GPU {gpu.index} is used by {who}",
-                f"ask the owner, or end it: ssh {host.name} kill {' '.join(str(process.pid) for process in foreign)}",
+                f"ask the owner, or end the {plural(len(foreign), 'process', 'processes')}: {kill}",
                 {host.name: (gpu.index,)},
             )
 
@@ -60,9 +62,9 @@ def _driver_remedy(problem: str) -> str:
     if problem.startswith("no NVIDIA driver"):
         return "install the NVIDIA driver, or load it: sudo modprobe nvidia; then check with nvidia-smi"
     if "hangs" in problem:
-        return "look for Xid in: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
+        return "look for Xid errors: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
     if "mismatch" in problem:
-        return "the driver was upgraded under a loaded kernel module: reboot the host"
+        return "reboot the host, because the loaded kernel module is older than the upgraded driver"
     return "run nvidia-smi on the host"
 
 
@@ -70,11 +72,11 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
     count = len(found.gpus)
     if count != host.gpus:
         remedy = (
-            "look for a GPU that fell off the bus: sudo dmesg | grep -i xid; reboot, or reseat it"
+            "look for a GPU that fell off the bus: sudo dmesg | grep -i xid; reboot the host, or reseat the GPU"
             if count < host.gpus
-            else f"gpurun inventory set {{hosts}} gpus={count}"
+            else f"correct the inventory: gpurun inventory set {{hosts}} gpus={count}"
         )
-        evidence = f"GPUs that answer: {count}; the inventory says {host.gpus}"
+        evidence = f"{plural(count, '1 GPU answers', f'{count} GPUs answer')}, but the inventory says {host.gpus}"
         severity = Severity.ERROR if count < host.gpus else Severity.WARNING
         yield Finding("gpu-count", severity, (host.name,), evidence, remedy)
 
@@ -82,18 +84,18 @@ def _count(host: Host, found: Hardware) -> Iterator[Finding]:
 def _identity(host: Host, found: Hardware) -> Iterator[Finding]:
     generations = sorted({gpu.generation for gpu in found.gpus if gpu.generation})
     if generations and generations != [host.generation]:
-        evidence = f"the GPUs are {' and '.join(generations)}, the inventory says {host.generation}"
-        remedy = "gpurun inventory probe {hosts} --write"
+        evidence = f"the GPUs are {' and '.join(generations)}, but the inventory says {host.generation}"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-generation", Severity.ERROR, (host.name,), evidence, remedy)
     models = sorted({gpu.model for gpu in found.gpus if gpu.model})
     if host.gpu_model and models and models != [host.gpu_model]:
-        evidence = f"the GPUs are {' and '.join(models)}, the inventory says {host.gpu_model}"
-        remedy = "gpurun inventory probe {hosts} --write"
+        evidence = f"the GPUs are {' and '.join(models)}, but the inventory says {host.gpu_model}"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-model", Severity.WARNING, (host.name,), evidence, remedy)
     least = min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None)
     if host.gpu_memory_mib and least and abs(least - host.gpu_memory_mib) > host.gpu_memory_mib * MEMORY_TOLERANCE:
-        evidence = f"the GPUs have {least} MiB, the inventory says {host.gpu_memory_mib}"
-        remedy = "gpurun inventory probe {hosts} --write"
+        evidence = f"the GPUs have {least} MiB, but the inventory says {host.gpu_memory_mib} MiB"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-memory", Severity.WARNING, (host.name,), evidence, remedy)
 
 
@@ -104,7 +106,9 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
         return Finding(check, severity, (host.name,), f"{name}: {evidence}", remedy, only)
 
     if gpu.problem:
-        remedy = f"sudo nvidia-smi --gpu-reset -i {gpu.index}, else reboot; replace it if it happens again"
+        remedy = (
+            f"sudo nvidia-smi --gpu-reset -i {gpu.index}, or else reboot the host; replace the GPU if the error returns"
+        )
         yield finding("gpu-lost", Severity.ERROR, gpu.problem, remedy)
     if gpu.ecc_uncorrected:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
@@ -112,11 +116,16 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
         yield finding("gpu-ecc", Severity.ERROR, count, remedy)
     if gpu.retirement_pending:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
-        yield finding("gpu-ecc", Severity.WARNING, "memory pages wait for a reset to be taken out of use", remedy)
+        yield finding("gpu-ecc", Severity.WARNING, "a GPU reset must take bad memory pages out of use", remedy)
     if gpu.throttle:
         remedy = "check fans, air flow and power supply"
         yield finding("gpu-throttle", Severity.WARNING, f"clocks are held down: {', '.join(gpu.throttle)}", remedy)
     if gpu.nvlink_inactive:
         links = ", ".join(map(str, gpu.nvlink_inactive))
-        remedy = f"nvidia-smi nvlink -s -i {gpu.index}; reseat the bridge, or reset the GPUs of the host"
-        yield finding("gpu-nvlink", Severity.WARNING, f"NVLink {links} inactive", remedy)
+        remedy = f"check: nvidia-smi nvlink -s -i {gpu.index}; reseat the NVLink bridge, or reset the GPUs of the host"
+        yield finding(
+            "gpu-nvlink",
+            Severity.WARNING,
+            f"NVLink {links} {plural(len(gpu.nvlink_inactive), 'is', 'are')} inactive",
+            remedy,
+        )

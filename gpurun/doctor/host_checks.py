@@ -45,7 +45,13 @@ def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
 def _sections(host: Host, found: Hardware) -> Iterator[Finding]:
     for section, problem in sorted(found.problems.items()):
         evidence = f"{section} could not be read: {problem}"
-        yield Finding("probe", Severity.WARNING, (host.name,), evidence, "gpurun inventory probe {hosts} --json")
+        yield Finding(
+            "probe",
+            Severity.WARNING,
+            (host.name,),
+            evidence,
+            "look at all answers of the host: gpurun inventory probe {hosts} --json",
+        )
 
 
 def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
@@ -62,23 +68,23 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
         yield Finding("docker", Severity.ERROR, (host.name,), problem, remedy)
         return
     if docker.has_own_network:
-        evidence = f"Docker at {docker.socket} has a network of its own: other hosts cannot reach ranks there"
-        remedy = "use the host's system-wide engine; a gang on this host alone can run as it is"
+        evidence = f"Docker at {docker.socket} has a network of its own, so other hosts cannot reach ranks on this host"
+        remedy = "use the host's system-wide Docker; a job on this host alone can run without a change"
         yield Finding("docker-network", Severity.ERROR, (host.name,), evidence, remedy)
     if host.gpus and not docker.gpu_support:
-        evidence = "Docker knows no NVIDIA runtime, CDI device or container toolkit"
+        evidence = "Docker cannot give GPUs to containers: it has no NVIDIA runtime, CDI device or container toolkit"
         remedy = (
             "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker"
         )
         yield Finding("docker-gpu", Severity.ERROR, (host.name,), evidence, remedy)
     if docker.limits_memory is False:
         evidence = "Docker cannot limit the memory of containers: a job can use up the memory of its neighbours"
-        remedy = "boot with cgroup_enable=memory; a rootless engine needs cgroup v2 and its memory controller"
+        remedy = "boot the host with cgroup_enable=memory; rootless Docker needs cgroup v2 with the memory controller"
         yield Finding("memory-limit", Severity.WARNING, (host.name,), evidence, remedy)
     if docker.free_bytes is not None and docker.free_bytes < LITTLE_SPACE_BYTES:
         severity = Severity.ERROR if docker.free_bytes < NO_SPACE_BYTES else Severity.WARNING
-        evidence = f"{docker.free_bytes / GIB:.1f} GiB free in {docker.root}"
-        yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk")
+        evidence = f"only {docker.free_bytes / GIB:.1f} GiB free in {docker.root}"
+        yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk space")
 
 
 def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
@@ -94,24 +100,27 @@ def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
         evidence = f"only {left} free for {found.folder}"
         yield Finding("folder", Severity.ERROR, (host.name,), evidence, _remedy(host, "full", found))
     if is_shared(found.folder_kind):
-        evidence = f"{found.folder} is on {found.folder_kind}, which other hosts may share: they would remove its files"
+        evidence = (
+            f"{found.folder} is on {found.folder_kind}, which other hosts may share; those hosts would remove its files"
+        )
         remedy = (
-            f"gpurun inventory set {host.name} folder=DIR, a folder on a disk of its own that the user may write to"
+            f"gpurun inventory set {host.name} folder=DIR, where DIR is a folder on a local disk that the user may "
+            "write to"
         )
         yield Finding("shared-folder", Severity.ERROR, (host.name,), evidence, remedy)
 
 
 _FOLDER_REMEDIES = {
     "denied": "sudo chown -R {user} {folder}, or give the host another folder: gpurun inventory set {host} folder=DIR",
-    "full": "free space: df -h {folder}; df -i {folder}",
-    "hangs": "look for the disk or file server behind it: sudo dmesg | tail; df {folder}",
-    "read-only": "sudo dmesg | grep -iE 'error|remount', repair the file system, then: sudo mount -o remount,rw MOUNT",
+    "full": "free disk space; check: df -h {folder}; df -i {folder}",
+    "hangs": "check the disk or file server of the folder: sudo dmesg | tail; df {folder}",
+    "read-only": "sudo dmesg | grep -iE 'error|remount'; repair the file system, then: sudo mount -o remount,rw MOUNT",
 }
 
 
 def _remedy(host: Host, fault: str, found: Hardware) -> str:
     """Return what to do about a folder's fault. The folder is a host's text, and people paste remedies into shells."""
-    template = _FOLDER_REMEDIES.get(fault, "ssh {host} ls -ld {folder}")
+    template = _FOLDER_REMEDIES.get(fault, "look at the folder: ssh {host} ls -ld {folder}")
     return template.format(host=host.name, folder=shlex.quote(found.folder), user=host.user or "USER")
 
 
@@ -126,7 +135,7 @@ def check_health(host: Host, said: str | None) -> Iterator[Finding]:
         said: why it failed; None or "" = it passed, or there is none.
     """
     if said:
-        remedy = f"repair what it names; try it: ssh {host.name} {shlex.join(host.health)}"
+        remedy = f"repair the reported problem; run the health check again: ssh {host.name} {shlex.join(host.health)}"
         yield Finding("health", Severity.ERROR, (host.name,), said, remedy)
 
 
@@ -136,14 +145,18 @@ def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
     nic = found.nic(fabric.interface)
     if nic is None:
         there = ", ".join(nic.name for nic in found.nics) or "none"
-        evidence = f"no interface {fabric.interface} (there is {there})"
-        remedy = f"give the host another fabric, or correct interface of fabric {fabric.name} in the inventory"
+        evidence = f"the host has no interface {fabric.interface} (found: {there})"
+        remedy = f"give the host another fabric, or correct the interface of fabric {fabric.name} in the inventory"
         yield Finding("interface", Severity.ERROR, (host.name,), evidence, remedy)
         return
     if nic.state not in ("UP", "UNKNOWN"):  # tunnels and some virtual interfaces have no carrier to report
-        evidence = f"{nic.name} is {nic.state or 'in no state'}"
+        evidence = f"interface {nic.name} is {nic.state or 'in an unknown state'}"
         yield Finding(
-            "interface", Severity.ERROR, (host.name,), evidence, f"check the cable; sudo ip link set {nic.name} up"
+            "interface",
+            Severity.ERROR,
+            (host.name,),
+            evidence,
+            f"check the cable, then: sudo ip link set {nic.name} up",
         )
     addresses = plain_addresses(nic)
     if not addresses:
@@ -151,11 +164,13 @@ def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
         yield Finding("address", Severity.ERROR, (host.name,), f"{nic.name} has no address", remedy)
     elif host.fabric_address and host.fabric_address not in addresses:
         evidence = f"{nic.name} has {', '.join(addresses)}, not the inventory's fabric_address {host.fabric_address}"
-        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        remedy = f"set the address in the inventory: gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("address", Severity.ERROR, (host.name,), evidence, remedy)
     elif not host.fabric_address and all(":" in address for address in addresses):
-        evidence = f"{nic.name} has no IPv4 address, only {', '.join(addresses)}; gangs on several hosts fail without"
-        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        evidence = (
+            f"{nic.name} has no IPv4 address, only {', '.join(addresses)}, and the inventory has no fabric_address"
+        )
+        remedy = f"set the address in the inventory: gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("ipv6-only", Severity.ERROR, (host.name,), evidence, remedy)
 
 
@@ -172,11 +187,12 @@ def _name(host: Host, found: Hardware) -> Iterator[Finding]:
     own = {address for nic in found.nics for address in plain_addresses(nic)}
     loopback = [address for address in found.resolves_to if _is_loopback(address)]
     if len(loopback) == len(found.resolves_to):
-        evidence = f"its own name resolves to {', '.join(loopback)}, which no other host can reach"
-        remedy = "in /etc/hosts give the host's name its address on the fabric instead"
+        evidence = f"the host's own name resolves to {', '.join(loopback)}, which no other host can reach"
+        remedy = "in /etc/hosts, give the host's name the host's address on the fabric"
         yield Finding("own-name", Severity.WARNING, (host.name,), evidence, remedy)
     elif own and not own & set(found.resolves_to):
-        evidence = f"its own name {found.hostname} resolves to {', '.join(found.resolves_to)}, which it does not have"
+        addresses = ", ".join(found.resolves_to)
+        evidence = f"the host's own name {found.hostname} resolves to {addresses}, which the host does not have"
         yield Finding("own-name", Severity.WARNING, (host.name,), evidence, "correct /etc/hosts or DNS")
 
 
@@ -198,14 +214,17 @@ def _hcas(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
     used = {(port.device, port.port) for port in choose_ports(fabric, found) if port.probed is not None}
     wanted = [split_name(name) for name in fabric.hcas] or sorted(used) or [(hca.name, None) for hca in found.hcas]
     if not wanted:
-        evidence, remedy = "no RDMA device", "load the driver (sudo modprobe mlx5_ib), or give the host a tcp fabric"
+        evidence, remedy = (
+            "the host has no RDMA device",
+            "load the driver (sudo modprobe mlx5_ib), or give the host a tcp fabric",
+        )
         yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
     for device, number in wanted:
         own = {port for name, port in used if name == device}
         for finding in _hca(host, fabric, found, device, own or {number}):
             yield replace(finding, severity=Severity.WARNING) if used else finding
     if found.hcas and "rdma_cm" not in found.infiniband_nodes:
-        evidence = "no /dev/infiniband/rdma_cm"
+        evidence = "the host has no /dev/infiniband/rdma_cm"
         yield Finding("hca-node", Severity.WARNING, (host.name,), evidence, "sudo modprobe rdma_ucm")
 
 
@@ -216,7 +235,7 @@ def _hca(host: Host, fabric: Fabric, found: Hardware, device: str, numbers: Set[
     if hca is None or not ports:
         named = device if None in numbers else f"{device} port {', '.join(map(str, numbers))}"
         there = ", ".join(hca.name for hca in found.hcas) or "none"
-        evidence = f"no RDMA device {named} (there is {there})"
+        evidence = f"the host has no RDMA device {named} (found: {there})"
         remedy = f"sudo modprobe mlx5_ib, or correct hcas of fabric {fabric.name} in the inventory"
         yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
         return
@@ -230,15 +249,17 @@ def _hca(host: Host, fabric: Fabric, found: Hardware, device: str, numbers: Set[
 def _port(host: Host, fabric: Fabric, device: str, port: HcaPort) -> Iterator[Finding]:
     name = f"{device} port {port.number}"
     if port.link_layer != LINK_LAYER[fabric.kind]:
-        evidence = f"{name} is {port.link_layer or 'of unknown kind'}, fabric {fabric.name} is {fabric.kind.value}"
-        remedy = f"correct kind or hcas of fabric {fabric.name}, or the port: mlxconfig -d DEVICE set LINK_TYPE_P1=…"
+        evidence = f"{name} is {port.link_layer or 'of unknown kind'}, but fabric {fabric.name} is {fabric.kind.value}"
+        remedy = (
+            f"correct kind or hcas of fabric {fabric.name}, or change the port: mlxconfig -d DEVICE set LINK_TYPE_P1=…"
+        )
         yield Finding("hca-link-layer", Severity.ERROR, (host.name,), evidence, remedy)
         return
     if not port.active:
         physical = f", {port.physical_state}" if port.physical_state else ""
-        remedy = "check cable and switch port"
+        remedy = "check the cable and the switch port"
         if port.state == "INIT" and port.link_layer == "InfiniBand":
-            remedy = "the subnet manager does not answer: start opensm, or check the switch's"
+            remedy = "the subnet manager does not answer: start opensm, or check the subnet manager of the switch"
         yield Finding("hca-port", Severity.ERROR, (host.name,), f"{name} is {port.state}{physical}", remedy)
         return
     if fabric.kind is FabricKind.ROCE:
@@ -249,19 +270,21 @@ def _gids(host: Host, fabric: Fabric, name: str, port: HcaPort) -> Iterator[Find
     usable = candidates(port.gids, fabric.interface)
     if not usable:
         evidence = f"{name} has no RoCE v2 GID"
-        remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}; check its RoCE mode with: cma_roce_mode"
+        remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}; check the RoCE mode with: cma_roce_mode"
         yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
         return
     if fabric.gid_index is not None:
         fixed = next((gid for gid in port.gids if gid.index == fabric.gid_index), None)
         if fixed is None or fixed.kind != ROCE_V2:
             there = "empty" if fixed is None else f"{fixed.kind} {fixed.address}"
-            evidence = f"{name}: GID {fabric.gid_index} of the inventory is {there}; RoCE v2 is at {usable[0].index}"
-            remedy = f"remove gid_index from fabric {fabric.name}: each host's own is then found"
+            evidence = (
+                f"{name}: GID {fabric.gid_index} of the inventory is {there}; index {usable[0].index} has RoCE v2"
+            )
+            remedy = f"remove gid_index from fabric {fabric.name}; gpurun then finds the index of each host"
             yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
             return
     if address_kind(usable[0].address) == "link-local":
-        evidence = f"{name} has only link-local RoCE v2 GIDs: hosts behind a router cannot be reached"
+        evidence = f"{name} has only link-local RoCE v2 GIDs, so it cannot reach hosts behind a router"
         remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}"
         yield Finding("roce-gid", Severity.WARNING, (host.name,), evidence, remedy)
 
@@ -279,11 +302,11 @@ def _memlock(host: Host, found: Hardware) -> Iterator[Finding]:
         return
     limit = f"{(docker.memlock_bytes or 0) >> 10} KiB"
     if found.limits.machine_may_raise is False:
-        evidence = f"containers can lock only {limit} of memory, and nobody on this machine may raise that"
+        evidence = f"containers can lock only {limit} of memory, and nobody on this machine may raise the limit"
         yield Finding("memlock", Severity.NOTE, (host.name,), evidence)
         return
     evidence = f"Docker can give containers only {limit} of locked memory: too little for RDMA"
-    remedy = "systemctl edit docker: [Service] LimitMEMLOCK=infinity; restart it. A rootless engine cannot do RDMA"
+    remedy = "systemctl edit docker: [Service] LimitMEMLOCK=infinity; restart Docker. Rootless Docker cannot use RDMA"
     yield Finding("memlock", Severity.ERROR, (host.name,), evidence, remedy)
 
 

@@ -83,7 +83,7 @@ def _try_group(
         found = tuple((next(stream).value or {}).get("ports", ()))
         if len(found) != len(ports):
             stream.close()
-            raise bad_answer(agent.host, f"probe.listen: {len(found)} ports of {len(ports)}")
+            raise bad_answer(agent.host, f"probe.listen opened {len(found)} of {len(ports)} ports")
         return _Listening(stream, found)
 
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def _connect(agent: Agent, wanted: list[dict[str, Any]], address: str) -> list[A
         limit_s = CONNECT_TIMEOUT_S + 20
         outcomes = list(agent.call("probe.connect", targets=some, source=address, timeout_s=limit_s).value)
         if len(outcomes) != len(some):
-            raise bad_answer(agent.host, f"probe.connect: {len(outcomes)} outcomes of {len(some)}")
+            raise bad_answer(agent.host, f"probe.connect reports {len(outcomes)} of {len(some)} connections")
         return outcomes
 
     outcomes = call(wanted)

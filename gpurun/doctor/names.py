@@ -33,7 +33,7 @@ def judge(lookups: Lookups, found: Mapping[str, Hardware], interface: str) -> It
         unknown = [name for name, addresses in names.items() if addresses is not None and not addresses]
         if unknown:
             whom = fold(unknown) if len(unknown) < len(names) else "any other host's name"
-            evidence = f"it cannot resolve {whom}"
+            evidence = f"the host cannot resolve {whom}"
             remedy = "add the hosts of the fabric to /etc/hosts or DNS"
             yield Finding("names", Severity.WARNING, (host,), evidence, remedy)
         for name, addresses in names.items():
@@ -44,10 +44,10 @@ def judge(lookups: Lookups, found: Mapping[str, Hardware], interface: str) -> It
 def _one(host: str, name: str, addresses: Sequence[str], target: Hardware, interface: str) -> Iterator[Finding]:
     own = {address for nic in target.nics for address in plain_addresses(nic)}
     if own and not own & set(addresses):
-        evidence = f"it resolves {name} to {', '.join(addresses)}, which {name} does not have"
+        evidence = f"the host resolves {name} to {', '.join(addresses)}, which {name} does not have"
         yield Finding("names", Severity.WARNING, (host,), evidence, "correct /etc/hosts or DNS")
         return
     nic = target.nic(interface)
     if nic and plain_addresses(nic) and not set(plain_addresses(nic)) & set(addresses):
-        evidence = f"{name} resolves to {', '.join(addresses)}, which is not its address on {interface}"
+        evidence = f"{name} resolves to {', '.join(addresses)}, which is not the address of {name} on {interface}"
         yield Finding("names", Severity.NOTE, (host,), evidence)

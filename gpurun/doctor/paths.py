@@ -117,10 +117,10 @@ def _explained(
     hosts = count(len(others), "host")
     address = addresses.get(host, interface)
     if pattern is _isolated:
-        evidence = f"no connection in or out over {interface} ({address}), tried with {hosts}: {how}"
+        evidence = f"the host has no connection to or from {hosts} over {interface} ({address}): {how}"
         if any(attempt.answers for attempt in mine):
             return Finding("firewall", Severity.ERROR, (host,), f"{evidence}; other ports answer", OPEN_PORTS)
-        remedy = f"check cable, address and route: ip address show {interface}; ip route get {address}"
+        remedy = f"check the cable, address and route: ip address show {interface}; ip route get {address}"
         return Finding("path", Severity.ERROR, (host,), evidence, remedy)
     if pattern is _closed:
         ports = sorted({port for attempt in mine for port in attempt.failed})
@@ -128,8 +128,8 @@ def _explained(
         which = "any port" if whole else "port " + ", ".join(map(str, ports))
         evidence = f"{len(others)} of {hosts} cannot connect to {which} of {address}: {how}"
         return Finding("firewall", Severity.ERROR, (host,), evidence, OPEN_PORTS)
-    evidence = f"it can connect to none of {hosts} over {interface}, though others can: {how}"
-    remedy = "check its outgoing firewall rules and route: sudo nft list ruleset; ip route"
+    evidence = f"the host can connect to none of {hosts} over {interface}, though others can: {how}"
+    remedy = "check the host's outgoing firewall rules and routes: sudo nft list ruleset; ip route"
     return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
 
 
@@ -142,9 +142,9 @@ def _rest(
     parts = _parts(attempts)
     part_of = {host: at for at, part in enumerate(parts) for host in part}
     if len(parts) > 1 and all(part_of[each.source] != part_of[each.target] for each in failures) and len(failures) > 2:
-        evidence = f"the fabric is in parts that cannot reach each other: {' | '.join(map(fold, parts))}"
+        evidence = f"the fabric is split into parts that cannot reach each other: {' | '.join(map(fold, parts))}"
         everyone = tuple(host for part in parts for host in part)
-        remedy = "check the links between their switches, and routes between their subnets"
+        remedy = "check the links between the switches of the parts, and the routes between the subnets"
         yield Finding("path", Severity.ERROR, everyone, f"{evidence}; {_how(failures)}", remedy)
         return
     by_pair: dict[tuple[str, ...], list[ReachAttempt]] = {}

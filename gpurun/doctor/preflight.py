@@ -113,7 +113,7 @@ def _missing(host: str, found: Hardware, granted: tuple[int, ...]) -> list[Findi
     missing = tuple(sorted(set(granted) - {gpu.index for gpu in found.gpus}))
     if not missing:
         return []
-    others = count(len(found.gpus), "GPU does", "GPUs do")
+    others = count(len(found.gpus), "other GPU answers", "other GPUs answer")
     evidence = f"GPU {', '.join(map(str, missing))} of this job does not answer; {others}"
     remedy = "look for a GPU that fell off the bus: sudo dmesg | grep -i xid"
     return [Finding("gpu-missing", Severity.ERROR, (host,), evidence, remedy, {host: missing})]

@@ -192,8 +192,8 @@ def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
 
 def _one(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
     if not isinstance(node, ScalarNode) or (is_null(node) and not kind.null_is_text):
-        got = "nothing" if isinstance(node, ScalarNode) else "a list or a mapping"
-        report.wrong(node, f"{name} must be {kind.expected}, not {got}", allowed=kind.allowed)
+        got = "but has no value" if isinstance(node, ScalarNode) else "not a list or a mapping"
+        report.wrong(node, f"{name} must be {kind.expected}, {got}", allowed=kind.allowed)
         return None
     try:
         return _scalar(kind, node.value)

@@ -55,7 +55,7 @@ def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
     except yaml.MarkedYAMLError as error:
         _refuse_syntax(error, text, file)
     except yaml.YAMLError as error:
-        raise DocumentError([Problem(file, 1, 1, f"not YAML: {error}")]) from error
+        raise DocumentError([Problem(file, 1, 1, f"the file is not YAML: {error}")]) from error
     if root is not None and "*" in text:
         _refuse_bombs(root, file)
     return root
@@ -70,15 +70,15 @@ def _decoded(data: bytes, file: str) -> str:
     if found:
         _refuse(file, text[: found.start()], _why_unwelcome(found.group()))
     if text.count(",") + text.count("\n") > MAX_VALUES:
-        raise DocumentError([Problem(file, 1, 1, f"more than {MAX_VALUES} values")])
+        raise DocumentError([Problem(file, 1, 1, f"the file has more than {MAX_VALUES} values")])
     return text
 
 
 def _why_unwelcome(character: str) -> str:
     if character == "\ufeff":
-        return "byte order mark; save the file as UTF-8 without one"
+        return "the file begins with a byte order mark; save the file as UTF-8 without the mark"
     if character == "\r":
-        return "carriage return without a line feed"
+        return "the file has a carriage return without a line feed"
     return f"character U+{ord(character):04X} is not allowed"
 
 
@@ -105,7 +105,7 @@ def _refuse_depth(text: str, file: str) -> None:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
-                    raise DocumentError([_problem_at(event, file, "nested too deeply")])
+                    raise DocumentError([_problem_at(event, file, f"values are nested more than {MAX_DEPTH} deep")])
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
@@ -131,7 +131,7 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> NoRetur
     lines = text.splitlines()
     if line < len(lines) and "\t" in lines[line][: column + 1]:
         column = lines[line].index("\t")
-        message = "tab character; YAML is indented with spaces"
+        message = "the line has a tab character; indent YAML with spaces"
     raise DocumentError([Problem(file, line + 1, column + 1, message)]) from error
 
 
@@ -158,7 +158,7 @@ def _refuse_bombs(root: Node, file: str) -> None:
         weight = 1 + sum(weigh(child) for child in _children(node))
         open_nodes.discard(id(node))
         if weight > MAX_ALIASED_VALUES:
-            message = f"aliases make this more than {MAX_ALIASED_VALUES} values"
+            message = f"with its aliases, this value has more than {MAX_ALIASED_VALUES} values"
             raise DocumentError([_problem_at(node, file, message)])
         weights[id(node)] = weight
         return weight
@@ -211,7 +211,7 @@ def entries(node: Node, report: ProblemReport, what: str) -> Entries:
         else:
             found[key.value] = (key, value)
     for merged in merges:
-        for name, pair in entries(merged, report, f"what {what} merges").items():
+        for name, pair in entries(merged, report, f"the merge (<<) in {what}").items():
             found.setdefault(name, pair)
     return found
 

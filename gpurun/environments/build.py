@@ -52,7 +52,9 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
     requirements_of(wanted)  # a wrong file is said also where Docker does not answer
     base = engine.image(image)
     if (base.facts.get("Labels") or {}).get(LABEL):
-        raise BadInput(f"{image} is an environment already", hint="name the image that it was built on")
+        raise BadInput(
+            f"the image {image} is an environment already", hint="name the environment's base image in the recipe"
+        )
     return plan_environment(wanted, base, str(base.facts.get("Architecture", "")), environ)
 
 
@@ -78,7 +80,9 @@ def ensure(
                 _build(plan, engine, folder / plan.key, report)
                 found = lookup(engine, plan)
     if found is None:
-        raise HostNotReady(f"the head's Docker has lost {plan.reference}, which was just built")
+        raise HostNotReady(
+            f"gpurun has just built the image {plan.reference}, but the head's Docker does not have the image"
+        )
     packages = json.loads(found.facts["Labels"][PACKAGES])
     return found, replace(wanted, base=image, base_id=plan.base.id, packages=tuple(map(str, packages)))
 
@@ -144,8 +148,8 @@ def _remove_folder(path: Path) -> None:
     try:
         below.remove_path(str(path))
     except OSError as error:
-        why = f"what an earlier build left cannot be removed: {error.strerror}"
-        raise HostNotReady(why, where=str(path), hint="remove this folder by hand") from None
+        why = f"gpurun cannot remove the folder of an earlier build: {error.strerror}"
+        raise HostNotReady(why, where=str(path), hint=f"remove the folder {path} by hand") from None
 
 
 def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> None:
@@ -159,7 +163,9 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise failure_of(1, str(error), plan.base.reference) from None
-        raise HostNotReady(f"the environment cannot be built: {error.strerror}", where=str(error.filename)) from None
+        raise HostNotReady(
+            f"gpurun cannot build the environment: {error.strerror}", where=str(error.filename)
+        ) from None
     finally:
         with suppress(HostNotReady):  # the next build removes it; here it would hide why this build failed
             _remove_folder(work)
@@ -187,7 +193,9 @@ def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) 
     try:
         return tuple(map(str, json.loads(_read(work / "scratch/packages.json"))))
     except (ValueError, TypeError, RecursionError):
-        raise BadInput("a package's own code has damaged the list of packages", where=plan.base.reference) from None
+        raise BadInput(
+            "the code of a package has damaged the list of installed packages", where=plan.base.reference
+        ) from None
 
 
 def _followed(engine: Engine, ident: str, log: Path, report: Report) -> int:
@@ -200,7 +208,7 @@ def _followed(engine: Engine, ident: str, log: Path, report: Report) -> int:
         said.feed(piece.decode(errors="replace"))
         report(said.stage, time.monotonic() - begun)
         if status != 200:
-            raise HostNotReady("the container of the build is gone: somebody removed it", hint="submit again")
+            raise HostNotReady("somebody removed the container that built the environment", hint="submit the job again")
         if not found["State"]["Running"]:
             return int(found["State"]["ExitCode"])
         time.sleep(POLL_S)
@@ -211,7 +219,7 @@ def _commit(plan: EnvironmentPlan, engine: Engine, work: Path, packages: tuple[s
     with _container(engine, name, layer_request(plan, packages)) as ident:
         status, answer = engine.upload(f"/containers/{ident}/archive?path=/", tar)
         if status != 200:
-            raise _refused(answer, "takes no layer")
+            raise _refused(answer, "did not accept the layer of the environment")
         if (
             lookup(engine, plan) is not None
         ):  # a second commit would take the name from that image, and leave it nameless
@@ -219,7 +227,7 @@ def _commit(plan: EnvironmentPlan, engine: Engine, work: Path, packages: tuple[s
         query = f"container={ident}&repo={quote(NAME, safe='')}&tag={plan.reference.partition(':')[2]}"
         status, answer = engine.exchange("POST", f"/commit?{query}", {}, timeout_s=None)
         if status != 201:
-            raise _refused(answer, "makes no image")
+            raise _refused(answer, "did not create the image of the environment")
 
 
 @contextmanager
@@ -229,7 +237,7 @@ def _container(engine: Engine, name: str, body: Mapping[str, Any]) -> Iterator[s
     try:
         status, answer = engine.exchange("POST", f"/containers/create?name={name}", body)
         if status != 201:
-            raise _refused(answer, "makes no container")
+            raise _refused(answer, "did not create a container")
         yield str(answer["Id"])
     finally:
         with suppress(GpurunError):
@@ -248,7 +256,7 @@ def _remove(engine: Engine, name: str) -> None:
         if status in (204, 404):
             return
         if status != 409 or time.monotonic() > deadline:  # 409: it is being removed
-            raise _refused(answer, f"does not remove the container {name}")
+            raise _refused(answer, f"did not remove the container {name}")
         time.sleep(POLL_S)
 
 
@@ -262,7 +270,7 @@ def _refused(answer: Any, what: str) -> GpurunError:
 def _unstarted(message: str, base: str) -> GpurunError:
     if "python3" in message and ("not found" in message or "no such file" in message):
         return BadInput(f"the image {base} has no python3", hint="`python` in a recipe needs an image with Python")
-    return _refused({"message": message}, "does not start the build")
+    return _refused({"message": message}, "did not start the build of the environment")
 
 
 def _user(engine: Engine) -> str:
@@ -304,7 +312,7 @@ def _turn(folder: Path, key: str, report: Report) -> Iterator[None]:
         if is_free:
             yield
             return
-    report("waiting for another build of the same", 0.0)
+    report("waiting for another build of the same environment", 0.0)
     with lock.alone(_lock_file(folder, key), remove=True):
         yield
 

@@ -9,7 +9,7 @@ from gpurun.environments.inside import NO_PIP, NO_VENV
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 
 MOST_LINES, MOST_CHARS = 4, 300
-ASKED, PASSWORD = "docs/environments.md", "a netrc file: `python: {secret: FILE}`"
+ASKED, PASSWORD = "docs/environments.md", "name a netrc file with the password in the recipe: `python: {secret: FILE}`"
 _FULL = ("No space left on device", "Disk quota exceeded")
 _NETWORK = (
     "Retrying (Retry(", "NewConnectionError", "Connection refused", "Temporary failure in name resolution",
@@ -36,15 +36,16 @@ def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), deta
     said = tail(text)
     if code == NO_PIP:
         return BadInput(
-            f"neither the image {base} nor the head has pip", hint="python3 -m pip: install it in either of them"
+            f"neither the image {base} nor the head has pip",
+            hint="install pip in the image or on the head: `python3 -m pip` must work",
         )
     if code == NO_VENV:
         return BadInput(f"the image {base} needs Python 3.8 or newer, with venv: {said}")
     if _any(_FULL, text):
         return HostNotReady(
-            "the head's disk is full: no room for the packages",
-            hint="gpurun du, gpurun prune; earlier jobs' packages go with "
-            "`docker image prune --all --filter label=gpurun.environment`",
+            "the head's disk is full: pip cannot install the packages",
+            hint="`gpurun prune` frees space; "
+            "`docker image prune --all --filter label=gpurun.environment` removes the packages of earlier jobs",
         )
     if code == 137:
         return HostNotReady("the build was killed: the head ran out of memory, or somebody removed its container")
@@ -57,15 +58,25 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
     missing = found[1].strip()[:MOST_CHARS] if found else ""
     if not refused and _any(_NETWORK, text):
         line = next(line for line in text.splitlines() if _any(_NETWORK, line)).strip()
-        return HostNotReady(f"the index cannot be reached: {line[:MOST_CHARS]}", hint=f"{ASKED} says which are asked")
+        return HostNotReady(
+            f"pip cannot reach the package index: {line[:MOST_CHARS]}", hint=f"{ASKED} says which indexes pip uses"
+        )
     unread = _UNREAD.search(text)
     kinds = (
-        (refused, f"the index wants a password, or another one: {refused}", PASSWORD),
+        (refused, f"the package index wants a password, or refused the password: {refused}", PASSWORD),
         (_any(_CONFLICT, text), f"no set of versions satisfies these requirements: {_conflict(text) or said}", None),
-        (missing, f"no index has {missing} for the Python of {base}", "check its name and its version"),
+        (missing, f"no package index has {missing} for the Python of {base}", "check the package's name and version"),
         (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
-        (_any(_HASHES, text), f"a package is not the one that was locked: {_forged(text) or said}", "lock it anew"),
-        (_any(_BUILD, text), f"a package could not be built in {base}: {said}", "name a version that has a wheel"),
+        (
+            _any(_HASHES, text),
+            f"the hash of a package differs from the hash that was locked: {_forged(text) or said}",
+            "lock the packages again",
+        ),
+        (
+            _any(_BUILD, text),
+            f"a package could not be built in {base}: {said}",
+            "name a version of the package that has a wheel",
+        ),
         (True, f"pip could not install the packages: {said or 'it said nothing'}", None),
     )
     message, hint = next((message, hint) for is_so, message, hint in kinds if is_so)

@@ -68,8 +68,8 @@ class PipSettings:
                 _ = urlsplit(url).port
             except ValueError:  # its message can contain the password
                 raise BadInput(
-                    f"the URL of pip's {key} cannot be read",
-                    hint="it is in the recipe, a pip.conf or a variable; in a password, write %2F for /",
+                    f"gpurun cannot read the URL in pip's setting {key}",
+                    hint="correct the URL in the recipe, in pip.conf or in PIP_…; in a password, write %2F for /",
                 ) from None
 
     def _urls(self) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,10 @@ def plan_environment(
         named, settings = _wheels(wheels), with_folder(WHEELS)
     settings.check()
     if wanted.index is not None and requirements.has_index:
-        raise BadInput("names an index, and so does the recipe", where=wanted.path, hint="leave one of them out")
+        raise BadInput(
+            "both the file and the recipe name a package index", where=wanted.path,
+            hint="remove the index from the file or from the recipe",
+        )  # fmt: skip
     constraints = (*requirements.constraints, *(_users_constraints(users) if wanted.index is None else ()))
     if requirements.locked:
         constraints = ()
@@ -102,13 +105,15 @@ def requirements_of(wanted: Environment) -> Requirements:
 def _wheels(folder: Path) -> list[tuple[str, str]]:
     """Return name and digest of each file that pip may read."""
     if not folder.is_dir():
-        raise BadInput("the index is not a folder", where=str(folder))
+        raise BadInput("the package index is neither a folder nor an http URL", where=str(folder))
     try:
         with os.scandir(folder) as scanned:
             names = sorted(entry.name for entry in scanned if entry.is_file(follow_symlinks=False))
         return [(name, _digest(folder / name)) for name in names]
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or folder)) from None
+        raise BadInput(
+            f"gpurun cannot read the package index: {error.strerror}", where=str(error.filename or folder)
+        ) from None
 
 
 def _digest(path: Path) -> str:

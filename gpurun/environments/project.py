@@ -30,14 +30,17 @@ def read_project(folder: Path) -> Requirements:
     document = _toml(text_of(path), path)
     project = document.get("project")
     if not isinstance(project, dict):
-        raise BadInput("has no [project]", where=str(path), hint="list the packages in a requirements file")
+        raise BadInput(
+            "the file has no table [project]", where=str(path), hint="list the packages in a requirements file"
+        )
     if "dependencies" in (project.get("dynamic") or ()):
         raise BadInput(
-            "computes its dependencies when it is built", where=str(path), hint="list them in a requirements file"
-        )
+            "the project computes its dependencies only during its build", where=str(path),
+            hint="list the dependencies in a requirements file",
+        )  # fmt: skip
     listed = project.get("dependencies", [])
     if not isinstance(listed, list) or not all(isinstance(each, str) and each.strip() for each in listed):
-        raise BadInput("dependencies must be a list of texts", where=str(path))
+        raise BadInput("the key dependencies must be a list of texts", where=str(path))
     where = f"{path}: dependencies"
     lines = tuple(value for each in listed for _, option, value in _requirements(each, where))
     return checked(Requirements(lines), where)
@@ -51,19 +54,19 @@ def read_lock(path: Path) -> Requirements:
         BadInput: uv is not installed, or cannot read the lock.
     """
     if path.name != LOCK:
-        raise BadInput(f"the lock must be called {LOCK}", where=str(path))
+        raise BadInput(f"the lock file must have the name {LOCK}", where=str(path))
     if not path.is_file():
-        raise BadInput("is not a file", where=str(path))
+        raise BadInput("the lock file does not exist, or is not a file", where=str(path))
     try:
         done = subprocess.run(
             [_uv(), *_EXPORT, "--directory", str(path.parent)],
             capture_output=True, stdin=subprocess.DEVNULL, timeout=_UV_LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise BadInput(f"uv did not read it within {_UV_LIMIT_S:g} s", where=str(path)) from None
+        raise BadInput(f"uv did not read the lock file within {_UV_LIMIT_S:g} s", where=str(path)) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BadInput(f"uv cannot read it: {' '.join(said[-3:])[:400]}", where=str(path))
+        raise BadInput(f"uv cannot read the lock file: {' '.join(said[-3:])[:400]}", where=str(path))
     lines = tuple(value for _, option, value in _requirements(done.stdout.decode(errors="replace"), str(path)))
     return checked(Requirements(lines, locked=True), str(path))
 
@@ -72,7 +75,7 @@ def _requirements(text: str, where: str) -> list[tuple[str, str, str]]:
     found = list(parse(text, where))
     for place, option, _ in found:
         if option:
-            raise BadInput(f"{option} is not a requirement", where=place)
+            raise BadInput(f"the option {option} is not a requirement", where=place)
     return found
 
 
@@ -83,7 +86,7 @@ def _uv() -> str:
         pass
     found = shutil.which("uv")
     if found is None:
-        raise BadInput("a uv.lock needs uv on the head", hint="pip install 'gpurun[lock]'")
+        raise BadInput("gpurun needs uv on the head to read a uv.lock", hint="install uv: pip install 'gpurun[lock]'")
     return found
 
 
@@ -92,5 +95,5 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = toml.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"is not TOML: {str(error)[:200]}", where=str(path)) from None
+        raise BadInput(f"the file is not TOML: {str(error)[:200]}", where=str(path)) from None
     return document

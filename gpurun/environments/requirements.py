@@ -27,6 +27,7 @@ _OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*|(?=[^\sA-Za-z=-]))?(.*
 _URL = re.compile(r"@\s*(\S+)")
 _CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[^/\s@]*@", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+_WHEELS_HINT = "name a folder of wheels in the recipe: `python: {index: FOLDER}`"
 _REMOTE = re.compile(r"(?:git\+)?https?://", re.IGNORECASE)
 
 
@@ -65,7 +66,9 @@ def read_requirements(path: Path) -> Requirements:
 def checked(requirements: Requirements, where: str) -> Requirements:
     """Return the requirements. Raises BadInput if they name no package."""
     if not any(not line.startswith("-") for line in requirements.lines):
-        raise BadInput("names no package", where=where, hint="leave `python` out of the recipe")
+        raise BadInput(
+            "the file names no package", where=where, hint="name a package, or remove `python` from the recipe"
+        )
     return requirements
 
 
@@ -77,16 +80,16 @@ def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
     """
     for place, line in _logical_lines(text, where):
         if any((ord(letter) < 0x20 and letter != "\t") or ord(letter) == 0x7F for letter in line):
-            raise BadInput("contains a control character", where=place)
+            raise BadInput("the line contains a control character", where=place)
         if "\\" in line:
-            raise BadInput("has a backslash that is not at its end", where=place)
+            raise BadInput("the line has a backslash that is not at its end", where=place)
         if _CREDENTIALS.search(line):
             raise BadInput(
-                "has a user name or password in a URL", where=place,
-                hint="put it into a netrc file, and name that as `python: {secret: FILE}`",
+                "the line has a user name or password in a URL", where=place,
+                hint="put the password into a netrc file, and name the file in the recipe: `python: {secret: FILE}`",
             )  # fmt: skip
         if _VARIABLE.search(line):
-            raise BadInput("has a variable, which nothing sets during the build", where=place)
+            raise BadInput("the line has a variable, but gpurun sets no variables for pip", where=place)
         yield (place, *(_option(line, place) if line.startswith("-") else ("", _requirement(line, place))))
 
 
@@ -105,7 +108,7 @@ class _Reading:
             return
         self._seen.add(read)
         if len(self._seen) > MOST_FILES:
-            raise BadInput(f"includes more than {MOST_FILES} files", where=str(path))
+            raise BadInput(f"the requirements consist of more than {MOST_FILES} files", where=str(path))
         for place, option, value in parse(text_of(path), str(path)):
             if option in _INCLUDES.values():
                 within = self._included(path, value, place)
@@ -117,9 +120,9 @@ class _Reading:
         found = (path.parent / value).resolve()
         if Path(value).is_absolute() or not found.is_relative_to(self._top):
             raise BadInput(
-                f"includes {value!r}, which is not below {self._top}",
+                f"the line includes {value!r}, which is not below {self._top}",
                 where=place,
-                hint="copy that file into the folder",
+                hint=f"copy the included file into the folder {self._top}",
             )
         return found
 
@@ -128,11 +131,11 @@ def text_of(path: Path) -> str:
     """Read a user's text file. Raises BadInput if it is not a text file, or too large."""
     data = read(path, "the requirements", most_bytes=MAX_BYTES)
     if len(data) > MAX_BYTES:
-        raise BadInput(f"is larger than {MAX_BYTES >> 20} MiB", where=str(path))
+        raise BadInput(f"the file is larger than {MAX_BYTES >> 20} MiB", where=str(path))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadInput("is not UTF-8 text", where=str(path)) from None
+        raise BadInput("the file is not UTF-8 text", where=str(path)) from None
 
 
 def _logical_lines(text: str, where: str) -> Iterator[tuple[str, str]]:
@@ -159,7 +162,10 @@ def _option(line: str, place: str) -> tuple[str, str]:
     option, value = (match[1], match[2].strip()) if match else (line, "")
     option = {**_INDEX, **_INCLUDES}.get(option, option)
     if option in ("-e", "--editable"):
-        raise BadInput("an editable package is code, not an environment", where=place, hint="send it as `workdir`")
+        raise BadInput(
+            "an editable package is code, not a part of an environment", where=place,
+            hint="send the package's code as `workdir`",
+        )  # fmt: skip
     if option in _PLAIN and not value:
         return option, ""
     if value and (option in _VALUED or option in _INCLUDES.values()):
@@ -167,8 +173,8 @@ def _option(line: str, place: str) -> tuple[str, str]:
     if option in _INDEXES:
         if not _REMOTE.match(value):
             raise BadInput(
-                f"{option} is not a URL with http or https", where=place,
-                hint="a folder of wheels is `python: {index: FOLDER}`",
+                f"the value of {option} is not a URL with http or https", where=place,
+                hint=_WHEELS_HINT,
             )  # fmt: skip
         return option, value
     raise BadInput(f"{option[:80]!r} is not an option that gpurun passes to pip", where=place)
@@ -181,12 +187,12 @@ def _requirement(line: str, place: str) -> str:
         is_url = "://" in bare or bare.startswith((".", "/"))
         raise BadInput(
             f"{line[:80]!r} does not begin with the name of a package", where=place,
-            hint="NAME @ https://…, or a folder of wheels: `python: {index: FOLDER}`" if is_url else None,
+            hint=f"write NAME @ https://…, or {_WHEELS_HINT}" if is_url else None,
         )  # fmt: skip
     requirement, _, _ = bare.partition(";")
     if "/" in requirement and "@" not in requirement:
-        raise BadInput(f"{line[:80]!r} is a path", where=place, hint="a folder of wheels: `python: {index: FOLDER}`")
+        raise BadInput(f"{line[:80]!r} is a path, not the name of a package", where=place, hint=_WHEELS_HINT)
     url = _URL.search(requirement)
     if url and not _REMOTE.match(url[1]):
-        raise BadInput(f"{url[1][:80]!r} is not on the network", where=place, hint="`python: {index: FOLDER}`")
+        raise BadInput(f"{url[1][:80]!r} is not a URL with http or https", where=place, hint=_WHEELS_HINT)
     return line

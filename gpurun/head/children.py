@@ -67,7 +67,7 @@ def start(
         )  # fmt: skip
     except OSError as error:
         raise StateUnavailable(
-            f"no process could be started: {error.strerror}", hint="`gpurun recover` tries again"
+            f"gpurun could not start a process: {error.strerror}", hint="run `gpurun recover` to try again"
         ) from error
     if _started is not None:
         _started.append(process)

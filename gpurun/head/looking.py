@@ -116,7 +116,7 @@ class Looks:
         try:
             found = probe(self._fleet, self.inventory, [host])
         except Exception as error:  # noqa: BLE001 - a fault of gpurun, met at one host: the others have their looks
-            why = f"gpurun failed at its answer: {type(error).__name__}: {error}"
+            why = f"gpurun failed to read the host's answer: {type(error).__name__}: {error}"
             found = Survey({}, {host: HostFailure(why, kind="internal", host=host)})
         self._answers.put((host, found))
 

@@ -108,7 +108,7 @@ def plan_prune(home: Path, wish: PruneWish) -> PrunePlan:
             with suppress(FileNotFoundError):  # another prune was quicker
                 if _is_mine(folder.path.stat().st_uid):
                     is_away = isinstance(error, StateUnavailable)
-                    skipped[job] = f"its record {'cannot be read now' if is_away else 'is damaged'}: {error}"
+                    skipped[job] = f"the job's record {'cannot be read now' if is_away else 'is damaged'}: {error}"
             continue
         why = _why_not(folder, record, also_unbrought=wish.also_unbrought)
         if why is not None and wish.jobs:
@@ -165,22 +165,27 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     left = record.outputs_left
     if not _is_mine(record.owner_uid):
         return NotYours(
-            f"belongs to {user_name(record.owner_uid)}; only the owner and root may remove the job", job=folder.id
+            f"the job belongs to {user_name(record.owner_uid)}; only the owner and root may remove it", job=folder.id
         )
     if not record.state.ended:
-        return refused(f"has not ended: it is {record.state.value}", hint=f"gpurun cancel {folder.id}")
+        return refused(f"the job has not ended: it is {record.state.value}", hint=f"gpurun cancel {folder.id}")
     leases = StatePath(folder.path.home) / "leases"
     names = leases.names() if leases.exists() else []
     if any(name.startswith(f"{folder.id}.") for name in names) or (folder.path / "lease.json").exists():
-        return refused("still holds GPUs of hosts that are not fenced", hint="`gpurun status` shows the hosts")
+        return refused(
+            "the job still holds GPUs of hosts that are not fenced", hint="`gpurun status` shows these hosts"
+        )
     if left is not None and left.hosts and not also_unbrought:
         return refused(
-            f"{', '.join(left.hosts)} has outputs that are not on the head",
-            hint=f"`gpurun outputs {folder.id}` copies them to the head; --also-unbrought removes the job anyway",
+            f"outputs on {', '.join(left.hosts)} are not on the head",
+            hint=f"`gpurun outputs {folder.id}` copies the outputs to the head; "
+            "--also-unbrought removes the job without these outputs",
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
-        return refused(f"{mounts[0]} is a mount point", hint=f"umount {mounts[0]}")
+        return refused(
+            f"gpurun cannot remove the job's folder: {mounts[0]} is a mount point", hint=f"umount {mounts[0]}"
+        )
     return _why_not_counted(folder, record)
 
 
@@ -195,7 +200,7 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
     except FileNotFoundError:
         return None
     owner = user_name(record.owner_uid)
-    return BadInput("is not in the history yet", job=folder.id, hint=f"as {owner}: gpurun history")
+    return BadInput("the job is not in its owner's history yet", job=folder.id, hint=f"run `gpurun history` as {owner}")
 
 
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
@@ -274,7 +279,7 @@ def _alone(folder: JobFolder) -> Iterator[None]:
         return
     try:
         if not lock.try_take(descriptor):
-            raise StateError("gpurun is copying its outputs to the head", job=folder.id, hint="try again later")
+            raise StateError("gpurun is copying the job's outputs to the head", job=folder.id, hint="try again later")
         yield
     finally:
         os.close(descriptor)

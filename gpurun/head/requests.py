@@ -28,9 +28,9 @@ def refuse_others(folder: JobFolder, what: str = "end it") -> None:
     owner = folder.record().owner_uid
     if os.getuid() not in (owner, 0):
         raise NotYours(
-            f"belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
+            f"the job belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
             hint=f"ask the owner to run: gpurun cancel {folder.id}" if what == "end it"
-            else "everybody who may use Docker on the job's hosts can still do this there",
+            else "users who may use Docker on the job's hosts can do this with `docker` on these hosts",
         )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def requeue(folder: JobFolder, *, by: str) -> None:
     Raises:
         StateError: the request cannot be written.
     """
-    reason = f"{by} put it back into the queue"
+    reason = f"{by} put the job back into the queue"
     folder.ask_to_cancel(CancelRequest("preempt", by=by, asked_s=clock.now_s(), reason=reason))
     audit.note(folder.path.home, "requeue", job=folder.id, owner=folder.record().owner)
 

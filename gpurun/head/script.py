@@ -118,11 +118,11 @@ def _missing_file(path: str, top: Path, *, is_run: bool) -> BadInput | None:
     if real != root and Walk(root).leaves_out(inside):
         return BadInput(
             f"{path} is in the workdir, but .gitignore leaves it out: no host gets it", where=str(top),
-            hint=f"change the rule, or `git add -f {shlex.quote(inside)}`: files that git tracks are never left out",
+            hint=f"change the rule, or run `git add -f {shlex.quote(inside)}`: gpurun sends all files that git tracks",
         )  # fmt: skip
     if is_run and stat.S_ISREG(mode) and not mode & 0o111:
         starter = "python3" if path.endswith(".py") else "bash"
-        hint = f"chmod +x {quoted}, or write: {starter} {quoted}"
+        hint = f"run `chmod +x {quoted}`, or write the command as: {starter} {quoted}"
         return BadInput(f"{path} is not executable", where=str(top), hint=hint)
     return None
 
@@ -144,7 +144,7 @@ def _missing_module(name: str, top: Path) -> BadInput | None:
 def _alike(path: str, top: Path) -> str:
     """Return what a person may have meant: a file of the workdir, or a shell that expands the name."""
     if EXPANDED.search(path):
-        return "gpurun starts no shell, which would expand the name: write the command as sh -c '…'"
+        return "gpurun starts no shell, so nothing expands this name: write the command as sh -c '…'"
     wanted, found = PurePosixPath(path), islice(Walk(top.resolve()).entries(), MOST_FILES)
     try:
         files = [PurePosixPath(name) for name, entry in found if entry.is_file(follow_symlinks=False)]
@@ -155,5 +155,5 @@ def _alike(path: str, top: Path) -> str:
     others = sorted((file for file in files if file.suffix == wanted.suffix != ""), key=lambda file: len(file.parts))
     shown = list(dict.fromkeys([*map(str, same), *near, *map(str, others)]))[:MOST_ALIKE]
     if not shown:
-        return "name the folder that has it with --workdir; an absolute path outside /workspace is the image's"
-    return f"it has {', '.join(shown)}; an absolute path outside {WORKSPACE} is the image's"
+        return "give the folder of the program with --workdir; for a file of the image, write its absolute path"
+    return f"the workdir has {', '.join(shown)}; for a file of the image, write its absolute path"

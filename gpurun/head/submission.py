@@ -184,4 +184,4 @@ def _told(error: Exception) -> GpurunError:
     if isinstance(error, GpurunError):
         return error
     why = getattr(error, "strerror", None) or words_of(error)
-    return StateError(f"no process could be started: {why}", hint="`gpurun recover` tries again")
+    return StateError(f"gpurun could not start a process: {why}", hint="run `gpurun recover` to try again")

@@ -97,8 +97,8 @@ def check_inventory(inventory: Inventory) -> None:
     part = not_only_root_s(Path(inventory.source))
     if part is not None:
         raise BadInput(
-            f"others than root can change {part}, so root does not follow this inventory", where=inventory.source,
-            hint="an inventory that root follows must lie in a folder that only root can write; see --inventory",
+            f"users other than root can change {part}, so root does not use this inventory", where=inventory.source,
+            hint="use an inventory in a folder that only root can write: --inventory FILE",
         )  # fmt: skip
 
 
@@ -128,8 +128,9 @@ def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
     if resolved_by_ssh and name in inventory.by_name:
         return inventory.by_name[name]
     raise BadInput(
-        f"names no host at {machine or name}, where the job holds GPUs (its owner called it {name!r})",
-        where=inventory.source, hint="name an inventory with --inventory that has a host with this address",
+        f"this inventory has no host at {machine or name}, where the job holds GPUs. "
+        f"The job's owner calls this host {name!r}",
+        where=inventory.source, hint="use an inventory that has a host with this address: --inventory FILE",
     )  # fmt: skip
 
 
@@ -144,15 +145,15 @@ def _take_lock(leases: LeaseStore, lease: Lease) -> LeaseLock | None:
             if leases.read(name) == lease:
                 return held
             held.close()
-            raise StateUnavailable("its lease has just changed", job=lease.job, hint="cancel it again")
+            raise StateUnavailable("the job's lease has just changed", job=lease.job, hint="cancel the job again")
         if not path.exists():
             return None
         others = _kill_holders(leases, name, lease.owner_uid)
         if others or time.monotonic() > deadline:
-            pids = ", ".join(map(str, others)) or "none that can be seen"
+            pids = ", ".join(map(str, others)) or "unknown"
             raise StateUnavailable(
-                f"another user's process keeps its lease locked (pid {pids})", job=lease.job, where=str(path),
-                hint=f"end that process, which root's `fuser -v {path}` shows, and cancel the job again",
+                f"another user's process keeps the job's lease locked (pid {pids})", job=lease.job, where=str(path),
+                hint=f"run `fuser -v {path}` as root to find this process, end the process, and cancel the job again",
             )  # fmt: skip
         time.sleep(POLL_S)
 
@@ -183,7 +184,7 @@ def _end(store: JobStore, folder: JobFolder) -> None:
     record = folder.record()
     if record.state.ended:
         return
-    reason = f"cancelled by {myself()}: its owner, {user_name(record.owner_uid)}, has no account"
+    reason = f"cancelled by {myself()}: the job's owner, {user_name(record.owner_uid)}, has no account"
     if record.state is State.QUEUED:
         request = CancelRequest("cancel", by=myself(), asked_s=clock.now_s(), reason=reason)
         end_queued_job(store, record, request, now_s=clock.now_s())

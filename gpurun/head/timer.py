@@ -41,11 +41,11 @@ class Recovery:
         command = " ".join(_quoted(word, dollar="$$") for word in self.argv)
         online = "After=network-online.target docker.service\nWants=network-online.target\n" if self.everybody else ""
         service = (
-            f"[Unit]\nDescription=gpurun: pick up what a crash left\n{online}\n"
+            f"[Unit]\nDescription=gpurun: recover jobs after a crash\n{online}\n"
             f"[Service]\nType=oneshot\nKillMode=process\n{environment}ExecStart={command}\n"
         )
         timer = (
-            "[Unit]\nDescription=gpurun: pick up what a crash left, every minute\n\n"
+            "[Unit]\nDescription=gpurun: recover jobs after a crash, every minute\n\n"
             "[Timer]\nOnBootSec=15s\nOnCalendar=minutely\nAccuracySec=5s\nPersistent=true\n\n"
             "[Install]\nWantedBy=timers.target\n"
         )
@@ -75,5 +75,6 @@ def _refuse_controls(*texts: str) -> None:
     for text in texts:
         if not text.isprintable():
             raise BadInput(
-                f"{text!r} cannot be written in a unit or crontab", hint="use a path of printable characters"
+                f"a systemd unit or crontab cannot contain {text!r}",
+                hint="use a path that has only printable characters",
             )

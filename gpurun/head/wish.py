@@ -81,7 +81,9 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory, choice: LauncherChoi
         refuse_impossible(spec, inventory)
     except NeverFits as error:
         if choice.stays:
-            alone = f"{choice.stays}, so its gang stays on one host; --one-per-host runs one on each of several hosts"
+            alone = (
+                f"{choice.stays}, so the gang stays on one host; --one-per-host starts the command once on each host"
+            )
             error.hint = f"{alone}\n    {error.hint}"
         elif spec.constraints != choice.spec.constraints:  # the line's own text keeps the gang on few hosts
             error.hint = "\n    ".join(filter(None, (*said, error.hint)))
@@ -131,11 +133,11 @@ def _about_pools(gang: Gang, inventory: Inventory) -> str:
     names = sorted(pool.name for pool in inventory.pools)
     others = [gang.wanting(pool=name) for name in names if name != gang.wants.pool]
     ways = [
-        "choose one with --pool" if any(_refusal(other, inventory) is None for other in others) else "",
+        "choose a pool with --pool" if any(_refusal(other, inventory) is None for other in others) else "",
         "borrow with --preemptible" if _refusal(gang.wanting(preemptible=True), inventory) is None else "",
         "leave out --pool" if gang.wants.pool and _refusal(gang.wanting(pool=None), inventory) is None else "",
     ]
-    return f"its pools are: {'; '.join(filter(None, (', '.join(names), ', or '.join(filter(None, ways)))))}"
+    return f"the inventory's pools are: {'; '.join(filter(None, (', '.join(names), ', or '.join(filter(None, ways)))))}"
 
 
 def _refusal(gang: Gang, inventory: Inventory) -> Refusal | None:

@@ -190,8 +190,8 @@ def _of_user(home: Path, uid: int, stack: ExitStack, on_problem: OnProblem) -> H
     folder, user = attempts.history_folder(home, uid), user_name(uid)
     if (owner := _owner_of(folder)) != uid:
         raise StateError(
-            f"is {user_name(owner)}'s, not {user}'s, so {user} has no history", where=str(folder),
-            hint=f"have root remove it; then `gpurun history --rebuild` of {user} reads the rows from the jobs",
+            f"the folder belongs to {user_name(owner)}, so {user} has no history", where=str(folder),
+            hint=f"ask root to remove the folder; {user} then runs `gpurun history --rebuild`",
         )  # fmt: skip
     if uid == os.getuid():
         try:

@@ -47,7 +47,7 @@ def _schema() -> str:
     return f"CREATE TABLE attempts({', '.join(columns)}, PRIMARY KEY(job, attempt)) WITHOUT ROWID"
 
 
-_REBUILD = "`gpurun history --rebuild` sets a damaged file aside and reads the rows from the jobs again"
+_REBUILD = "`gpurun history --rebuild` renames the damaged file and reads the rows from the jobs again"
 GROUPED = ("user", "pool", "project", "generation")
 COUNTED = (
     *GROUPED, "ended_s", "granted_s", "outcome", "cause", "cause_host", "waited_s", "gpu_s", "use_percent",
@@ -146,7 +146,7 @@ def _told(error: sqlite3.Error, path: StatePath) -> StateError:
     if isinstance(error, sqlite3.OperationalError):
         return StateUnavailable(
             f"the history cannot be used now: {error}", where=str(path),
-            hint="try again; `fuser -v` of the file shows which process uses it",
+            hint="try again; `fuser -v FILE` shows which process uses the file",
         )  # fmt: skip
     return StateError(f"the history cannot be used: {error}", where=str(path), hint=_REBUILD)
 
@@ -173,7 +173,7 @@ def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
         for statement in SCHEMA:
             connection.execute(statement)
     elif not _is_sound(connection):
-        raise sqlite3.DatabaseError("it has another schema than this gpurun's")
+        raise sqlite3.DatabaseError("the file's schema is not that of this gpurun version")
 
 
 def set_aside_damaged(home: Path) -> StatePath | None:
@@ -228,7 +228,7 @@ def _copied(path: StatePath, to: Path) -> bool:
             with path.reader() as stream:
                 before = os.fstat(stream.fileno())
                 if before.st_size > MOST_BYTES:
-                    raise StateError("is larger than any history that gpurun writes", where=str(path))
+                    raise StateError("the file is larger than any history that gpurun writes", where=str(path))
                 if not journal.exists():
                     with to.open("wb") as target:
                         while data := stream.read(1 << 20):
@@ -241,8 +241,8 @@ def _copied(path: StatePath, to: Path) -> bool:
             return False
         time.sleep(0.05)
     raise StateError(
-        "its owner's gpurun writes it, or was killed while it did", where=str(path),
-        hint="the next `gpurun history` of its owner repairs it",
+        "a gpurun process of the owner is writing the file, or was killed while writing", where=str(path),
+        hint="try again; the owner's next `gpurun history` repairs the file",
     )  # fmt: skip
 
 

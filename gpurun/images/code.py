@@ -76,7 +76,7 @@ class Code(FileTree):
         try:
             super().__init__(Entry(*row) for row in msgspec.convert(json.loads(first), ready(Rows)))
         except (ValueError, RecursionError):
-            raise self._damaged("it does not say what it holds") from None
+            raise self._damaged("the list of its files cannot be read") from None
         ends = accumulate((entry.size for entry in self.files.values()), initial=len(first))
         self._starts = dict(zip(self.files, ends, strict=False))
 
@@ -98,7 +98,7 @@ class Code(FileTree):
         finally:
             os.close(descriptor)
         if f"sha256:{seen.hexdigest()}" != digest:
-            raise self._damaged(f"{self.files[digest].path!r} is not what was submitted")
+            raise self._damaged(f"the file {self.files[digest].path!r} differs from the submitted file")
 
     def _damaged(self, why: str) -> StateError:
         return StateError(

@@ -84,7 +84,7 @@ class Engine:
         try:
             status, answer = docker.exchange(connection, method, path, body)
         except (OSError, http.client.HTTPException) as error:
-            raise HostNotReady(f"the head's Docker broke off: {error}") from None
+            raise HostNotReady(f"the head's Docker did not finish its answer: {error}") from None
         finally:
             connection.close()
         return status, docker.parse(answer)
@@ -103,13 +103,13 @@ class Engine:
         status, found = self.get(f"/images/{quote(ident or reference, safe='/:@')}/json")
         if ident and (status == 404 or not isinstance(found, dict)):
             raise BadInput(
-                f"the image that {reference} named at submit ({ident[7:19]}) is no longer on the head",
-                hint="submit the job again to use the image that has this name now",
+                f"the image {ident[7:19]}, which had the name {reference} at submit, is no longer on the head",
+                hint=f"submit the job again to use the image that has the name {reference} now",
             )
         if status == 404 or not isinstance(found, dict):
             raise BadInput(
                 f"the image {reference} is not on the head",
-                hint="build or pull it on this machine; `docker images` lists the images that it has",
+                hint="build or pull the image on the head; `docker images` lists the head's images",
             )
         if status != 200:
             raise HostNotReady(f"the head's Docker cannot inspect {reference}: {found.get('message', status)}")
@@ -153,11 +153,13 @@ class Engine:
             connection.request("GET", f"{docker.API}/images/{quote(reference, safe='/:@')}/get")
             response = connection.getresponse()
             if response.status != 200:
-                raise HostNotReady(f"docker save of {reference} answers {response.status}: {response.read()[:500]!r}")
+                raise HostNotReady(
+                    f"docker save of {reference} fails on the head: status {response.status}, {response.read()[:500]!r}"
+                )
             while piece := response.read(piece_bytes):
                 yield piece
         except (OSError, http.client.HTTPException) as error:
-            raise HostNotReady(f"docker save of {reference} broke off: {error}") from None
+            raise HostNotReady(f"docker save of {reference} did not finish on the head: {error}") from None
         finally:
             connection.close()
 
@@ -174,7 +176,7 @@ class Engine:
             response = connection.getresponse()
             return response.status, docker.parse(response.read())
         except (OSError, http.client.HTTPException) as error:
-            raise HostNotReady(f"the head's Docker broke off: {error}") from None
+            raise HostNotReady(f"the head's Docker did not finish its answer: {error}") from None
         finally:
             connection.close()
 
@@ -183,5 +185,6 @@ class Engine:
             return docker.connect(None, self._docker_host, timeout_s)
         except OpError as error:
             raise HostNotReady(
-                f"on the head, {error.message}", hint="start Docker on the head, or name its socket: head.docker_host"
+                f"on the head, {error.message}",
+                hint="start Docker on the head, or set head.docker_host in the inventory to Docker's socket",
             ) from None

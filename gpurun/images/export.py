@@ -73,7 +73,7 @@ class Exporter:
             self._save()
             found = self._store.pin(digest)
         if found is None:
-            raise HostNotReady(f"docker save of {self._image.reference} on the head does not hold {digest}")
+            raise HostNotReady(f"docker save of {self._image.reference} on the head did not write the layer {digest}")
         return found
 
     def discard(self, digest: str) -> None:
@@ -115,7 +115,9 @@ class Exporter:
                 if self._is_config(content):
                     self._keep_config(content)
                     return
-            raise HostNotReady(f"docker save of {self._image.reference} on the head holds no configuration of it")
+            raise HostNotReady(
+                f"docker save of {self._image.reference} on the head did not write the image's configuration"
+            )
 
     def _is_config(self, content: bytes) -> bool:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -88,7 +88,9 @@ def tar_of(layer: OverlayLayer) -> Iterator[bytes]:
     try:
         yield from _tar_of(layer)
     except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:
-        raise HostNotReady(f"a layer cannot be read in Docker's folder: {error}", where=str(layer.content)) from error
+        raise HostNotReady(
+            f"gpurun cannot read a layer in the folder of the head's Docker: {error}", where=str(layer.content)
+        ) from error
 
 
 def _tar_of(layer: OverlayLayer) -> Iterator[bytes]:

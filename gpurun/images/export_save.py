@@ -72,7 +72,7 @@ def import_save(pieces: Iterable[bytes], store: LayerStore, folder: Path) -> dic
                 if file is not None:
                     _take(file, entry.size, store, folder, small)
     except tarfile.TarError as error:
-        raise HostNotReady(f"docker save on the head wrote no proper tar: {error}") from None
+        raise HostNotReady(f"docker save on the head wrote an invalid tar file: {error}") from None
     return small
 
 
@@ -94,7 +94,9 @@ def _take(file: IO[bytes], size: int, store: LayerStore, folder: Path, small: di
                 store.keep(Path(name), seen)
                 store.pin(seen.digest)
     except OSError as error:
-        raise HostNotReady(f"the head's layer store cannot be written: {error.strerror}", where=str(folder)) from error
+        raise HostNotReady(
+            f"gpurun cannot write to the head's layer store: {error.strerror}", where=str(folder)
+        ) from error
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -117,8 +119,9 @@ def _unpacked(start: bytes, file: IO[bytes]) -> Iterator[bytes]:
     """
     if start.startswith(_ZSTD_MAGIC):
         raise HostNotReady(
-            "docker save on the head wrote layers that are packed with zstd, which gpurun cannot read",
-            hint="build it with docker buildx build --output type=docker,compression=gzip,force-compression=true",
+            "docker save on the head wrote layers that are compressed with zstd, which gpurun cannot read",
+            hint="build the image with: "
+            "docker buildx build --output type=docker,compression=gzip,force-compression=true",
         )
     if not start.startswith(_GZIP_MAGIC):
         yield start

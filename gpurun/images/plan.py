@@ -210,6 +210,6 @@ def lacks_room(plan: ShipPlan, answer: Answer) -> LackOfRoom | None:
         needs = [(answer.docker_free_bytes, 2 * own + spool, answer.docker_root or "Docker's folder")]
     for free, needed, place in needs:
         if free is not None and free < needed:
-            why = f"its disk is too full: {free >> 20} MiB free in {place}, {needed >> 20} MiB needed"
+            why = f"the host's disk is too full: {free >> 20} MiB free in {place}, {needed >> 20} MiB needed"
             return LackOfRoom(why, max(1, (needed - free) >> 20))
     return None

@@ -42,7 +42,7 @@ class DamagedBlob(HostNotReady):
     """
 
     def __init__(self, digest: str, receiver: str) -> None:
-        super().__init__(f"the head's copy of {digest} is damaged")
+        super().__init__(f"the head's copy of the blob {digest} is damaged")
         self.digest, self.receiver = digest, receiver
 
 
@@ -122,7 +122,9 @@ class Relay:
         self._take_events(time.monotonic() + TICK_S)
         for host, agent in self._agents():
             if not agent.alive:
-                self.give_up(host, HostUnreachable("it was lost while it received", host=host))
+                self.give_up(
+                    host, HostUnreachable("gpurun lost the connection while the host received data", host=host)
+                )
         self._spare_others_the_slow()
         self._consider_packing()
         for lane in self.lanes.values():
@@ -194,7 +196,7 @@ class Relay:
             self.give_up(lane.host, error)
             return
         if source in self._fleet.agents and not self._fleet.agents[source].alive:
-            self.give_up(source, HostUnreachable("it was lost while it sent", host=source))
+            self.give_up(source, HostUnreachable("gpurun lost the connection while the host sent data", host=source))
         if kind == "corrupt":
             self._accuse(lane, source, error)
         lane.tries += 1
@@ -204,7 +206,7 @@ class Relay:
         if lane.upstreams[0] == source:
             del lane.upstreams[0]
         if not lane.upstreams or lane.corrupt > MAX_CORRUPT:
-            why = f"nothing could be brought to it: {error.message}"
+            why = f"no source could send the data to the host: {error.message}"
             self.give_up(lane.host, HostFailure(why, kind="link-lost", host=lane.host))
 
     def _accuse(self, lane: ChainLane, source: str, error: GpurunError) -> None:
@@ -224,9 +226,7 @@ class Relay:
         accusers.add(lane.host)
         if len(accusers) > 1:
             told = " and ".join(sorted(accusers))
-            self.give_up(
-                source, HostFailure(f"{told} got chunks from it that are not what was sent to it", host=source)
-            )
+            self.give_up(source, HostFailure(f"the host sent wrong data to {told}", host=source))
 
     def _check_own(self, receiver: str, error: GpurunError) -> None:
         """Check the head's own file after a host refused one of its chunks."""

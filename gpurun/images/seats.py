@@ -118,7 +118,7 @@ class Seats:
         for digest, ranges in wants:
             blob = left.pop(digest, None)
             if blob is None:
-                raise bad_answer(host, f"blobs.missing: {digest} is not a blob that it still can lack")
+                raise bad_answer(host, f"blobs.missing asks for the blob {digest}, which the host does not need")
             try:
                 for first, last in links.checked_ranges(blob, ranges):
                     for index in range(first, last + 1):
@@ -152,4 +152,4 @@ class Seats:
                 )
             except OSError:
                 continue
-        raise HostFailure("no address to listen on", host=HEAD)
+        raise HostFailure("gpurun cannot listen on any address of the head", host=HEAD)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 ASK_LIMIT_S = 60.0
 HINTS = {
-    "no-docker": "check that Docker runs there and that the user may use it (group docker)",
-    "denied": "check that the user may use Docker there (group docker)",
+    "no-docker": "check that Docker runs on the host, and that the user may use Docker (group docker)",
+    "denied": "check that the user may use Docker on the host (group docker)",
     "architecture": "build the image for this host: docker buildx build --platform linux/ARCHITECTURE",
-    "no-space": "free some space there, for instance with: docker system prune",
+    "no-space": "free some space on the host, for example with: docker system prune",
 }
 
 
@@ -321,7 +321,7 @@ class _Transfer:
                 self._exported.put(self._exporter.layer(digest))
         except OSError as error:
             where = error.filename if isinstance(error.filename, str) else None
-            self._exported.put(HostNotReady(f"the image cannot be read on the head: {error.strerror}", where=where))
+            self._exported.put(HostNotReady(f"gpurun cannot read the image on the head: {error.strerror}", where=where))
         except BaseException as error:  # noqa: BLE001 - raised in `_announce`: hosts wait for these layers
             self._exported.put(error)
 
@@ -371,7 +371,7 @@ def _answer(host: str, said: Mapping[str, Any]) -> Answer:
 def _local_id(host: str, said: object) -> str:
     """Return a valid image ID from a host's answer, because it becomes a word of a command line there."""
     if not isinstance(said, str) or not re.fullmatch("sha256:[0-9a-f]{64}", said):
-        raise HostFailure(f"its Docker names an image {str(said)[:80]!r}, which is not an image ID", host=host)
+        raise HostFailure(f"the host's Docker answered {str(said)[:80]!r}, which is not an image ID", host=host)
     return said
 
 

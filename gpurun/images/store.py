@@ -174,15 +174,15 @@ class LayerStore:
                         seen.update(piece)
                         durable.write_all(file.fileno(), piece)
                 if digest not in (None, seen.digest):
-                    raise HostNotReady(f"the head's Docker gave other bytes for {digest} than that digest's")
+                    raise HostNotReady(f"the head's Docker gave a layer that does not match its digest {digest}")
                 return self.keep(temporary, seen)
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             raise HostNotReady(
-                f"the head's layer store cannot be written: {error.strerror}",
+                f"gpurun cannot write to the head's layer store: {error.strerror}",
                 where=str(self._folder),
-                hint="free some space, or move the store with XDG_CACHE_HOME",
+                hint="free some space, or set XDG_CACHE_HOME to a folder on another disk",
             ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:

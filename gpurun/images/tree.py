@@ -109,10 +109,14 @@ class FolderTree(FileTree):
             raise unreadable(error, path) from None
         if f"sha256:{seen.hexdigest()}" != digest:
             self._memory.forget()  # or it remembers wrongly
-            raise BadInput("the file changed while it was read", where=str(path), hint="try again when it is written")
+            raise BadInput(
+                "the file changed while gpurun read it",
+                where=str(path),
+                hint="try again when no program writes to the file",
+            )
 
 
-def unreadable(error: OSError, path: Path, what: str = "cannot be read") -> GpurunError:
+def unreadable(error: OSError, path: Path, what: str = "gpurun cannot read the file or folder") -> GpurunError:
     """Return the error for a user's file on the head: BadInput, or HostNotReady if its disk or file server may return.
 
     Args:
@@ -120,7 +124,9 @@ def unreadable(error: OSError, path: Path, what: str = "cannot be read") -> Gpur
     """
     where = str(path) if error.filename is None else os.fsdecode(error.filename)
     if may_pass(error):
-        return HostNotReady(f"{what} on the head now: {error.strerror}", where=where, hint="check its file system")
+        return HostNotReady(
+            f"{what} on the head now: {error.strerror}", where=where, hint=f"check the file system of {where}"
+        )
     return BadInput(f"{what}: {error.strerror}", where=where)
 
 

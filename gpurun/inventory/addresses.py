@@ -21,10 +21,10 @@ def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
         return {}
     addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
     if len(addresses) != len(hosts):
-        are = plural(len(hosts), "is", "are")
+        given, are = count(len(addresses), "address", "addresses"), plural(len(hosts), "is", "are")
         raise BadInput(
-            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there {are} {count(len(hosts), 'host')}",
-            hint="give as many as there are hosts, such as 10.0.1.[1-16]",
+            f"{setting.field} {shown(setting.text)} is {given}, but there {are} {count(len(hosts), 'host')}",
+            hint="give one address for each host, such as 10.0.1.[1-16]",
         )
     return dict(zip(hosts, addresses, strict=True))
 
@@ -36,7 +36,7 @@ def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
         return addresses[0]
     folded = fold(addresses)
     if expand(folded) != addresses:
-        raise BadInput(f"these addresses do not go along with {fold(hosts)}; set them host by host")
+        raise BadInput(f"the addresses of {fold(hosts)} are not in the hosts' order; set each address separately")
     return folded
 
 

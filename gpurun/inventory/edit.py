@@ -73,11 +73,11 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     if isinstance(edit, AddHosts):
         present = [name for name in edit.hosts if name in before.by_name]
         if present:
-            raise BadInput(f"the inventory has {fold(present)} already", where=str(source))
+            raise BadInput(f"the inventory already has {fold(present)}", where=str(source))
     else:
         missing = [name for name in edit.hosts if name not in before.by_name]
         if missing:
-            raise BadInput(f"the inventory has no {fold(missing)}", where=str(source))
+            raise BadInput(f"the inventory has no host {fold(missing)}", where=str(source))
     with collector_at_rest():
         after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
     result = _read_again(after, source)
@@ -151,7 +151,7 @@ def _read_again(after: bytes, source: Path) -> Inventory:
         return parse(after, source)
     except DocumentError as error:
         said = "; ".join(problem.message for problem in error.problems[:3])
-        raise BadInput(f"that would not be valid: {said}", where=str(source)) from error
+        raise BadInput(f"the changed inventory would not be valid: {said}", where=str(source)) from error
 
 
 def _differs(inventory: Inventory, name: str, settings: Sequence[HostSetting]) -> bool:

@@ -61,7 +61,7 @@ def _address(text: str) -> str:
 def _program(text: str) -> tuple[str, ...]:
     """Return a program without arguments. Raises ValueError for several words, because no shell would split them."""
     if text.split() != [text] or not text.isprintable() or len(text) > _LONGEST_WORD:
-        raise ValueError("is several words, and no shell would split them: write a list")
+        raise ValueError("has several words, and gpurun does not split them; write a list")
     return (text,)
 
 
@@ -133,7 +133,7 @@ Memory = Annotated[
     written(
         _memory_mib,
         "an amount of memory",
-        "MiB as a whole number, or such as 80GiB",
+        "a whole number of MiB, or a size such as 80GiB",
         schema={"type": ["integer", "string"], "minimum": 1, "pattern": rf"^\d{{1,9}}$|{_SIZE_PATTERN}"},
     ),
 ]
@@ -172,15 +172,15 @@ class HostKeys(TypedDict, total=False):
     nvlink: Annotated[
         tuple[GpuIndices, ...], Meta(description="Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]")
     ]
-    near_hca: Annotated[GpuIndices, Meta(description="GPU indices on the HCA's own PCI root or NUMA node")]
+    near_hca: Annotated[GpuIndices, Meta(description="Indices of GPUs on the PCI root or NUMA node of the HCA")]
     user: Annotated[User, Meta(description="User that SSH logs in as; default: as in ~/.ssh/config")]
     address: Annotated[
         Address,
-        Meta(description="Address that SSH connects to; default: the host's name; a range for a range of hosts"),
+        Meta(description="Address that SSH connects to, or a range for a range of hosts; default: the host's name"),
     ]
     port: Annotated[int, Meta(ge=1, le=65535, description="SSH port")]
     fabric_address: Annotated[
-        Address, Meta(description="Address that other hosts' ranks use; default: the address of the fabric's interface")
+        Address, Meta(description="Address for ranks on other hosts; default: the address of the fabric's interface")
     ]
     python: Annotated[
         Interpreter, Meta(description="The host's Python, 3.8 or newer: a name or a path; default: python3")
@@ -194,7 +194,7 @@ class HostKeys(TypedDict, total=False):
     ]
     system_memory_mib: Annotated[
         Memory,
-        Meta(description="Memory that jobs leave to the host itself, such as 16GiB; default: 5 % of it, at least 1GiB"),
+        Meta(description="Memory that jobs leave free on the host, such as 16GiB; default: 5 %, at least 1GiB"),
     ]
     data_quota_mib: Annotated[
         Memory,
@@ -206,17 +206,18 @@ class HostKeys(TypedDict, total=False):
     ]
     health: Annotated[
         HookProgram,
-        Meta(description="Program that exits with 0 if the host is healthy: [PATH, ARGUMENT…]; else the host is out"),
+        Meta(description="Health check, [PATH, ARGUMENT…]: the host gets no jobs unless the program exits with 0"),
     ]
     prolog: Annotated[
-        HookProgram, Meta(description="Program to run before a job's containers are created; a failure moves the job")
+        HookProgram,
+        Meta(description="Program to run before a job's containers; if the program fails, gpurun moves the job"),
     ]
     epilog: Annotated[
-        HookProgram, Meta(description="Program to run after a job's containers are gone, before its GPUs are free")
+        HookProgram, Meta(description="Program to run after a job's containers, before the job's GPUs are free")
     ]
     ssh: Annotated[
         Literal["paramiko", "system"],
-        Meta(description="How gpurun connects: paramiko or system (the machine's ssh); default: gpurun chooses"),
+        Meta(description="SSH client: paramiko, or system for the head's ssh program; default: gpurun chooses"),
     ]
     labels: Annotated[
         dict[Label, LabelText], Meta(description="Your own labels; @label:KEY=VALUE selects hosts by label")
@@ -230,35 +231,46 @@ class FabricKeys(TypedDict, total=False):
     interface: Annotated[Interface, Meta(description="Interface for sockets, such as ens1f0")]
     hcas: Annotated[tuple[HcaName, ...], Meta(description="RDMA devices in use")]
     traffic_class: Annotated[
-        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_TC: DSCP << 2 plus ECN bits")
+        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_TC, which is DSCP << 2 plus ECN bits")
     ]
     service_level: Annotated[Annotated[int, Meta(ge=0, le=15)] | None, Meta(description="NCCL_IB_SL")]
     gid_index: Annotated[
-        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_GID_INDEX, if it must be fixed")
+        Annotated[int, Meta(ge=0, le=255)] | None,
+        Meta(description="Fixed NCCL_IB_GID_INDEX; default: gpurun finds the index of each host"),
     ]
     host_to_host: Annotated[
         bool, Meta(description="Whether hosts may open connections to each other for image transfer")
     ]
-    chains: Annotated[int, Meta(ge=1, le=64, description="How many parallel transfer chains the fabric carries")]
+    chains: Annotated[
+        int, Meta(ge=1, le=64, description="How many chains of transfers from host to host run in parallel")
+    ]
 
 
 class PoolKeys(TypedDict, total=False):
     """The keys of a pool."""
 
     parent: Annotated[Name, Meta(description="The pool that contains this pool")]
-    reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="GPUs that are always this team's")]
+    reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="Number of GPUs that always belong to the pool")]
     limit: Annotated[
-        Annotated[int, Meta(ge=0, le=10_000_000)] | None, Meta(description="Most GPUs at once; null = no limit")
+        Annotated[int, Meta(ge=0, le=10_000_000)] | None,
+        Meta(description="Most GPUs of the pool at once; null = no limit"),
     ]
     share: Annotated[
-        float, Meta(gt=0, title="a number above 0", description="Weight when GPUs beyond reservations are shared")
+        float,
+        Meta(
+            gt=0,
+            title="a number above 0",
+            description="The pool's weight when pools share GPUs beyond their reservations",
+        ),
     ]
 
 
 class HeadKeys(TypedDict, total=False):
     """The keys of the head node."""
 
-    docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
+    docker_host: Annotated[
+        DockerHost, Meta(description="Address of the head node's Docker, in the form of DOCKER_HOST")
+    ]
     outputs_limit: Annotated[
         Size, Meta(description="How much of a job's outputs gpurun copies to the head, such as 200GiB")
     ]
@@ -268,7 +280,9 @@ HOST, FABRIC, POOL, HEAD = keys_of(HostKeys), keys_of(FabricKeys), keys_of(PoolK
 PER_HOST = ("address", "fabric_address")  # each host has its own
 FABRIC_NEEDS = ("kind", "interface")
 NAME, LABEL, LABEL_TEXT = kind_of(Name), kind_of(Label), kind_of(LabelText)
-SSH_CONFIG = kind_of(Annotated[Path, Meta(description="OpenSSH client configuration to use; relative to this file")])
+SSH_CONFIG = kind_of(
+    Annotated[Path, Meta(description="OpenSSH client configuration; a relative path starts at the inventory's folder")]
+)
 VERSION = kind_of(Annotated[Literal["1"], Meta(description="Format of this file")])
 TOP = ("version", "defaults", "fabrics", "racks", "pools", "ssh_config", "head")
 RACK = ("hosts", "defaults")

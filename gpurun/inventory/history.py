@@ -111,7 +111,9 @@ class History:
             except FileNotFoundError:
                 continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise StateError(f"is not a readable change: {error}", where=str(path)) from error
+                raise StateError(
+                    f"gpurun cannot read this recorded change of the inventory: {error}", where=str(path)
+                ) from error
             if path.name == self._record(change.number).name:  # else a member has renamed it
                 found.append(change)
         return tuple(found)
@@ -133,9 +135,11 @@ class History:
             with path.reader() as stream:
                 data = stream.read(MAX_BYTES + 1)
         except OSError as error:
-            raise StateError(f"cannot read the text of that change: {error.strerror}", where=str(path)) from error
+            raise StateError(
+                f"cannot read the recorded text of the inventory: {error.strerror}", where=str(path)
+            ) from error
         if _digest(data) != digest:
-            raise StateError("the text of that change is damaged", where=str(path))
+            raise StateError("the recorded text of the inventory is damaged", where=str(path))
         return data
 
     def catch_up(self, now: bytes | None, author: Author) -> None:
@@ -192,7 +196,7 @@ class History:
             is_change = change.before not in (None, change.after)
             if change.undoes is None and change.number not in undone and is_change:
                 return change
-        raise BadInput("there is no change to undo", hint="gpurun inventory diff --all lists the changes")
+        raise BadInput("there is no change to undo", hint="`gpurun inventory diff --all` lists the changes")
 
     def last_said(self, source: str) -> bytes | None:
         """Return what a file said when it was last imported, unless that was undone; None if that is not known."""

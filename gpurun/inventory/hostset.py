@@ -93,7 +93,10 @@ def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[s
     """
     compact = "".join(selection.split())
     if not compact or not _SELECTION.match(compact):
-        raise BadInput(f"{shown(selection)} is not a host set", hint="such as 'gpu-r1-[01-16]' or '@rack:r1!@lost'")
+        raise BadInput(
+            f"{shown(selection)} is not a host set",
+            hint="write a host set such as 'gpu-r1-[01-16]' or '@rack:r1!@lost'",
+        )
     _bound(compact)
     compact = compact.replace("&!", "!")
     if compact.startswith("!"):
@@ -118,7 +121,7 @@ def _parsed(text: str, resolver: GroupResolver | None = None) -> Iterator[str]:
 def _bound(text: str) -> None:
     """Refuse a set that would not fit in memory, before ClusterShell expands it."""
     if len(text) > _MAX_CHARACTERS:
-        raise BadInput("host set is too long")
+        raise BadInput(f"the host set has more than {_MAX_CHARACTERS} characters")
     product = 1
     for brackets in _BRACKETS.finditer(text):
         count = 0
@@ -130,7 +133,7 @@ def _bound(text: str) -> None:
             count += 1 if last is None else max(0, int(last) - int(first)) // max(1, int(step or 1)) + 1
         product *= max(count, 1)
         if product > MAX_HOSTS:
-            raise BadInput(f"{shown(text)} is more than {MAX_HOSTS} hosts")
+            raise BadInput(f"{shown(text)} names more than {MAX_HOSTS} hosts")
 
 
 _SHOWN_GROUPS = 20
@@ -149,7 +152,7 @@ class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
             known = [f"@{self._prefix}{name}" for name in sorted(self._members)[:_SHOWN_GROUPS]]
             known += [] if self._prefix else ["@rack:NAME", "@generation:NAME", "@fabric:NAME", "@label:KEY=VALUE"]
             known += ["…"] if len(self._members) > _SHOWN_GROUPS else []
-            hint = f"the groups are: {', '.join(known)}" if known else f"there is no @{self._prefix}… at all"
+            hint = f"the groups are: {', '.join(known)}" if known else f"the inventory has no group @{self._prefix}NAME"
             raise BadInput(f"there is no group @{self._prefix}{shown(group)[1:-1]}", hint=hint)
         return ",".join(self._members[group])
 
@@ -187,5 +190,5 @@ def _sources(inventory: Inventory) -> dict[str, dict[str, list[str]]]:
 def _unknown_hosts(unknown: set[str], inventory: Inventory) -> BadInput:
     folded = fold(unknown)
     close = get_close_matches(min(unknown), list(inventory.by_name)[:2000], n=1)
-    hint = f"did you mean {close[0]}?" if close else "gpurun inventory list shows the hosts there are"
-    return BadInput(f"the inventory has no {shown(folded)}", where=inventory.source or None, hint=hint)
+    hint = f"did you mean {close[0]}?" if close else "`gpurun inventory list` shows all hosts"
+    return BadInput(f"the inventory has no host {shown(folded)}", where=inventory.source or None, hint=hint)

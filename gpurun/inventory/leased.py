@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
+from gpurun.quantities.counts import plural
 
 RELIED_ON = ("gpus", "generation", "user", "address", "port", "fabric_address", "docker_host", "folder")
 
@@ -58,9 +59,9 @@ def _refuse_change(jobs_by_machine: JobsByMachine, before: Inventory, after: Inv
         changed = _changed(before, after, host.name) if host.machine in jobs_by_machine else ""
         if changed:
             raise StateError(
-                f"{' and '.join(jobs_by_machine[host.machine])} runs there, so {changed} must stay as it is",
+                f"you cannot {changed} now: {_running(jobs_by_machine[host.machine])} on the host",
                 host=host.name,
-                hint=f"gpurun inventory drain {host.name} --wait, then try again",
+                hint=f"run `gpurun inventory drain {host.name} --wait`, then repeat the change",
             )
 
 
@@ -70,9 +71,13 @@ def _refuse_loss(jobs_by_machine: JobsByMachine, after: Inventory) -> None:
     for machine, jobs in jobs_by_machine.items():
         if machine not in there:
             raise StateError(
-                f"{' and '.join(jobs)} runs on {machine}, which this inventory would not have", where=after.source,
-                hint="cancel these jobs first, or correct the file by hand; `gpurun inventory validate` checks it",
+                f"{_running(jobs)} on {machine}, but the new inventory does not contain this host", where=after.source,
+                hint="cancel the jobs first, or correct the file by hand; `gpurun inventory validate` checks the file",
             )  # fmt: skip
+
+
+def _running(jobs: Sequence[str]) -> str:
+    return f"{' and '.join(jobs)} {plural(len(jobs), 'runs', 'run')}"
 
 
 def _relied_on(inventory: Inventory) -> object:
@@ -81,16 +86,16 @@ def _relied_on(inventory: Inventory) -> object:
 
 
 def _changed(before: Inventory, after: Inventory, name: str) -> str:
-    """Return the first changed setting of a host on which jobs depend, in words; an empty string if there is none."""
+    """Return the first change on which jobs of a host depend, in words; an empty string if there is none."""
     new = after.by_name.get(name)
     if new is None:
-        return "the host"
+        return "remove this host"
     old = before.by_name[name]
     for field in RELIED_ON:
         if getattr(old, field) != getattr(new, field):
-            return field
+            return f"change {field}"
     if before.fabric_of(old) != after.fabric_of(new):
-        return "its fabric"
+        return "change the fabric"
     if before.ssh_config != after.ssh_config:
-        return "ssh_config"
+        return "change ssh_config"
     return ""

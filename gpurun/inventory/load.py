@@ -53,7 +53,7 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
 
     file = shown_as or str(source)
     if len(data) > MAX_BYTES:
-        raise DocumentError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
+        raise DocumentError([Problem(file, 1, 1, f"the file is larger than {MAX_BYTES >> 20} MiB")])
     report = ProblemReport(file)
     with collector_at_rest():
         root = compose(data, file)

@@ -18,10 +18,13 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
     Raises BadInput: no inventory exists; the message lists the searched places.
     """
     if explicit == "":
-        raise BadInput("the inventory's path is empty", hint="name a file; without --inventory, gpurun looks for one")
+        raise BadInput(
+            "the inventory's path is empty",
+            hint="name a file; without --inventory, gpurun looks for inventory.yaml",
+        )
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
-        hint = None if explicit else "$GPURUN_INVENTORY names this file: set it to an inventory, or unset it"
+        hint = None if explicit else "$GPURUN_INVENTORY names this file: change or unset the variable"
         try:
             path = Path(named).expanduser().absolute()
         except RuntimeError as error:
@@ -36,8 +39,8 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
     looked = "\n".join(f"  {place}" for place in places)
     raise BadInput(
         f"found no inventory; looked for\n{looked}",
-        hint="make one with `gpurun init 'gpu-[01-16]'`, or name one with --inventory FILE; the lab's is "
-        "`export GPURUN_INVENTORY=$(gpurun lab up)/inventory.yaml`, in each terminal",
+        hint="make an inventory with `gpurun init 'gpu-[01-16]'`, or name an inventory with --inventory FILE. For "
+        "the lab, run `export GPURUN_INVENTORY=$(gpurun lab up)/inventory.yaml` in each terminal",
     )
 
 

@@ -34,7 +34,7 @@ class Fabric:
         traffic_class: ``NCCL_IB_TC``, that is DSCP << 2 with ECN bits; None leaves NCCL's default.
         gid_index: fixed ``NCCL_IB_GID_INDEX``; None lets the probe of each host or NCCL decide.
         host_to_host: False when hosts may not open connections to each other for image transfer.
-        chains: how many parallel transfer chains the fabric carries.
+        chains: how many chains of transfers from host to host run in parallel.
     """
 
     name: str
@@ -55,20 +55,20 @@ class Host:
     Attributes:
         gpus: number of GPUs, indexed 0 … gpus-1 in the order of NVML and Docker.
         nvlink: groups of GPU indices that NVLink connects, ``((0, 1, 2, 3), (4, 5, 6, 7))``; empty = unknown.
-        near_hca: GPU indices on the HCA's own PCI root or NUMA node; empty = unknown.
+        near_hca: indices of GPUs on the PCI root or NUMA node of the HCA; empty = unknown.
         address: the address that SSH connects to; default: the host's name. ``~/.ssh/config`` may refine it.
         fabric_address: the address that ranks on other hosts use; None = the address of the fabric's interface as the
             host reports it.
         python: the interpreter that runs gpurun's agent on the host; None = ``python3``.
-        docker_host: the socket of its Docker engine, ``unix:///…``; None = the default of the SSH user's ``docker``.
+        docker_host: the socket of the host's Docker, ``unix:///…``; None = the default of the SSH user's ``docker``.
         ssh: ``paramiko``, or ``system`` for the ``ssh`` program of this machine; None = gpurun chooses.
         folder: a folder on a local disk of the host for gpurun's files; None = the user's home folder.
-        system_memory_mib: the memory that jobs leave to the host itself; None = 5 %, at least 1 GiB, at most half.
+        system_memory_mib: the memory that jobs leave free on the host; None = 5 %, at least 1 GiB, at most half.
         data_quota_mib: the most disk space for data sets; None = a quarter of the disk.
         cache_quota_mib: the most disk space for each user's caches of models and kernels; None = jobs get none.
         health: the site's program that decides whether the host is healthy, with its arguments; empty = none.
         prolog: the site's program that runs before the containers of each attempt; empty = none.
-        epilog: the site's program that runs after them, before the GPUs are free; empty = none.
+        epilog: the site's program that runs after the containers, before the GPUs are free; empty = none.
     """
 
     name: str

@@ -61,13 +61,13 @@ def _sums(pools: Sequence[Pool], total_gpus: int) -> Iterator[Contradiction]:
     for pool in pools:
         below = sum(map(reserved, children.get(pool.name, ())))
         if pool.reservation and below > pool.reservation:
-            said = f"its children reserve {count(below, 'GPU')}, it reserves {pool.reservation}"
+            said = f"its children reserve {count(below, 'GPU')}, but its own reservation is {pool.reservation}"
             yield Contradiction(pool.name, f"pool {pool.name}: {said}")
         elif pool.limit is not None and below > pool.limit:
-            said = f"its children reserve {count(below, 'GPU')}, its limit is {pool.limit}"
+            said = f"its children reserve {count(below, 'GPU')}, but its limit is {pool.limit}"
             yield Contradiction(pool.name, f"pool {pool.name}: {said}")
     together = sum(map(reserved, children.get(None, ())))
     if together > total_gpus:
         yield Contradiction(
-            None, f"the pools reserve {count(together, 'GPU')} together; the inventory has {total_gpus}"
+            None, f"the pools reserve {count(together, 'GPU')} together, but the inventory has {total_gpus}"
         )

@@ -82,8 +82,8 @@ def read(text: str) -> CommentedMap:
 def not_editable() -> BadInput:
     """Return the error for a valid file that ruamel.yaml cannot write again without changes."""
     return BadInput(
-        "this inventory is written in a way that cannot be changed without losing some of it",
-        hint="change it with 'gpurun inventory edit'",
+        "gpurun cannot change this inventory without losing a part of its text",
+        hint="change the inventory by hand, with `gpurun inventory edit`",
     )
 
 

@@ -26,7 +26,7 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "required": ["version"],
         "additionalProperties": False,
-        "patternProperties": {"^x-": {"description": "Anything, such as a place for anchors"}},
+        "patternProperties": {"^x-": {"description": "Any value, which gpurun ignores, such as a place for anchors"}},
         "properties": {
             "version": {"const": 1, "description": fields.VERSION.about},
             "defaults": shared,

@@ -53,7 +53,9 @@ def parse(words: Iterable[str]) -> tuple[HostSetting, ...]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
-            raise BadInput(f"{shown(word)} is not key=value", hint="such as gpus=8 or labels.team=vision")
+            raise BadInput(
+                f"{shown(word)} is not key=value", hint="write a setting such as gpus=8 or labels.team=vision"
+            )
         if key in found:
             raise BadInput(f"{shown(key)} is given twice")
         found[key] = _setting(key, text)

@@ -125,7 +125,7 @@ class InventoryTree:
                     found.append(_HostEntry(section, key, names, chosen))
         missing = wanted - {name for entry in found for name in entry.chosen}
         if missing:
-            raise BadInput(f"the inventory has no {shown(fold(missing))}")
+            raise BadInput(f"the inventory has no host {shown(fold(missing))}")
         return found
 
     def _sections(self) -> list[CommentedMap]:

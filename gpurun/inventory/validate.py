@@ -26,7 +26,9 @@ _NEEDED = ("gpus", "generation", "fabric")
 def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
     """Return the inventory of a document. It is valid only if the report then has no problems."""
     top = entries(root, report, "the inventory")
-    refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
+    refuse_unknown(
+        {key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "the inventory"
+    )
     if "version" in top:
         value(top["version"][1], fields.VERSION, report, "version")
     else:
@@ -66,7 +68,9 @@ def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
             fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the reported error prevents its use
             continue
         if values["kind"] is FabricKind.TCP and values.get("hcas"):
-            report.wrong(key, f"fabric {name} is tcp, which has no hcas", allowed=("roce", "infiniband"))
+            report.wrong(
+                key, f"fabric {name} has hcas, but its kind is tcp, which has no hcas", allowed=("roce", "infiniband")
+            )
         fabrics[name] = Fabric(name=name, **values)
     return fabrics
 
@@ -124,7 +128,7 @@ class _Racks:
         values = mapping(node, fields.HOST, self._report, where)
         for key in fields.PER_HOST:
             if key in values:
-                self._report.wrong(node, f"{where}: {key} is each host's own")
+                self._report.wrong(node, f"give {key} at each host, not in {where}")
         return _merged(base, values)
 
     def _rack(self, rack: str, node: Node, base: Mapping[str, Any]) -> None:
@@ -143,11 +147,14 @@ class _Racks:
         good = True
         for needed in _NEEDED:
             if needed not in values:
-                self._report.wrong(key, f"host {folded} has no {needed}, nor do its rack's or the top's defaults")
+                self._report.wrong(
+                    key,
+                    f"host {folded} has no {needed}; add {needed} to the host or to `defaults`",
+                )
                 good = False
         fabric = values.get("fabric")
         if fabric is not None and fabric not in self._fabrics:
-            allowed = tuple(self._fabrics) or ("none is defined under fabrics",)
+            allowed = tuple(self._fabrics) or ("none, because the inventory defines no fabrics",)
             self._report.wrong(key, f"host {folded}: there is no fabric {shown(fabric)}", allowed=allowed)
             good = False
         gpus = values.get("gpus")
@@ -161,7 +168,7 @@ class _Racks:
             beyond = [index for index in indices if index >= gpus]
             if beyond:
                 self._report.wrong(
-                    key, f"host {folded}: {name} names GPU {beyond[0]}, but it has {gpus} (0 is the first)"
+                    key, f"host {folded}: {name} names GPU {beyond[0]}, but the host has {gpus}, counted from 0"
                 )
             if len(set(indices)) < len(indices):
                 self._report.wrong(key, f"host {folded}: {name} names a GPU twice")
@@ -170,7 +177,7 @@ class _Racks:
         line = key.start_mark.line + 1
         own = self._per_host(names, values, key)
         if len(self._hosts) + len(names) > MAX_HOSTS:
-            self._report.wrong(key, f"more than {MAX_HOSTS} hosts")
+            self._report.wrong(key, f"the inventory has more than {MAX_HOSTS} hosts")
             return
         for position, name in enumerate(names):
             if name in self._lines:
@@ -183,7 +190,7 @@ class _Racks:
             one_each = len(names) == 1 or "address" not in values or "address" in own  # else validate has reported that
             first = self._machines.setdefault(host.machine, name)
             if first != name and one_each:
-                where = f"one machine, {host.machine}: its GPUs would be granted twice"
+                where = f"one machine, {host.machine}, so gpurun would grant its GPUs twice"
                 self._report.wrong(key, f"hosts {first} and {name} are {where}")
             self._hosts.append(host)
 
@@ -201,7 +208,8 @@ class _Racks:
                 continue
             if len(addresses) != len(names):
                 there = f"{plural(len(names), 'is', 'are')} {count(len(names), 'host')}"
-                self._report.wrong(key, f"{field} {shown(text)} is {len(addresses)}, but there {there}")
+                given = count(len(addresses), "address", "addresses")
+                self._report.wrong(key, f"{field} {shown(text)} is {given}, but there {there}")
                 continue
             own[field] = addresses
         return own

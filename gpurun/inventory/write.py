@@ -35,11 +35,12 @@ def locked(path: Path) -> Iterator[Path]:
             stack.enter_context(lock.alone(beside, mode=0o666, remove=True, patience_s=PATIENCE_S))
         except TimeoutError as error:
             raise StateUnavailable(
-                f"cannot be changed: {error.strerror}", where=str(path),
-                hint=f"root's `fuser -v {beside}` shows that process. Kill it, or resume it if it is stopped (state T)",
+                f"gpurun cannot change the file: {error.strerror}", where=str(path),
+                hint=f"run `fuser -v {beside}` as root to find the process. Kill the process, or resume the process "
+                "if it is stopped (state T)",
             ) from error  # fmt: skip
         except OSError as error:
-            raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error
+            raise BadInput(f"gpurun cannot change the file: {error.strerror}", where=str(path)) from error
         for left in real.parent.glob(f".{_escaped(real.name)}{_STALE}*"):
             with suppress(OSError):
                 left.unlink()
@@ -57,7 +58,7 @@ def replace(path: Path, data: bytes) -> None:
         temporary.replace(path)
         sync_plain_folder(path.parent)
     except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from error
+        raise BadInput(f"gpurun cannot write the file: {error.strerror}", where=str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -59,7 +59,9 @@ def make_history_folder(home: Path, uid: int) -> StatePath:
         elif found.st_uid == uid == os.getuid() and found.st_mode & _OTHERS and _is_all_of(folder, uid):
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_OTHERS)  # an older version made it under a lax umask
         elif found.st_uid != uid or found.st_mode & _OTHERS:
-            raise StateError(f"others than {user_name(uid)} can write it{blame(found)}", where=str(folder))
+            raise StateError(
+                f"users other than {user_name(uid)} can write to this folder{blame(found)}", where=str(folder)
+            )
     finally:
         os.close(descriptor)
     return folder

@@ -24,10 +24,13 @@ def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
     kinds: list[Literal["requirements", "lock", "project"]] = ["requirements", "lock", "project"]
     named = [kind for kind in kinds if kind in keys]
     if len(named) != 1:
-        raise BadInput(f"python: names {' and '.join(named) or 'nothing'}", hint=f"one of {', '.join(kinds)}")
+        raise BadInput(
+            f"python: names {' and '.join(named) or 'no packages'}",
+            hint=f"give exactly one of the keys {', '.join(kinds)}",
+        )
     index = keys.get("index")
     if index is not None and _WITH_PASSWORD.match(index):
-        hint = "a netrc file: `python: {secret: FILE}`"
+        hint = "put the password into a netrc file, and name the file: `python: {secret: FILE}`"
         raise Disagreement("python: the index has a password in its URL", "python", "index", hint=hint)
     if index is not None and not _WEB.match(index):
         index = str(folder / index)

@@ -46,7 +46,7 @@ class JobFolder:
         try:
             return durable.read_record(path, JobSpec)
         except FileNotFoundError as error:
-            raise StateError("is missing", job=self.id, where=str(path)) from error
+            raise StateError("the file is missing", job=self.id, where=str(path)) from error
 
     def origin(self) -> Origin:
         """Read where the job comes from; empty if an older gpurun stored the job. Raises StateError."""
@@ -67,18 +67,19 @@ class JobFolder:
             record = durable.read_record(path, JobRecord)
             folder = self.path.stat()
         except FileNotFoundError as error:
-            raise StateError("is missing", job=self.id, where=str(path)) from error
+            raise StateError("the file is missing", job=self.id, where=str(path)) from error
         if record.id != self.id:
-            raise StateError(f"names job {record.id[:80]!r}, not its own", where=str(path))
+            raise StateError(f"the record names the job {record.id[:80]!r} instead of its own job", where=str(path))
         if record.owner_uid != folder.st_uid:
             raise StateError(
-                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(folder.st_uid)} made it",
+                f"the record says that {user_name(record.owner_uid)} owns the job, "
+                f"but {user_name(folder.st_uid)} made the job's folder",
                 where=str(path),
             )
         if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise StateError(
-                f"others than {user_name(folder.st_uid)} can write the folder, so it may be anybody's word",
-                where=str(self.path), hint="if nobody else has written there: chmod go-w",
+                f"users other than {user_name(folder.st_uid)} can write to the folder, so gpurun trusts no file in it",
+                where=str(self.path), hint="run chmod go-w on the folder, if no other user has written to the folder",
             )  # fmt: skip
         return record.on(head_clock().boot)
 
@@ -100,7 +101,7 @@ class JobFolder:
         except StateError:
             now = mine
         if (now.state, now.attempt, now.outcome) != (mine.state, mine.attempt, mine.outcome):
-            raise StateError(f"somebody else has moved it: it is {now.state.value}", job=self.id)
+            raise StateError(f"another process has changed the job: the state is {now.state.value}", job=self.id)
         return self.write(mine.but(**changes))
 
     def move(self, state: State, **changes: object) -> JobRecord:
@@ -145,7 +146,9 @@ class JobFolder:
                 durable.write_record(path, sound)
                 aside.unlink()
                 return None
-        return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
+        return (
+            f"gpurun keeps a damaged request to end the job as {aside.name}; to end the job, cancel it again ({damage})"
+        )
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
         """Write a request for the job's supervisor. A person's cancel, a drain's and a preemption have separate files.
@@ -188,7 +191,7 @@ class JobFolder:
         path = self._request(name)
         request = durable.read_record(path, CancelRequest)
         if not _has_place(request, name):
-            raise StateError(f"asks for a {request.kind}, which its name does not say", where=str(path))
+            raise StateError(f"the file holds a request of the wrong kind: {request.kind}", where=str(path))
         return request
 
 

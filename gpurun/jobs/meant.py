@@ -54,7 +54,7 @@ def _beginning_with(text: str, ids: Iterable[str]) -> str | None:
     """Return the id that begins so, with or without its letter and dash."""
     begins = [each for each in ids if text and (each.startswith(text) or each.startswith(text, 2))]
     if len(begins) > 1:
-        raise Ambiguous(f"{text!r} could mean {', '.join(begins[:MOST_NAMED])}", hint="give more of the id")
+        raise Ambiguous(f"{text!r} could mean {', '.join(begins[:MOST_NAMED])}", hint="give more characters of the id")
     return begins[0] if begins else None
 
 
@@ -64,6 +64,7 @@ def _the_only(name: str, things: str, living: Sequence[Living]) -> str | None:
         shown = ", ".join(f"{one.id} ({one.state})" for one in each[:MOST_NAMED])
         more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
         raise Ambiguous(
-            f"{name!r} is the name of {len(each)} {things} that have not ended: {shown}{more}", hint="give the id"
+            f"{name!r} is the name of {len(each)} {things} that have not ended: {shown}{more}",
+            hint="give the id instead of the name",
         )
     return living[0].id if living else None

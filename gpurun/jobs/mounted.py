@@ -35,7 +35,7 @@ def _outputs_path(path: str) -> str:
     """
     top, *below = _container_path(path).strip("/").split("/")
     if top in _KERNEL or (top in _SYSTEM and not any(below)):
-        copied = ", whose new files gpurun copies without this key" if top == "workspace" else ""
+        copied = "; gpurun copies new files at /workspace without this key" if top == "workspace" else ""
         raise ValueError(f"hides the container's own /{top}{copied}")
     return path
 

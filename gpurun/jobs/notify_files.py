@@ -29,5 +29,5 @@ def check_notify(spec: JobSpec) -> None:
     """Raise Disagreement if a file with a URL is missing."""
     for wish in spec.notify:
         if wish.is_file and not stat.S_ISREG(mode_of(Path(wish.target))):
-            hint = "put the URL into this file, and let only yourself read it: chmod 600"
-            raise Disagreement("notify: the file with the URL is not there", "notify", where=wish.target, hint=hint)
+            hint = "put the URL into the file, and protect the file with chmod 600"
+            raise Disagreement("notify: the file with the URL does not exist", "notify", where=wish.target, hint=hint)

@@ -59,7 +59,7 @@ def notify_wish(text: str) -> NotifyWish:
     if found is None or not colon or not target.strip() or len(text) > MOST_CHARS or not text.isprintable():
         raise ValueError
     if wrong := [event for event in events if event not in EVENTS]:
-        raise ValueError(f"names an event {wrong[0]!r}; there are {', '.join(EVENTS)}")
+        raise ValueError(f"names an unknown event {wrong[0]!r}; the events are {', '.join(EVENTS)}")
     _check_target(found, target)
     return NotifyWish(found, target, tuple(event for event in EVENTS if event in events))
 
@@ -70,8 +70,8 @@ def _check_target(kind: NotifyKind, target: str) -> None:
     if kind == "command":
         shlex.split(target)
     if kind == "slack" and is_url(target):
-        raise ValueError("has a URL that is a secret: put it into a file, and name the file")
+        raise ValueError("has a URL that is a secret: put the URL into a file, and name the file")
     if kind == "webhook" and is_url(target):
         parts = urlsplit(checked_url(target))
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("has a URL that may hold a secret: put it into a file, and name the file")
+            raise ValueError("has a URL that may hold a secret: put the URL into a file, and name the file")

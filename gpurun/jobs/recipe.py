@@ -68,18 +68,18 @@ def read(path: Path) -> Recipe:
     except BadInput as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        what = f"this folder has no {RECIPE_FILE}" if is_folder else "there is no such recipe"
-        raise BadInput(what, where=str(path), hint=f"name a recipe, or: {WITHOUT_RECIPE}") from None
+        what = f"this folder has no {RECIPE_FILE}" if is_folder else "the recipe does not exist"
+        raise BadInput(what, where=str(path), hint=f"name a recipe, or run: {WITHOUT_RECIPE}") from None
     if path.suffix in (".py", ".sh"):
         program = shlex.join(("python3" if path.suffix == ".py" else "sh", str(path)))
-        hint = WITHOUT_RECIPE.replace("COMMAND", program)
-        raise BadInput("this is a program, not a recipe", where=str(path), hint=hint)
+        hint = f"submit the program with: {WITHOUT_RECIPE.replace('COMMAND', program)}"
+        raise BadInput("the file is a program, not a recipe", where=str(path), hint=hint)
     if len(data) > MAX_BYTES:
         raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     report = ProblemReport(str(file))
     root = compose(data, str(file))
     if root is None:
-        raise BadInput("the recipe is empty", where=str(file), hint="a recipe needs image, gpus and command")
+        raise BadInput("the recipe is empty", where=str(file), hint="add the keys image, gpus and command")
     keys = mapping(root, FIELDS, report, "the recipe", MEANT)
     report.raise_if_any()
     with RecipeLines(str(file), root).named():
@@ -164,7 +164,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     if missing:
         raise BadInput(
             f"the job has no {' and no '.join(missing)}", where=str(recipe.source) if recipe else None,
-            hint=f"add these keys to a recipe, or: {WITHOUT_RECIPE}",
+            hint=f"add the missing keys to a recipe, or run: {WITHOUT_RECIPE}",
         )  # fmt: skip
     if "workdir" in given:
         given.setdefault("workdir_read_only", False)
@@ -186,12 +186,12 @@ def _check(spec: JobSpec) -> None:
     _check_memory(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
-        message = f"{count(spec.gpus, 'GPU')} cannot be split into hosts of exactly {per_host}"
+        message = f"{count(spec.gpus, 'GPU')} cannot be split over hosts with exactly {count(per_host, 'GPU')} each"
         raise Disagreement(message, "constraints", "gpus_per_host")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise Disagreement(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})", "min_gpus")
     if spec.workdir is not None and not stat.S_ISDIR(mode := mode_of(Path(spec.workdir))):
-        why = "is not a folder" if mode else "there is no such folder, or you may not read it"
+        why = "the path is not a folder" if mode else "the folder does not exist, or you may not read it"
         raise Disagreement(f"workdir: {why}", "workdir", where=spec.workdir)
     check_data(spec)
     check_notify(spec)
@@ -219,7 +219,9 @@ def _check_env(spec: JobSpec) -> None:
     """
     wrong = [name for name in spec.env if name.startswith("GPURUN_")]
     if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):
-        raise Disagreement(f"env: gpurun itself sets {', '.join(wrong)}", "env", wrong[0], hint="choose other names")
+        raise Disagreement(
+            f"env: gpurun itself sets {', '.join(wrong)}", "env", wrong[0], hint="choose other names for your variables"
+        )
 
 
 def check_length(spec: JobSpec) -> None:
@@ -238,13 +240,13 @@ def check_length(spec: JobSpec) -> None:
     hint = "put the long part into a file of the workdir or of the image"
     if size > MOST_ENV_BYTES or quoted > MOST_QUOTED_BYTES:
         raise Disagreement(
-            f"the environment is {max(size, quoted)} bytes when quoted; at most {MOST_ENV_BYTES} reach the ranks",
+            f"the environment has {max(size, quoted)} bytes when quoted; at most {MOST_ENV_BYTES} are allowed",
             "env", hint=hint,
         )  # fmt: skip
     sizes = [len(as_bytes(word)) for word in spec.command]
     if max(sizes) > MOST_WORD_BYTES:
-        message = f"a word of the command is {max(sizes)} bytes; Linux takes {MOST_WORD_BYTES} bytes"
+        message = f"a word of the command has {max(sizes)} bytes; Linux allows at most {MOST_WORD_BYTES}"
         raise Disagreement(message, "command", hint=hint)
     if sum(sizes) > MOST_COMMAND_BYTES:
-        message = f"the command is {sum(sizes)} bytes; at most {MOST_COMMAND_BYTES} reach the ranks"
+        message = f"the command has {sum(sizes)} bytes; at most {MOST_COMMAND_BYTES} are allowed"
         raise Disagreement(message, "command", hint=hint)

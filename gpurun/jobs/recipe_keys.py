@@ -37,7 +37,7 @@ GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""
 HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
 NO_CAMPAIGN = ("submit", "sweep run")
-ONE_SIZE = "`gpurun scale` has no such flag"
+ONE_SIZE = "`gpurun scale` does not have this flag"
 
 
 class ConstraintKeys(TypedDict, total=False):
@@ -55,22 +55,30 @@ class ConstraintKeys(TypedDict, total=False):
     gpu_model: Annotated[
         Text,
         means(
-            "only GPUs of this model, as the inventory names the model",
+            "use only GPUs of this model, as named in the inventory",
             "Tesla-P100",
             flag=KeyFlag(WHERE, "MODEL", complete="gpu_models"),
         ),
     ]
     min_gpu_memory: Annotated[
-        Size, means("only GPUs with at least this much memory", "16GiB", flag=KeyFlag(WHERE, "SIZE"))
+        Size, means("use only GPUs with at least this much memory", "16GiB", flag=KeyFlag(WHERE, "SIZE"))
     ]
     gpus_per_host: Annotated[
-        int, Meta(ge=1, le=MOST_GPUS), means("exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER"))
+        int,
+        Meta(ge=1, le=MOST_GPUS),
+        means("use exactly this many GPUs on each host", "4", flag=KeyFlag(WHERE, "NUMBER")),
     ]
     locality: Annotated[
-        Locality, means("keep the gang on one `host` or in one `rack`; `any`: no limit", "rack", flag=KeyFlag(WHERE))
+        Locality,
+        means("keep the gang on one `host` or in one `rack`; `any` sets no limit", "rack", flag=KeyFlag(WHERE)),
     ]
     prefer: Annotated[
-        Locality, means("wait up to `locality_wait` for this locality, then accept any", "rack", flag=KeyFlag(WHERE))
+        Locality,
+        means(
+            "wait up to `locality_wait` for one `host` or one `rack`, then accept any hosts",
+            "rack",
+            flag=KeyFlag(WHERE),
+        ),
     ]
     locality_wait: Annotated[
         Duration, means("how long to wait for the locality that `prefer` names", "10m", flag=KeyFlag(WHERE, "TIME"))
@@ -78,17 +86,17 @@ class ConstraintKeys(TypedDict, total=False):
     hosts: Annotated[
         tuple[Name, ...],
         means(
-            "only these hosts",
+            "use only these hosts",
             "[gpu-r1-01, gpu-r1-02]",
             flag=KeyFlag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
         ),
     ]
     avoid: Annotated[
         tuple[Name, ...],
-        means("not these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
+        means("do not use these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
     ]
     nvlink: Annotated[
-        bool, means("on each host, only GPUs that one NVLink island connects", "true", flag=KeyFlag(WHERE))
+        bool, means("on each host, use only GPUs that NVLink connects to each other", "true", flag=KeyFlag(WHERE))
     ]
 
 
@@ -98,7 +106,7 @@ class HorovodKeys(TypedDict, total=False):
     fusion_threshold_mb: Annotated[Knob, means("size of the buffer in which Horovod joins tensors, in MB", "64")]
     cycle_time_ms: Annotated[
         float,
-        Meta(ge=0, title="a number that is not negative"),
+        Meta(ge=0, title="a number of 0 or more"),
         means("time between two rounds of communication, in ms", "1"),
     ]
     cache_capacity: Annotated[Knob, means("number of tensors whose negotiation Horovod remembers", "1024")]
@@ -109,13 +117,13 @@ class HorovodKeys(TypedDict, total=False):
         bool, means("let Horovod search for good settings; the next attempt uses what it found", "true")
     ]
     timeline: Annotated[
-        bool, means("write what Horovod does, and when, to `horovod-timeline.json` in the outputs", "true")
+        bool, means("write a timeline of Horovod's operations to `horovod-timeline.json` in the outputs", "true")
     ]
     stall_check_warning: Annotated[WholeSeconds, means("warn about a rank that is missing for this long", "60s")]
     stall_check_shutdown: Annotated[WholeSeconds, means("end the job if a rank is missing for this long", "10m")]
     thread_affinity: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=4096)], ...],
-        means("the core of each local rank's background thread", "[0, 8]"),
+        means("the CPU core for the background thread of each rank on a host", "[0, 8]"),
     ]
     num_nccl_streams: Annotated[Knob, means("number of NCCL streams", "2")]
     gloo_timeout: Annotated[
@@ -131,15 +139,14 @@ class RoleKeys(TypedDict, total=False):
         int,
         Meta(ge=0, le=MAX_GPUS),
         means(
-            "number of parameter servers; they have no GPU. At most as many as workers, unless `ps_hosts` says where "
-            "they run",
+            "number of parameter servers, which use no GPU. Without `ps_hosts`, at most the number of workers",
             "2",
         ),
     ]
     ps_hosts: Annotated[
         tuple[HostOrLabel, ...],
         means(
-            "run the servers on these hosts, by name or label; the inventory gives them `gpus: 0`",
+            "run the parameter servers on hosts with these names or labels; the inventory gives these hosts `gpus: 0`",
             "[cpu-01, cpu-02]",
             "[role=ps]",
         ),
@@ -177,7 +184,7 @@ class SweepKeys(TypedDict, total=False):
     grid: Annotated[
         dict[Text, tuple[Text, ...]],
         means(
-            "lists of values",
+            "a list of values for each parameter",
             "{lr: [0.1, 0.01], optimizer: [adam, sgd]}",
             more="Without `random` and `tpe`, gpurun tries each combination",
             flag=_swept("NAME=A,B", more="Without --random and --tpe, gpurun tries each combination"),
@@ -186,13 +193,15 @@ class SweepKeys(TypedDict, total=False):
     space: Annotated[
         dict[Text, Text],
         means(
-            "ranges for `random` and `tpe`",
+            "a range for each parameter, with `random` and `tpe`",
             '{lr: "log:1e-5..1e-1", layers: 2..8}',
-            flag="words of the command: NAME=RANGE",
+            flag="give NAME=RANGE as words of the command",
         ),
     ]
-    random: Annotated[Gpus, means("try this many random points", "50", flag=_swept("NUMBER"))]
-    tpe: Annotated[Gpus, means("try this many points, chosen near the best so far", "50", flag=_swept("NUMBER"))]
+    random: Annotated[Gpus, means("try this many random combinations", "50", flag=_swept("NUMBER"))]
+    tpe: Annotated[
+        Gpus, means("try this many combinations, chosen near the best results so far", "50", flag=_swept("NUMBER"))
+    ]
     metric: Annotated[
         Text,
         means(
@@ -210,7 +219,7 @@ class SweepKeys(TypedDict, total=False):
         ),
     ]
     max_parallel: Annotated[Gpus, means("run at most this many trials at a time", "8", flag=_swept("NUMBER"))]
-    seed: Annotated[Seed, means("seed of the random points", "7", flag=_swept("NUMBER"))]
+    seed: Annotated[Seed, means("seed for random combinations", "7", flag=_swept("NUMBER"))]
     as_flags: Annotated[bool, means("append parameters to the command, as `--lr=0.1`", "true", flag=_swept())]
 
 
@@ -220,16 +229,16 @@ class PythonKeys(TypedDict, total=False):
     requirements: Annotated[Text, means("a requirements file for pip", "requirements.txt")]
     lock: Annotated[
         Text,
-        means("the packages and hashes that uv has locked; needs `pip install 'gpurun[lock]'` on the head", "uv.lock"),
+        means("a lock file of uv; to read the file, the head needs `pip install 'gpurun[lock]'`", "uv.lock"),
     ]
     project: Annotated[
         Text,
-        means("the `dependencies` in this folder's `pyproject.toml`, without its code", "."),
+        means("a folder: install the `dependencies` in its `pyproject.toml`, but not the project itself", "."),
     ]
     index: Annotated[
         Text,
         means(
-            "the only index: a folder of wheels, or a URL. Default: the indexes of your own pip",
+            "the only package index: a folder of wheels, or a URL. Default: the indexes of your own pip",
             "./wheels",
         ),
     ]
@@ -280,15 +289,15 @@ class RecipeKeys(TypedDict, total=False):
                 "GPUS",
                 ("-n", "--gpus"),
                 only=NO_CAMPAIGN,
-                why="`--gpus` of `gpurun scale` has all sizes to run",
-                more="auto:80%: the largest number with at least 80 % efficiency in `gpurun scale`",
+                why="`--gpus` of `gpurun scale` lists all sizes to run",
+                more="auto:80% takes the largest number with at least 80 % efficiency in `gpurun scale`",
             ),
         ),
     ]
     min_gpus: Annotated[
         Gpus,
         means(
-            "elastic: start and continue with at least this many GPUs; use more again while no other job waits",
+            "make the job elastic: run with at least this many GPUs, and with more while no other job waits",
             "4",
             flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
@@ -296,7 +305,7 @@ class RecipeKeys(TypedDict, total=False):
     command: Annotated[
         Command,
         means(
-            "the argv of every rank, byte for byte; gpurun splits a text as a shell does",
+            "the command of every rank: a list of arguments, or a text that gpurun splits as a shell does",
             "[python3, train.py]",
             flag="the words after --",
         ),
@@ -306,8 +315,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "copy this folder at submit; every rank has the copy at `/workspace`",
             ".",
-            more="gpurun leaves out what `.gitignore` excludes, and treats what ranks write there as outputs, below "
-            "`@workspace`",
+            more="gpurun does not copy files that `.gitignore` excludes. New files at `/workspace` become outputs, "
+            "below `@workspace`",
             flag=KeyFlag(FILES, "FOLDER", complete="folders"),
         ),
     ]
@@ -317,10 +326,10 @@ class RecipeKeys(TypedDict, total=False):
     workdir_limit: Annotated[
         Size,
         means(
-            "largest size of the files that ranks write at `/workspace` and gpurun copies to the head",
+            "copy the files that ranks write at `/workspace` to the head, up to this total size",
             "50GiB",
             default="10GiB",
-            more="A restarted job does not find the other files",
+            more="A restarted job does not find files beyond this limit",
             flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
@@ -329,11 +338,11 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a folder in the container that survives restarts and that gpurun copies to the head",
             "/checkpoints",
-            more="Ranks find it in `$GPURUN_OUTPUTS`. Each host has its own. If hosts write different files of one "
-            "name, the head keeps that of the first host, in rank order, and the others as `NAME.HOST`. The next "
-            "attempt gets the folder back: on all hosts, with `horovod` on rank 0's. A host may fail during a save: "
-            "write a checkpoint beside its name and rename it, or call `gpurun_runtime.checkpointed(step)` after each "
-            "save",
+            more="`$GPURUN_OUTPUTS` is the folder's path. Each host has its own folder. If hosts write different files "
+            "with the same name, the head keeps the file of the first host, in rank order, and the other files as "
+            "`NAME.HOST`. The next attempt gets the folder back: on all hosts, or with `horovod` on rank 0's host. "
+            "A host may fail during a save: write each checkpoint under another name and then rename the file, or call "
+            "`gpurun_runtime.checkpointed(step)` after each save",
             flag=KeyFlag(FILES, "PATH"),
         ),
     ]
@@ -342,7 +351,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how often gpurun copies new outputs to the head",
             "60s",
-            more="If a host fails, outputs since the last whole copy are lost",
+            more="If a host fails, the outputs since the last complete copy are lost",
             flag=KeyFlag(FILES, "TIME"),
         ),
     ]
@@ -369,14 +378,14 @@ class RecipeKeys(TypedDict, total=False):
             "environment variables of every rank",
             '{LR: "0.1"}',
             more="gpurun and launchers add variables, such as `GPURUN_RANK` and `WORLD_SIZE`. Not for secrets: all "
-            "who may use Docker on a host can read the variables, and with `horovodrun` all users there",
+            "users of Docker on a host can read the variables; with `horovodrun`, all users of the host can",
             flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
         ),
     ]
     secrets: Annotated[
         dict[SecretName, Text],
         means(
-            "files that every rank can read at `/run/secrets/NAME`; gpurun writes them into no command line or log",
+            "files that every rank can read at `/run/secrets/NAME`; gpurun never writes them to command lines or logs",
             "{token: token.txt}",
             flag=KeyFlag(FILES, "NAME=FILE", ("--secret",), complete="files"),
         ),
@@ -410,7 +419,7 @@ class RecipeKeys(TypedDict, total=False):
                 "LAUNCHER",
                 complete="launchers",
                 only=NO_CAMPAIGN,
-                why="`--launcher` of `gpurun scale` has all launchers to compare",
+                why="`--launcher` of `gpurun scale` lists all launchers to compare",
             ),
         ),
     ]
@@ -419,7 +428,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "start one process on each host, for all of the job's GPUs there, instead of one process for each GPU",
             "true",
-            more="For a program that uses several GPUs, or calls a launcher, itself",
+            more="For a program that itself uses several GPUs or starts a launcher",
             flag=KeyFlag(WHAT),
         ),
     ]
@@ -444,7 +453,7 @@ class RecipeKeys(TypedDict, total=False):
                 FAILS,
                 "TARGET",
                 more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE; "
-                "end=TARGET or failure=TARGET: only at these events",
+                "end=TARGET or failure=TARGET notifies only at this event",
             ),
         ),
     ]
@@ -452,7 +461,7 @@ class RecipeKeys(TypedDict, total=False):
         int,
         Meta(ge=-1000, le=1000),
         means(
-            "jobs with a higher number start earlier, among jobs within their pools' entitlement",
+            "start the job before jobs with a lower number; the entitlements of pools count first",
             "10",
             flag=KeyFlag(WHERE, "NUMBER"),
         ),
@@ -470,7 +479,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "stop the job after this time in the state RUNNING",
             "12h",
-            more="Known limits let other jobs start earlier",
+            more="gpurun can start other jobs earlier if jobs have limits",
             flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
@@ -489,15 +498,15 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "the parameters for `gpurun sweep`; `gpurun submit` ignores them",
             "{grid: {lr: [0.1, 0.01]}}",
-            flag="its keys are options of `gpurun sweep run`",
+            flag="the keys of `sweep` are options of `gpurun sweep run`",
         ),
     ]
     rehearse: Annotated[
         Duration,
         means(
-            "first run the command with one rank on one GPU, for this long or until it reports a step",
+            "first run the command with one rank on one GPU, for this long or until the rank reports a step",
             "60s",
-            more="gpurun discards its outputs, then queues the gang",
+            more="gpurun then discards the outputs of this run, and queues the job",
             flag=KeyFlag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
         ),
     ]
@@ -512,7 +521,7 @@ class RecipeKeys(TypedDict, total=False):
     grace: Annotated[
         Duration,
         means(
-            "time that a rank gets between SIGTERM and SIGKILL, and after the other ranks have ended",
+            "kill a rank this long after SIGTERM, or after the other ranks have ended",
             "15s",
             flag=KeyFlag(FAILS, "TIME"),
         ),
@@ -522,8 +531,8 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "memory of the job on each host, including `/dev/shm`",
             "64GiB",
-            default="the share of its GPUs, such as 1/8 of the host's memory for 1 of 8 GPUs",
-            more="If a job asks for more and the host runs out of memory, the kernel kills this job first",
+            default="in proportion to the job's GPUs, such as 1/8 of the host's memory for 1 of 8 GPUs",
+            more="If the host runs out of memory, the kernel first kills a job that asked for more than this",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
@@ -531,35 +540,35 @@ class RecipeKeys(TypedDict, total=False):
         float,
         Meta(ge=0.1, le=4096, title="a number of cores from 0.1 to 4096"),
         means(
-            "cores of the job on each host while other jobs run there",
+            "CPU cores of the job on each host while other jobs run on the host",
             "12",
-            default="the share of its GPUs, such as 1/8 of the host's cores for 1 of 8 GPUs",
+            default="in proportion to the job's GPUs, such as 1/8 of the host's cores for 1 of 8 GPUs",
             flag=KeyFlag(WHAT, "NUMBER"),
         ),
     ]
     shm_size: Annotated[
         Size,
         means(
-            "size of `/dev/shm` in each container, part of its `memory`",
+            "size of `/dev/shm` in each container, a part of `memory`",
             "8GiB",
-            default="half of its `memory`",
+            default="half of `memory`",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
     constraints: Annotated[
-        ConstraintKeys, means("where the job may run", "{locality: rack}", flag="its keys have flags")
+        ConstraintKeys, means("where the job may run", "{locality: rack}", flag="each key of `constraints` has a flag")
     ]
     horovod: Annotated[
         HorovodKeys,
         means(
             "horovodrun's own settings",
             "{cycle_time_ms: 1}",
-            flag="its keys are flags of horovodrun, which a command can begin with",
+            flag="begin the command with horovodrun and its flags",
         ),
     ]
     roles: Annotated[
         RoleKeys,
-        means("what ranks do with the launcher `tensorflow`", "{ps: 2}", flag="several keys that belong together"),
+        means("what ranks do with the launcher `tensorflow`", "{ps: 2}", flag="set `roles` in a recipe"),
     ]
 
 

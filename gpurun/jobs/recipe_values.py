@@ -58,7 +58,7 @@ HostOrLabel = Annotated[
     ),
 ]
 JobName = Annotated[
-    str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z", title="1 to 200 characters without control characters")
+    str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z", title="a text of 1 to 200 characters without control characters")
 ]
 Image = Annotated[  # Docker's reference grammar, loosely: never a flag, never white space; a registry may have capitals
     str,

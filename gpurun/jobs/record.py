@@ -164,9 +164,9 @@ class Restart:
 
     Attributes:
         at_s: the earliest start, seconds since the epoch.
-        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows; 0 = a
-            placement, which is not counted.
-        of: how many starts are allowed; None = unlimited, because the gang is formed again.
+        attempt: the number of this start among the starts that ``max_restarts`` allows, the first start included; 0 = a
+            placement, which does not count.
+        of: the number of allowed starts; None = no limit, because the gang is formed again.
     """
 
     at_s: float
@@ -233,8 +233,8 @@ class OutputsLeft:
             is_over: the job ends, or has ended: gpurun copies nothing from a host that a later attempt may use.
         """
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        kept = f"; {', '.join(self.hosts)} keeps its copy" if self.hosts else ""
-        kept += f", and `gpurun outputs {job}` brings it" if kept and is_over else ""
+        kept = f"; copies remain on {', '.join(self.hosts)}" if self.hosts else ""
+        kept += f", and `gpurun outputs {job}` fetches them" if kept and is_over else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 

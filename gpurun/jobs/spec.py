@@ -28,7 +28,7 @@ MOST_GPUS = 1024
 def check_gpus(gpus: tuple[int, ...]) -> None:
     """Raise ValueError unless these can be GPUs of one host, each named once."""
     if any(not 0 <= gpu < MOST_GPUS for gpu in gpus) or len(set(gpus)) != len(gpus):
-        raise ValueError(f"{str(gpus)[:80]} are no GPUs of a host")
+        raise ValueError(f"{str(gpus)[:80]} is not a list of GPU indices of a host")
 
 
 def check_path(path: str) -> None:
@@ -89,7 +89,7 @@ class Constraints:
         locality: ``host``: one host; ``rack``: one rack; ``any``.
         hosts: only these hosts; empty = all.
         avoid: never these hosts.
-        nvlink: on each host, only GPUs that one NVLink island connects.
+        nvlink: on each host, only GPUs that NVLink connects to each other.
         locality_wait_s: how long to wait for one rack (or host, see `prefer`) before accepting more.
         prefer: the locality to wait for.
     """
@@ -117,8 +117,8 @@ class Roles:
 
     Attributes:
         ps: the number of parameter servers.
-        ps_hosts: where they run: names of hosts without GPUs, or labels such as ``role=ps``; empty = on the workers'
-            hosts.
+        ps_hosts: the hosts of the parameter servers: names of hosts without GPUs, or labels such as ``role=ps``;
+            empty = the workers' hosts.
         workers: the number of workers, if the recipe says it; always one for each GPU.
         chief: whether an extra rank coordinates the others; None = the launcher's default.
         evaluator: whether an extra rank evaluates checkpoints during the training.
@@ -175,7 +175,7 @@ class DataSource:
         kind: ``folder``: on the head; ``host``: a folder on the hosts; ``job``: outputs on the head.
         path: an absolute path; for a job's outputs ``JOB:outputs/…``.
         digest: the digest of the content at submit, which the job uses; None for folders of hosts.
-        size_bytes: the size of all its files.
+        size_bytes: the total size of the data set's files.
     """
 
     kind: Literal["folder", "host", "job"]
@@ -192,10 +192,12 @@ class Wants:
     """What a job wants of a pass, besides a number of GPUs. A `JobSpec` is such a value, and a gang holds one.
 
     Attributes:
-        min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
-        pool: the pool's name; None = the root, bounded by the cluster alone.
-        priority: the larger goes first, among the gangs of its pool.
-        preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
+        min_gpus: an elastic job starts and continues with at least this many GPUs, and later grows again; None = not
+            elastic.
+        pool: the pool's name; None = no pool, limited only by the size of the cluster.
+        priority: the gang with the larger number starts first, among the gangs of a pool.
+        preemptible: the job may use GPUs that its pool borrows; gpurun preempts the job when their owner
+            needs them.
         time_limit_s: seconds in RUNNING before gpurun stops the gang; None = unlimited.
         grace_s: seconds between SIGTERM and SIGKILL.
         max_restarts: how often the job may restart after a host's fault.
@@ -281,37 +283,42 @@ class Work:
         image_id: the head's ID of the image at submit. The job runs this image even if the reference changes. "" in a
             job that an older gpurun has stored.
         gpus: the number of GPUs; each has a rank.
-        command: the argv of each rank, byte for byte: U+EF80 to U+EFFF stand for bytes 80 to FF that are no UTF-8.
-        workdir: absolute folder on the head, sent to every host, at ``/workspace``; None = nothing.
-        workdir_read_only: ranks cannot write there, as in jobs that an older gpurun has stored.
-        workdir_limit_mib: how much of what ranks write beside their code is copied as outputs are; 0 = nothing.
-        code: the digest of the workdir's content at submit. The job runs this content even if the folder changes. "" in
-            a job without a workdir, and in one that an older gpurun has stored.
+        command: the command of each rank, as a list of arguments. The characters U+EF80 to U+EFFF stand for the bytes
+            80 to FF that are not UTF-8.
+        workdir: the absolute path of a folder on the head, of which every rank has a copy at ``/workspace``; None = no
+            folder.
+        workdir_read_only: ranks cannot write at ``/workspace``. True for jobs that an older gpurun has stored.
+        workdir_limit_mib: largest total size of files that ranks write at ``/workspace`` and gpurun copies to the head;
+            0 = none.
+        code: the digest of the workdir's content at submit. The job runs this content even if the folder changes. ""
+            without a workdir, or if an older gpurun has stored the job.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often gpurun copies changed outputs to the head.
-        outputs_limit_mib: largest size of the head's copy of them; None = as much as fits on the head's disk.
+        outputs_limit_mib: largest size of the outputs on the head; None = as much as fits on the head's disk.
         log_limit_mib: largest size of the job's log on the head (`gpurun.supervisor.logroom`).
-        env: extra environment of every rank. Not for secrets: `docker inspect` shows it, and horovodrun writes it into
-            command lines.
+        env: extra environment of every rank. Not for secrets: `docker inspect` shows the variables, and horovodrun
+            writes them into command lines.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
-        launcher: what starts the ranks (`gpurun.launch.launchers`).
+        launcher: the launcher that starts the ranks (`gpurun.launch.launchers`).
         launcher_flags: flags of the launcher's own command line that a person typed and gpurun keeps.
         controller: how horovodrun starts ranks.
         hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
-        memory_mib: the memory of each container, ``/dev/shm`` included; None = the share of its GPUs
+        memory_mib: the memory of each container, ``/dev/shm`` included; None = in proportion to the job's GPUs
             (`gpurun.launch.share`).
-        cpus: the cores of each container while another job runs on its host; None = the share of its GPUs.
-        shm_size_mib: size of ``/dev/shm`` in each container, at most its memory; None = half of its memory.
+        cpus: the CPU cores of each container while another job runs on the host; None = in proportion to the job's
+            GPUs.
+        shm_size_mib: size of ``/dev/shm`` in each container, at most `memory_mib`; None = half of `memory_mib`.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
         rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = no rehearsal.
-        scratch: absolute path inside the container of a writable folder that is removed with the attempt; None = none.
+        scratch: the absolute path of a writable folder inside the container; gpurun removes the folder when the attempt
+            ends. None = none.
         python: the packages on top of the image. In a submitted job, `image` and `image_id` name the image with the
             packages. None = the image without packages.
         project: the name under which history and `gpurun report` count the job.
         notify: whom gpurun notifies when the job starts, ends, fails or is preempted.
-        left_out: what ignore rules left out of the workdir's copy, such as a folder of data; the first of many.
-        one_per_host: the gang has one rank for each host, which sees all of the job's GPUs there. Otherwise, one for
-            each GPU.
+        left_out: the first paths that ignore rules left out of the workdir's copy, such as a folder of data.
+        one_per_host: the gang has one rank on each host, which uses all of the job's GPUs on that host. Otherwise, the
+            gang has one rank for each GPU.
     """
 
     name: str
@@ -349,7 +356,7 @@ class Work:
 
 @dataclass(frozen=True)
 class JobSpec(Wants, Work):
-    """One submission, complete: what it runs, and what it wants of a pass."""
+    """One submission: what the job runs, and what it asks of the scheduler."""
 
     @property
     def writes_beside(self) -> bool:

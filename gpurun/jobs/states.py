@@ -60,6 +60,6 @@ def check_way(job: str, before: State, after: State) -> None:
     decide another outcome.
     """
     if after is before is State.STOPPING:
-        raise StateError("its end is decided already", job=job)
+        raise StateError("gpurun has already decided the outcome of the job", job=job)
     if after is not before and after not in WAYS[before]:
-        raise StateError(f"a job cannot go from {before.value} to {after.value}", job=job)
+        raise StateError(f"the job's state cannot change from {before.value} to {after.value}", job=job)

@@ -211,7 +211,7 @@ class JobStore:
         from difflib import get_close_matches  # noqa: PLC0415  (only an error needs it)
 
         if text == LAST:
-            return BadInput("you have submitted no job", hint="`gpurun submit --help` shows how")
+            return BadInput("you have submitted no job", hint="`gpurun submit --help` shows how to submit a job")
         names = {record.name for record in self.records(lambda _: None, ids=ids)}
         close = get_close_matches(text, sorted(names.union(ids)), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "`gpurun status` lists all jobs"

@@ -35,7 +35,7 @@ def run(argv: Sequence[str], *, stdin: str = "", merge_stderr: bool = False) -> 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LabFailed(
-            f"{argv[0]} did not run: {error}", hint="check that the machine has free memory and PIDs"
+            f"gpurun could not run {argv[0]}: {error}", hint="check that the machine has free memory and PIDs"
         ) from error
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()

@@ -30,7 +30,9 @@ def wait_unmounted(place: HostFolder) -> None:
     deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
     while _is_attached(place.image):
         if time.monotonic() > deadline:
-            raise LabFailed(f"still mounted by the kernel: {place.image}", hint="try again in a moment")
+            raise LabFailed(
+                f"the kernel has not released the disk image {place.image} yet", hint="try again in a moment"
+            )
         time.sleep(0.02)
 
 

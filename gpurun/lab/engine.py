@@ -94,7 +94,7 @@ def _start(folder: Path) -> str:
     if len(os.fsencode(socket_path)) > _LONGEST_SOCKET_PATH:
         raise BadInput(
             f"the path of the engine's socket is too long for a Unix socket: {socket_path}",
-            hint="set XDG_CACHE_HOME to a shorter path",
+            hint="set XDG_CACHE_HOME to a folder with a shorter path",
         )
     init = spawn_init(
         "gpurun.lab.inside.engine",
@@ -106,7 +106,7 @@ def _start(folder: Path) -> str:
         init.end(0)
         raise LabFailed(
             f"the head's Docker engine did not answer within {_START_TIMEOUT_S:.0f} s",
-            hint=f"read the end of {folder / 'log'}",
+            hint=f"read the end of the log {folder / 'log'}",
         )
     return _address(folder)
 

@@ -53,12 +53,12 @@ def wait_ready(host: LabHost, init: ProcessId, log: Path) -> None:
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not is_ready(init):
         if not init.alive():
-            raise LabFailed("the host ended while starting", host=host.name, hint=f"read the end of {log}")
+            raise LabFailed("the host stopped during its start", host=host.name, hint=f"read the end of the log {log}")
         if time.monotonic() > deadline:
             raise LabFailed(
                 f"sshd and dockerd did not answer within {_READY_TIMEOUT_S:.0f} s",
                 host=host.name,
-                hint=f"`gpurun lab run {host.name} -- tail /var/log/sshd.log /var/log/dockerd.log`",
+                hint=f"`gpurun lab run {host.name} -- tail /var/log/sshd.log /var/log/dockerd.log` shows why",
             )
         time.sleep(_POLL_S)
 
@@ -103,7 +103,7 @@ def kill(record: Path, netns: str) -> None:
         for process in living:
             process.send(signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise LabFailed(f"processes do not end: {[process.pid for process in living]}", where=netns)
+            raise LabFailed(f"processes do not end after SIGKILL: {[process.pid for process in living]}", where=netns)
         time.sleep(_POLL_S)
     record.unlink(missing_ok=True)
 
@@ -164,7 +164,7 @@ def run(
             enter_argv(init, argv, user=user), input=stdin, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise LabFailed(f"still running after {timeout_s} s: {argv[0]}") from error
+        raise LabFailed(f"{argv[0]} still runs after {timeout_s} s") from error
     return RunResult(done.returncode, done.stdout, done.stderr)
 
 
@@ -185,7 +185,7 @@ def _environment_file(init: ProcessId) -> Mapping[str, str]:
     try:
         text = Path(os.fsdecode(f"/proc/{init.pid}/root/etc/environment")).read_text()
     except OSError as error:
-        raise NoSuchLab("the host is off", hint="`gpurun lab boot HOST` switches it on") from error
+        raise NoSuchLab("the host is off", hint="`gpurun lab boot HOST` switches the host on") from error
     return {
         name: value.strip('"') for name, _equals, value in (line.partition("=") for line in text.splitlines()) if name
     }

@@ -76,7 +76,9 @@ class Lab:
         """
         spec = spec or LabSpec(self.name)
         if spec.name != self.name:
-            raise BadInput(f"options of lab {spec.name!r} given to lab {self.name!r}", hint="give both one name")
+            raise BadInput(
+                f"the options are for lab {spec.name!r}, but this is lab {self.name!r}", hint="use one name for both"
+            )
         require(*PACKAGE_OF)
         with record.locked(self.name):
             known = record.load(self.name)
@@ -86,8 +88,8 @@ class Lab:
                 self._bring_up(known)
             else:
                 raise BadInput(
-                    f"lab {self.name!r} is up with other options",
-                    hint=f"`gpurun lab down --name {self.name}` first, or use another --name",
+                    f"lab {self.name!r} is already up, with other options",
+                    hint=f"run `gpurun lab down --name {self.name}` first, or give another --name",
                 )
 
     def down(self, *, purge: bool = False) -> None:
@@ -149,7 +151,7 @@ class Lab:
         """
         init = self._init(self._host(name))
         if init is None:
-            raise NoSuchLab("the host is off", host=name, hint=f"`gpurun lab boot {name}` switches it on")
+            raise NoSuchLab("the host is off", host=name, hint=f"`gpurun lab boot {name}` switches the host on")
         return init
 
     def _create(self, spec: LabSpec) -> None:
@@ -240,14 +242,14 @@ class Lab:
         left = machine.cgroup(self.name).remove()
         if left:
             raise LabFailed(
-                f"processes still run in {', '.join(map(str, left))}", hint="try `gpurun lab down` again in a moment"
+                f"processes still run in {', '.join(map(str, left))}", hint="run `gpurun lab down` again in a moment"
             )
         record.forget(self.name)
 
     def _known(self) -> Record:
         known = record.load(self.name)
         if known is None:
-            raise NoSuchLab(f"no lab {self.name!r} is up", hint=f"`gpurun lab up --name {self.name}` brings it up")
+            raise NoSuchLab(f"no lab {self.name!r} is up", hint=f"`gpurun lab up --name {self.name}` starts this lab")
         return known
 
     def _host(self, name: str) -> LabHost:
@@ -256,7 +258,7 @@ class Lab:
                 return each
         raise NoSuchLab(
             f"lab {self.name!r} has no host {name!r}",
-            hint=f"the lab's hosts: {', '.join(each.name for each in self.hosts)}",
+            hint=f"the hosts of this lab are {', '.join(each.name for each in self.hosts)}",
         )
 
     def _place(self, host_name: str) -> HostFolder:

@@ -108,7 +108,9 @@ def _daemon(program: str) -> str:
     """Return the path of a program, which must be below /usr, because the hosts see only that part of the machine."""
     path = find(program)
     if path is None or not str(Path(path).resolve()).startswith("/usr/"):
-        raise NotInstalled(f"{program} is not below /usr: {path}", hint="install it from your distribution")
+        raise NotInstalled(
+            f"a lab needs {program} below /usr, not at {path}", hint=f"install {program} from your distribution"
+        )
     return path
 
 

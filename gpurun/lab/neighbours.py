@@ -28,7 +28,7 @@ def check(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
     if needed > most:
         room = 1 << (2 * needed).bit_length()
         raise LabFailed(
-            f"the kernel remembers {most} neighbours, and the hosts of this machine's labs may have {needed}",
+            f"the kernel's neighbour table holds at most {most} entries, but this machine's labs may need {needed}",
             hint=f"sudo sysctl -w {SETTING}={room}",
         )
 

@@ -136,7 +136,7 @@ def set_port(lab: str, port: str, *, up: bool) -> None:
     while up and not _carries(lab, port):
         if time.monotonic() > deadline:
             raise LabFailed(
-                f"the link of {port} does not come up", hint="check the load of the machine, then try again"
+                f"the network link {port} does not come up", hint="check the load of the machine, then try again"
             )
         time.sleep(0.02)
     if up:

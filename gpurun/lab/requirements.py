@@ -37,7 +37,9 @@ def require(*programs: str) -> None:
         NotInstalled: the message lists everything that is missing, and the hint is the command that installs it.
     """
     if sys.platform != "linux":
-        raise NotInstalled("a lab needs Linux: its hosts are namespaces", hint="use a Linux machine or a VM")
+        raise NotInstalled(
+            "a lab needs Linux, because the hosts of a lab are Linux namespaces", hint="use a Linux machine or a VM"
+        )
     if os.geteuid() != 0:
         raise NotInstalled(
             "a lab needs root to make namespaces and bridges", hint="sudo -E $(command -v gpurun) lab up"

@@ -56,10 +56,10 @@ def spawn_init(
         told = select.select([heard], [], [], _RECORD_TIMEOUT_S)[0] and os.read(heard, 1)
         init = ProcessId.load(record)
         if not told or init is None:
-            raise LabFailed(f"a namespace did not start: {_last_line(log)}", hint=f"more in {log}")
+            raise LabFailed(f"a namespace did not start: {_last_line(log)}", hint=f"the log {log} may say more")
         os.write(opener, b"!")
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LabFailed(f"a namespace did not start: {error}", hint=f"read the end of {log}") from error
+        raise LabFailed(f"a namespace did not start: {error}", hint=f"read the end of the log {log}") from error
     finally:
         for end in (heard, gate, opener):
             os.close(end)

@@ -95,7 +95,7 @@ def check_name(name: str) -> None:
     """Refuse lab names that are not valid in the name of a namespace, cgroup or folder."""
     if not _NAME.fullmatch(name):
         raise BadInput(
-            f"not a name for a lab: {name!r}",
+            f"{name!r} is not a valid name for a lab",
             hint="use up to 30 lower-case letters, digits and dashes, such as my-lab",
         )
 
@@ -139,4 +139,4 @@ def fabric_netns(lab: str) -> str:
 
 def _check_count(option: str, count: int, most: int) -> None:
     if not 1 <= count <= most:
-        raise BadInput(f"{option} is {count}, not between 1 and {most}", hint="choose a number in that range")
+        raise BadInput(f"{option} is {count}, but must be between 1 and {most}", hint="choose a number in this range")

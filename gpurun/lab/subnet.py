@@ -22,7 +22,8 @@ def choose(lab: str, taken: Iterable[IPv4Network]) -> IPv4Network:
         if not any(network.overlaps(other) for other in taken):
             return network
     raise LabFailed(
-        f"this machine already has routes for all of {RANGE}", hint="take down labs or VPNs that are not needed"
+        f"a lab needs a free network in {RANGE}, but this machine has routes for all of this range",
+        hint="take down labs or VPNs that you do not need",
     )
 
 

@@ -84,11 +84,13 @@ def contradictions(accounts: Mapping[str, HostAccount]) -> Mapping[str, str]:
     for host, account in accounts.items():
         name, owner = account.hostname.lower(), known.get(account.hostname.lower(), host)
         if name.partition(".")[0] == "localhost" or names[name] > 1:
-            found[host] = f"it calls itself {account.hostname!r}: no name that tells it from the gang's other hosts"
+            found[host] = f"the host's own hostname is {account.hostname!r}, which is not unique among the job's hosts"
         elif owner != host:
-            found[host] = f"it calls itself {account.hostname!r}, which is another host of the gang"
+            found[host] = f"the host's own hostname is {account.hostname!r}, the name of another host of the job"
         elif not _is_reachable(account.address) or addresses[account.address] > 1:
-            found[host] = f"it has the address {account.address}: none that leads only there"
+            found[host] = (
+                f"the host's address {account.address} is not unique in the job, or other hosts cannot reach it"
+            )
     return found
 
 

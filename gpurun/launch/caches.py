@@ -43,7 +43,7 @@ def settings(host: Host, spec: JobSpec, image_sets: Collection[str]) -> list[Set
     given = {*spec.env, *image_sets}
     is_said = "XDG_CACHE_HOME" in given or "HOME" in spec.env
     left_out = {*given, *(("XDG_CACHE_HOME", *FOLLOW_XDG) if is_said else ())}
-    why = "the user's caches on this host, from job to job"
+    why = "the user's jobs share the caches on this host"
     found = [Setting(name, path, why, "inventory") for name, path in VARIABLES.items() if name not in left_out]
-    alone = "a build that was killed leaves a lock: not shared between jobs"
+    alone = "jobs do not share this cache, because a killed build leaves a lock"
     return found + [Setting(name, path, alone, "default") for name, path in ALONE.items() if name not in left_out]

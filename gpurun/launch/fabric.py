@@ -132,10 +132,10 @@ def _sockets(fabric: Fabric) -> list[Setting]:
     nic = fabric.interface
     why = _why(fabric, f"fabric {fabric.name} uses {nic}")
     return [
-        Setting("NCCL_SOCKET_IFNAME", f"={nic}", f"{why}, exactly that name", "inventory"),
+        Setting("NCCL_SOCKET_IFNAME", f"={nic}", f"{why}; NCCL uses exactly this interface", "inventory"),
         Setting("HOROVOD_GLOO_IFACE", nic, why, "inventory"),
-        Setting("OMPI_MCA_btl_tcp_if_include", nic, f"{why}; Open MPI's messages", "inventory"),
-        Setting("OMPI_MCA_oob_tcp_if_include", nic, f"{why}; Open MPI's daemons", "inventory"),
+        Setting("OMPI_MCA_btl_tcp_if_include", nic, f"{why}; for Open MPI's messages", "inventory"),
+        Setting("OMPI_MCA_oob_tcp_if_include", nic, f"{why}; for Open MPI's daemons", "inventory"),
     ]
 
 
@@ -161,7 +161,14 @@ def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
     configured for; NCCL_IB_FIFO_TC follows NCCL_IB_TC by itself. UCX FAQ has the same as UCX_NET_DEVICES,
     UCX_IB_TRAFFIC_CLASS and UCX_IB_SL.
     """
-    found = [Setting("NCCL_NET", "IB", f"fabric {fabric.name} is {fabric.kind.value}: fail, do not crawl", "default")]
+    found = [
+        Setting(
+            "NCCL_NET",
+            "IB",
+            f"fabric {fabric.name} is {fabric.kind.value}: NCCL must not fall back to slow sockets",
+            "default",
+        )
+    ]
     if ports:
         source: Source = "probe" if any(port.probed for port in ports) else "inventory"
         why = "; ".join(dict.fromkeys(port.reason for port in ports))

@@ -61,9 +61,9 @@ def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ..
         near = _nearest({hca.name: hca for hca, _ in fitting}.values(), facts.gpus)
         if any(hca.name in near for hca, _ in working):
             working = [(hca, port) for hca, port in working if hca.name in near]
-        reason = "active and nearest to the host's GPUs" if len(near) < len(facts.hcas) else reason
+        reason = "active ports, nearest to the host's GPUs" if len(near) < len(facts.hcas) else reason
     if not working:
-        return _named(fabric, "none of them works here; hcas of fabric")
+        return _named(fabric, "no port works on this host, so gpurun uses all hcas of fabric")
     if fabric.kind is FabricKind.ROCE and fabric.gid_index is None:
         kind = common_kind([port.gids for _, port in working], fabric)
         working = [(hca, port) for hca, port in working if kind in kinds_of(port.gids, fabric)]

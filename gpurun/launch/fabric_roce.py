@@ -58,7 +58,7 @@ def choose_gid(fabric: Fabric, tables: Sequence[tuple[Gid, ...]]) -> GidChoice:
         return GidChoice(address_family="AF_INET6" if kind == "ipv6" else "AF_INET", reason=why)
     index = first.index if first.index in shared or not shared else min(shared)
     address = next((gid.address for gid in best[0] if gid.index == index), first.address)
-    return GidChoice(index, reason=f"RoCE v2 GID {address} is at {index}", ucx_too=kind == "link-local")
+    return GidChoice(index, reason=f"RoCE v2 GID {address} is at index {index}", ucx_too=kind == "link-local")
 
 
 def has_gid(gids: tuple[Gid, ...], fabric: Fabric) -> bool:

@@ -117,7 +117,7 @@ def make_plan(
     if launcher.argv is not None and len(used := set(interfaces.values())) > 1:
         raise BadInput(
             f"the gang's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
-            hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
+            hint="give all hosts of a generation the same fabric, or name hosts of one fabric in constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     known = {h.name: replace(known[h.name], caches=caches.owner_on(h, spec, claimant)) for h in hosts}
@@ -149,7 +149,10 @@ def make_plan(
     container, unset = docker.container_name(job, attempt), unset_names(gang.size, gang.given)
     common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
     if spec.scratch is not None:
-        common[f"{docker.SCRATCH}/.removed"] = ("What is written here is removed when the attempt ends.\n", 0o644)
+        common[f"{docker.SCRATCH}/.removed"] = (
+            "gpurun removes all files in this folder when the attempt ends.\n",
+            0o644,
+        )
 
     def starting(index: int, mine: HostAccount) -> dict[str, tuple[str, int]]:
         if launcher.argv is None:

@@ -81,7 +81,7 @@ class HostShare:
         if is_all and not self.is_even:
             return f"{memory} ({shm} in /dev/shm), {cores}"
         evenly = ", divided evenly" if self.is_even else ""
-        return f"{memory} ({shm} in /dev/shm), {cores}{evenly} while other jobs run there"
+        return f"{memory} ({shm} in /dev/shm), {cores}{evenly} while other jobs run on the host"
 
 
 def share_of(host: Host, gpus: int, spec: JobSpec, docker: DockerFacts | None, found_gpus: int = 0) -> HostShare:

@@ -178,7 +178,7 @@ class _Passing:
             self._preempt([one for answer in decisions.values() for one in answer.preempts])
             self._drain()
         for path, problem in self._unusable.items():
-            why = f"its inventory cannot be used: {problem}"
+            why = f"the job's inventory cannot be used: {problem}"
             left_out |= {job.record.id: why for job in queued.get(path, ()) if job.record.id not in left_out}
         return Pass(tuple(self._granted), decisions, snapshots, left_out, tuple(self._problems))
 
@@ -232,7 +232,7 @@ class _Passing:
 
     def _refuse(self, job: LiveJob, error: StateError) -> None:
         self._problems.append(error)
-        self._refused[job.record.id] = f"GPUs are free for it, but it cannot have them: {error.message}"
+        self._refused[job.record.id] = f"GPUs are free for the job, but gpurun cannot grant them: {error.message}"
 
     def _lease_of(self, job: LiveJob, placement: Placement, inventory: Inventory) -> Lease:
         """Return the lease of a job that starts. Raises StateError if there are no ports for it."""
@@ -240,7 +240,7 @@ class _Passing:
         ssh_port = free_ports(self._ports, port_count)
         if ssh_port is None:
             raise StateError(
-                f"of {len(SSH_PORTS)} ports for jobs {port_count} in a row are not free", job=record.id,
+                f"the {len(SSH_PORTS)} ports for jobs have no {port_count} free ports in a row", job=record.id,
                 hint="the job starts when other jobs have ended",
             )  # fmt: skip
         return Lease(

@@ -101,7 +101,7 @@ def _take(home: Path, descriptor: int, patience_s: float | None) -> None:
         taken = lock.take_within(descriptor, patience_s, while_waiting=tell)
     except OSError as error:
         raise StateError(
-            f"its file system cannot lock files: {error.strerror}", where=str(home),
+            f"the file system of this folder cannot lock files: {error.strerror}", where=str(home),
             hint="set GPURUN_HOME to a folder on a local disk",
         ) from error  # fmt: skip
     if not taken:
@@ -115,7 +115,7 @@ def _by_whom(home: Path, descriptor: int) -> str:
         return found.told(time.time())
     if pids:
         return f"the process with pid {pids[0]} holds it"
-    return "a process of another user, without a name in the lock's file, holds it"
+    return "an unknown process of another user holds it"
 
 
 def _lives(pid: int) -> bool:
@@ -134,8 +134,8 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
     look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
     return StateUnavailable(
         f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {_by_whom(home, descriptor)}",
-        where=str(home), hint=f"{look} shows that process. You can kill it; if it is stopped (state T), you can also "
-        "resume it. gpurun loses nothing",
+        where=str(home), hint=f"{look} shows the process that holds the lock. You can kill this process or, if it is "
+        "stopped (state T), resume it. gpurun loses nothing",
     )  # fmt: skip
 
 

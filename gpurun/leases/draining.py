@@ -95,10 +95,10 @@ def is_drain_over(job: LiveJob, wanted: CancelRequest | None) -> bool:
 def _unknown(lease: Lease, job: LiveJob | None, inventory: Inventory | None) -> str:
     """Return why gpurun can decide nothing about a lease; "" if it can."""
     if lease.lost:
-        return "its GPUs are lost until a fence succeeds"
+        return "the job's GPUs are lost until a fence succeeds"
     if job is None or job.wants is None:
-        return "its job's files are damaged"
-    return "" if inventory is not None else "its inventory cannot be used"
+        return "the job's files are damaged"
+    return "" if inventory is not None else "the job's inventory cannot be used"
 
 
 def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:

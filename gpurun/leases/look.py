@@ -73,7 +73,7 @@ def refuse_while_damaged(holdings: Holdings) -> None:
     """Raise the first damage found: while a lease is unreadable, no GPU counts as free."""
     for error in holdings.damaged:
         raise StateError(
-            f"the lease {error.message}; nothing is granted while its GPUs are unknown",
+            f"a lease is damaged: {error.message}; gpurun grants no GPUs while it does not know the GPUs of this lease",
             where=error.where, hint=error.hint,
         )  # fmt: skip
 

@@ -126,7 +126,8 @@ class Occupancy:
                 holder = self._machines.get(key, {}).get(gpu)
                 if holder is not None and holder.how != "promised" and holder != _holder_of(lease):
                     raise StateError(
-                        f"GPU {gpu} is {holder.how} to {holder.job} already; {lease.job} cannot have it", host=host,
+                        f"GPU {gpu} is {holder.how} to {holder.job} already, so {lease.job} cannot have this GPU",
+                        host=host,
                         hint="gpurun granted nothing; `gpurun status` shows which job holds which GPUs",
                     )  # fmt: skip
 
@@ -170,8 +171,8 @@ def _refuse_twice(lease: Lease) -> None:
         other = names.setdefault((machine, gpu), host)
         if other != host:
             raise StateError(
-                f"{other} and {host} are one machine, {lease.machines.get(host, machine)}; "
-                f"{lease.job} cannot have its GPU {gpu} twice",
+                f"{other} and {host} are two names of one machine, {lease.machines.get(host, machine)}; "
+                f"{lease.job} cannot have GPU {gpu} of this machine twice",
                 where=lease.inventory, hint="give the machine one name in the inventory",
             )  # fmt: skip
 

@@ -82,13 +82,16 @@ class View:
     def _why_left_out(self, job: LiveJob, leased: Collection[str]) -> str:
         record = job.record
         if job.wants is None:
-            return "its files are damaged, so gpurun cannot know what it needs"
+            return "the job's files are damaged, so gpurun cannot know what the job needs"
         if job.request is not None:
-            return f"it is about to end: {job.request.outcome}"
+            return f"the job is about to end: {job.request.outcome}"
         if record.id in leased:
-            return "it has its GPUs and is about to start"
+            return "the job has its GPUs and is about to start"
         if record.owner_uid != self.uid and not self.looked_after(record.owner_uid):
-            return f"no process starts the jobs of {record.owner}; the next command of {record.owner} starts one"
+            return (
+                f"no process starts the jobs of {record.owner}; the next gpurun command of {record.owner} "
+                "starts such a process"
+            )
         return ""
 
     def cordoned(self, inventory: Inventory) -> dict[str, Cordon]:

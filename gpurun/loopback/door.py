@@ -41,7 +41,7 @@ class Door:
         """Answer one request."""
         path = environ.get("PATH_INFO", "/")
         if _host_of(environ) not in OUR_NAMES:  # another site's name that now means 127.0.0.1
-            return say(start, "403 Forbidden", "gpurun: this server is reached as 127.0.0.1 or localhost only.\n")
+            return say(start, "403 Forbidden", "gpurun: this server answers only at 127.0.0.1 or localhost.\n")
         if self._is_ours(parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]):
             self.asked_s = time.monotonic()
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"

@@ -43,8 +43,8 @@ def serve(door: Door, port: int | None) -> int:
         server = _Server(("127.0.0.1", port or 0), _Request)
     except OSError as error:
         raise BadInput(
-            f"port {port} of 127.0.0.1 cannot be used: {error.strerror}",
-            hint="leave --port out: gpurun finds a free one",
+            f"gpurun cannot use port {port} of 127.0.0.1: {error.strerror}",
+            hint="leave out --port: gpurun then finds a free port",
         ) from error
     server.set_app(door)
     threading.Thread(target=server.serve_forever, name="web", daemon=True).start()

@@ -145,7 +145,7 @@ def _jobs(home: Path, records: Iterable[JobRecord], now_s: float) -> Iterable[Me
         ("job_id", "name", "user", "pool", "state"),
     )  # fmt: skip
     gpu = MetricFamily(
-        "gpurun_gpu_info", "gauge", "Which job holds a GPU; the value is 1. UUID is that of dcgm-exporter.", _GPU
+        "gpurun_gpu_info", "gauge", "Which job holds a GPU; the value is 1. UUID is the same as in dcgm-exporter.", _GPU
     )
     use = MetricFamily(
         "gpurun_gpu_utilization_ratio", "gauge", "Share of the last half minute in which a kernel ran on the GPU.",

@@ -27,7 +27,7 @@ def write_textfile(path: Path, text: str) -> None:
     """
     if path.suffix != ".prom":
         raise BadInput(
-            "the textfile's name must end in .prom", where=str(path), hint="node_exporter reads no other file"
+            "the textfile's name must end in .prom", where=str(path), hint="node_exporter reads only .prom files"
         )
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -111,4 +111,6 @@ def server(address: tuple[str, int], scraped: Scraped) -> ThreadingHTTPServer:
         return MetricsServer(address, Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"cannot listen at {address[0]}:{address[1]}: {why}", hint="choose another port") from error
+        raise BadInput(
+            f"cannot listen at {address[0]}:{address[1]}: {why}", hint="choose another address or port"
+        ) from error

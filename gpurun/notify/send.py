@@ -62,11 +62,11 @@ def _url(wish: NotifyWish) -> str:
         with Path(wish.target).open("rb") as file:
             text = file.read(MOST_URL_BYTES).decode().strip()
     except (OSError, ValueError) as error:
-        raise NotSent(f"the file with the URL, {wish.target}, cannot be read: {_why(error)}") from None
+        raise NotSent(f"gpurun cannot read the file with the URL, {wish.target}: {_why(error)}") from None
     try:
         return checked_url(text)
     except ValueError as error:
-        raise NotSent(f"what {wish.target} holds {error}") from None
+        raise NotSent(f"the text in {wish.target} {error}") from None
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -93,7 +93,11 @@ def _why(error: Exception) -> str:
     """What went wrong, in words that cannot hold the URL."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLError):
-        return "its certificate is not valid" if isinstance(reason, ssl.SSLCertVerificationError) else "TLS failed"
+        return (
+            "the server's certificate is not valid"
+            if isinstance(reason, ssl.SSLCertVerificationError)
+            else "TLS failed"
+        )
     if isinstance(reason, TimeoutError):
         return f"no answer within {TIMEOUT_S:g} s"
     if isinstance(reason, OSError) and reason.strerror:

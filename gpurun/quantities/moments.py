@@ -8,7 +8,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from gpurun.quantities.texts import stripped
 from gpurun.quantities.times import duration_s
 
-HOW = "write a time ago such as 10m or 7d, or yesterday, 10:00 or 2026-11-27 10:00"
+HOW = "write how long ago, such as 10m or 7d, or write yesterday, 10:00 or 2026-11-27 10:00"
 FIRST_YEAR, LAST_YEAR = 1970, 2999
 
 _ZONE = r"(?: *(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?"

@@ -22,7 +22,7 @@ def rate_bps(text: str) -> int:
     text = stripped(text, "a rate", HOW)
     found = _RATE.fullmatch(text)
     if _BYTES.fullmatch(text) and (found is None or "B" in text):
-        raise ValueError(f"could be bits or bytes (tc's bps are bytes); {HOW}")
+        raise ValueError(f"could be bits or bytes; {HOW}")
     if found is None:
         raise ValueError(f"is not a rate; {HOW}")
     rate = float(found[1]) * _BITS[found[2].lower()]

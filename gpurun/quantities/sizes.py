@@ -33,7 +33,7 @@ def size_bytes(text: str) -> int:
     if not unit:
         raise ValueError(f"has no unit; write {number}MiB or {number}GiB")
     if unit == "%":
-        raise ValueError("is a part of something; write the size itself, such as 16GiB")
+        raise ValueError("is a percentage; write the size itself, such as 16GiB")
     if unit.lower() not in _UNITS:
         raise ValueError(f"has the unknown unit '{unit}'; the units are KiB, MiB, GiB, TiB and KB, MB, GB, TB")
     size = float(number) * _UNITS[unit.lower()]

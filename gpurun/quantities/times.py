@@ -79,7 +79,7 @@ def _next_unit(text: str, number: str, before: str) -> str:
         return "s"
     unit = _NEXT.get(before)
     if unit is None or not text.endswith(number) or "." in number or float(number) * _S[unit] >= _S[before]:
-        raise ValueError(f"has no unit behind {number}; {HOW}")
+        raise ValueError(f"has no unit after {number}; {HOW}")
     return unit
 
 
@@ -92,7 +92,7 @@ def _clock_s(text: str) -> float:
     if days is None and seconds is None:
         raise ValueError(f"could be hours or minutes; write {hours}h{minutes}m or {hours}m{minutes}s")
     if int(minutes or 0) > 59 or int(seconds or 0) > 59 or (days is not None and int(hours) > 23):
-        raise ValueError("has more than 59 minutes or seconds, or more than 23 hours behind its days")
+        raise ValueError("has more than 59 minutes or seconds, or more than 23 hours after its days")
     return int(days or 0) * _S["d"] + int(hours) * _S["h"] + int(minutes or 0) * _S["m"] + int(seconds or 0)
 
 

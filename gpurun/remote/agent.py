@@ -259,7 +259,7 @@ class Agent:
         except (OSError, EOFError) as error:
             why += f" ({error})"
         except frames.FrameError as error:
-            why = f"the agent's channel carries something else than frames: {error}"
+            why = f"the agent sent a malformed answer: {error}"
         self.die(HostUnreachable(why, host=self.host))
 
     def _dispatch(self, frame: frames.Frame, size_bytes: int) -> None:
@@ -267,7 +267,7 @@ class Agent:
         if kind == "pong":
             return
         if not isinstance(ident, int) or kind not in ("out", "part", "done", "err", "credit"):
-            raise frames.FrameError(f"a frame of kind {kind!r:.40}")
+            raise frames.FrameError(f"a frame has an unknown kind, {kind!r:.40}")
         with self._lock:
             operation = self._operations.get(ident)
         if operation is None:
@@ -275,10 +275,10 @@ class Agent:
         if kind == "credit":
             amount = frame.header.get("n")
             if type(amount) is not int or amount < 0:
-                raise frames.FrameError(f"a credit of {amount!r:.40}")
+                raise frames.FrameError(f"a frame has an invalid credit, {amount!r:.40}")
             operation.credit(amount)
         elif not operation.put(frame, size_bytes + FRAME_COST_BYTES):
-            raise frames.FrameError(f"more than {MOST_HELD_BYTES >> 20} MiB ahead of what is taken")
+            raise frames.FrameError(f"the host sent more than {MOST_HELD_BYTES >> 20} MiB ahead")
 
     def _next(self, operation: Operation, deadline: float | None, timeout_s: float) -> frames.Frame:
         try:
@@ -299,7 +299,7 @@ class Agent:
     def _failure(self, header: dict[str, Json]) -> HostFailure:
         kind, detail = words(header.get("kind")), header.get("detail")
         if kind == "cancelled":  # not by this caller, which still waits
-            return HostUnreachable("its agent is being stopped", host=self.host)
+            return HostUnreachable("the host's agent is stopping", host=self.host)
         detail = detail if isinstance(detail, dict) else None
         return RemoteOpFailed(words(header.get("message")), kind=kind, detail=detail, host=self.host)
 
@@ -313,7 +313,7 @@ class Agent:
     def _gather(self, operation: Operation, whole: bytearray, frame: frames.Frame) -> None:
         """Append a piece of a reply."""
         if len(whole) + len(frame.payload) > MOST_HELD_BYTES:
-            raise bad_answer(self.host, f"{operation.op}: more than {MOST_HELD_BYTES >> 20} MiB")
+            raise bad_answer(self.host, f"{operation.op} sent more than {MOST_HELD_BYTES >> 20} MiB")
         whole += frame.payload
 
     def _consumed(self, operation: Operation, frame: frames.Frame) -> None:

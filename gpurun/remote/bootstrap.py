@@ -22,7 +22,7 @@ PYTHON = "python3"
 # passes it on unchanged. A memory file descriptor holds the zip, so gpurun writes nothing to a disk.
 _START = (
     "import sys,os;"
-    'sys.version_info<(3,8) and sys.exit("gpurun needs Python 3.8 or newer, this is "+sys.version.split()[0]);'
+    'sys.version_info<(3,8) and sys.exit("gpurun needs Python 3.8 or newer, but the host has "+sys.version.split()[0]);'
     "d=sys.stdin.buffer.read({size});"
     'f=os.memfd_create("gpurun-agent");'
     'o=open(f,"wb",closefd=False);o.write(d);o.close();'

@@ -105,7 +105,9 @@ class Fleet:
             if name in self.agents:
                 waiting.put(name)
             else:
-                missing = self.failures.get(name) or HostUnreachable("no session was opened to it", host=name)
+                missing = self.failures.get(name) or HostUnreachable(
+                    "gpurun has opened no session to the host", host=name
+                )
                 outcomes[name] = _Raised(missing)
 
         def work() -> None:
@@ -158,7 +160,7 @@ class Fleet:
                     agent.last_heard_s = now
                 elif agent.alive and now - agent.last_heard_s > self._dead_after_s:
                     silence = now - agent.last_heard_s
-                    agent.die(HostUnreachable(f"no sign of life for {silence:.0f} s", host=agent.host))
+                    agent.die(HostUnreachable(f"the host sent nothing for {silence:.0f} s", host=agent.host))
 
 
 @dataclass(frozen=True)

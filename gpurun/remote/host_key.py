@@ -29,19 +29,20 @@ def check(route: Route, kind: str, fingerprint: str, entries: Sequence[KnownHost
         HostKeyMismatch: the key is unknown, different (with both fingerprints and the file's line), or revoked.
     """
     shown = f"{kind} {fingerprint}"
-    hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {route.name}"
+    hint = f"compare the fingerprint with the key on the host's console, then run: gpurun inventory trust {route.name}"
     for entry in entries:
         if entry.marker == "@revoked" and entry.fingerprint == fingerprint:
-            raise HostKeyMismatch(f"its key {shown} is revoked", host=route.name, where=entry.where)
+            raise HostKeyMismatch(f"the host's key {shown} is revoked", host=route.name, where=entry.where)
     ours = [entry for entry in entries if entry.marker == ""]
     if any(entry.fingerprint == fingerprint for entry in ours):
         return
     if not ours:
         file = route.known_hosts[0] if route.known_hosts else "known_hosts"
-        raise HostKeyMismatch(f"its key {shown} is not in {file}", host=route.name, hint=hint)
+        raise HostKeyMismatch(f"the host's key {shown} is not in {file}", host=route.name, hint=hint)
     expected = next((entry for entry in ours if entry.kind == kind), ours[0])
     raise HostKeyMismatch(
-        f"its key has changed: it shows {shown}, but {expected.where} says {expected.kind} {expected.fingerprint}",
+        f"the host's key has changed: the host shows {shown}, but {expected.where} says {expected.kind} "
+        f"{expected.fingerprint}",
         host=route.name,
         where=expected.where,
         hint=hint + " (somebody may be between you and the host)",

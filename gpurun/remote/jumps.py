@@ -80,7 +80,7 @@ class Jumps:
     def _transport(self, jump: Route, shared: _Shared, attempt: Attempt) -> Transport:
         # Other sessions through the same jump host wait for its one connection and do not open their own.
         if not shared.connecting.acquire(timeout=attempt.left_s):
-            raise HostUnreachable(f"{jump.name}, the host to go through, does not answer", host=jump.name)
+            raise HostUnreachable(f"the jump host {jump.name} does not answer", host=jump.name)
         try:
             if shared.transport is None or not shared.transport.is_active():
                 # A separate attempt: giving up one host must not close the connection of others, and gpurun

@@ -112,9 +112,9 @@ def _load_key(file: str, _mtime_ns: int) -> tuple[PKey | None, str]:
     try:
         return paramiko.PKey.from_path(file), ""
     except (paramiko.PasswordRequiredException, TypeError):
-        return None, "it is protected by a passphrase: ssh-add it to an ssh-agent"
+        return None, "the key has a passphrase: add the key to an ssh-agent with ssh-add"
     except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError) as error:
-        return None, f"it cannot be read: {error}"
+        return None, f"the key cannot be read: {error}"
 
 
 def _certified(file: str, certificate: str) -> PKey | None:

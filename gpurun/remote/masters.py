@@ -90,7 +90,9 @@ def open_for_a_person(route: Route, keep_s: int) -> bool:
     """
     path = own_path(route)
     if path is None:
-        hint = f"let XDG_CONFIG_HOME name a folder whose path is shorter: a socket's has at most {_MOST_PATH} bytes"
+        hint = (
+            f"set XDG_CONFIG_HOME to a folder with a shorter path: the path of a socket has at most {_MOST_PATH} bytes"
+        )
         raise BadInput("there is no place for the socket of a shared connection", host=route.name, hint=hint)
     folder = Path(path).parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

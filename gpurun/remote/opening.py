@@ -114,7 +114,7 @@ def _about(host: str, error: HostFailure) -> HostFailure:
     """Return the failure as a failure of `host`, even if a jump host on the way failed."""
     if error.host == host:
         return error
-    message = f"{error.host}, on the way to it: {error.message}"
+    message = f"{error.host}, the jump host on the way: {error.message}"
     return type(error)(message, host=host, where=error.where, hint=error.hint)
 
 
@@ -213,7 +213,7 @@ def _await_hello(target: Target, running: RemoteCommand, magic: bytes) -> tuple[
             data = running.recv(1 << 16)
         except TimeoutError:
             raise HostUnreachable(
-                f"its shell started, but no agent within the time{_excerpt(noise)}", host=target.name
+                f"the host's login shell started, but no agent started in time{_excerpt(noise)}", host=target.name
             ) from None
         if not data:
             raise _no_agent(target, running, noise)
@@ -222,7 +222,7 @@ def _await_hello(target: Target, running: RemoteCommand, magic: bytes) -> tuple[
             position = noise.find(magic)
             if position < 0:
                 if len(noise) > MAX_NOISE:
-                    raise HostNotReady(f"its login shell prints without end{_excerpt(noise)}", host=target.name)
+                    raise HostNotReady(f"the host's login shell prints without end{_excerpt(noise)}", host=target.name)
                 continue
             decoder, data = frames.Decoder(), bytes(noise[position + len(magic) :])
         for frame in decoder.feed(data):
@@ -234,7 +234,7 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
     ending = running.ending(within_s=2.0)
     said, code = ending.said, ending.code
     host, python = target.name, target.python or bootstrap.PYTHON
-    name_it = f"or name the one it has: gpurun inventory set {host} python=python3.9"
+    name_it = f"or name another Python of the host: gpurun inventory set {host} python=python3.9"
     if said.startswith("gpurun needs Python"):
         return HostNotReady(said, host=host, hint=f"install Python 3.8 or newer on the host, {name_it}")
     if code in (126, 127) or f"{python}: not found" in said or f"{python}: command not found" in said:
@@ -242,16 +242,16 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
         return HostNotReady(f"{python} cannot be started{_excerpt(said)}", host=host, hint=hint)
     for name, remedy in _FOLDER_REMEDIES.items():
         if name in said:
-            hint = f"{remedy}, or give the host another: gpurun inventory set {host} folder=DIR"
+            hint = f"{remedy}, or choose another folder: gpurun inventory set {host} folder=DIR"
             why = words(said.partition(name)[2].strip().partition("\n")[0])
             return HostNotReady(why, kind="folder", host=host, hint=hint)
-    ended = "its shell ended" if code is None else f"its shell ended with code {code}"
+    ended = "the login shell ended" if code is None else f"the login shell ended with code {code}"
     return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
 
 
 _FOLDER_REMEDIES = {
-    "NotOwn: ": "remove that folder",
-    "NotUsable: ": "let the SSH user create files there",
+    "NotOwn: ": "remove the other user's folder on the host",
+    "NotUsable: ": "let the SSH user create files in the host's folder for gpurun",
 }
 """How an agent reports that it cannot use its folder → what to do."""
 

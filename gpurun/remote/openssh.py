@@ -112,7 +112,9 @@ def _ask(target: Target) -> ConfigAnswer:
     found = _answer(printed, said)
     values = options(found.text)
     if not {"hostname", "port", "user"} <= values.keys() or not values["port"][0].isdigit():
-        raise BadInput("`ssh -G` does not say how to reach it", host=target.name, hint="is `ssh` OpenSSH's own?")
+        raise BadInput(
+            "`ssh -G` does not say how to reach the host", host=target.name, hint="check that `ssh` is OpenSSH's own"
+        )
     return found
 
 
@@ -154,7 +156,7 @@ def _no_end(target: Target) -> BadInput:
         f"`ssh -G` does not end within {LIMIT_S:g} s",
         host=target.name,
         where=target.ssh_config,
-        hint="look for a pipe named by Include, and for a command of `Match exec` that does not end",
+        hint="check ssh's configuration for an Include of a pipe, and for a `Match exec` command that does not end",
     )
 
 

@@ -171,9 +171,9 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
         sock.close()
         if short := head_short(error, route.name):
             raise short from error
-        why = f"it says {lines[-1][:200]!r}" if lines and not lines[-1].startswith("SSH-") else reason(error)
+        why = f"the host says {lines[-1][:200]!r}" if lines and not lines[-1].startswith("SSH-") else reason(error)
         if isinstance(sock, ProxyProgram) and (said := sock.last_words()):
-            why += f"; its ProxyCommand says {said!r}"
+            why += f"; the ProxyCommand says {said!r}"
         raise HostUnreachable(
             f"{route.hostname} port {route.port} does not complete an SSH handshake: {why}", host=route.name
         ) from error
@@ -222,7 +222,7 @@ def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
         hint = ssh_said.connect_hint(route.name)
     why = "; ".join(tried) or "there is no key to offer"
     wanted |= _offered(route, transport)
-    raise KeysRefused(f"it refuses {route.user}: {why}", wanted=wanted, host=route.name, hint=hint)
+    raise KeysRefused(f"the host refuses {route.user}: {why}", wanted=wanted, host=route.name, hint=hint)
 
 
 def _offered(route: Route, transport: Transport) -> set[str]:
@@ -258,7 +258,7 @@ def _accepts(
     except paramiko.BadAuthenticationType as error:
         kinds = ", ".join(kind for kind in error.allowed_types if kind)
         wanted |= set(error.allowed_types)
-        tried.append(f"it wants {kinds}, not a key" if kinds else "it accepts no keys")
+        tried.append(f"the host wants {kinds}, not a key" if kinds else "the host accepts no keys")
         return False
     except paramiko.AuthenticationException as error:
         tried.append(f"{identity.source}: {'refused' if 'failed' in str(error).lower() else reason(error)}")
@@ -288,7 +288,9 @@ def head_short(error: BaseException | None, host: str) -> HeadShort | None:
     """Return the failure to connect to a host that is this machine's own; None if the error says something else."""
     if error is not None and is_short(error):
         return HeadShort(
-            f"this machine cannot connect to it now: {reason(error)}", host=host, hint="ulimit -a; free -m"
+            f"this machine cannot connect to the host now: {reason(error)}",
+            host=host,
+            hint="check this machine's limits and memory: ulimit -a; free -m",
         )
     return None
 

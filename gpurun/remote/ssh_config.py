@@ -116,7 +116,7 @@ def resolve_all(targets: Collection[Target]) -> Mapping[Target, Route | BadInput
 def _refused(target: Target) -> BadInput | None:
     for what, value in (("host name", target.name), ("address", target.address), ("user", target.user)):
         if value is not None and (not value or _UNSAFE.search(value)):
-            return BadInput(f"{value!r} is no {what}", host=target.name)
+            return BadInput(f"{value!r} is not a valid {what}", host=target.name)
     if "@" in target.name or "/" in target.name:
         return BadInput(f"{target.name!r} is not a host name", host=target.name)
     return None
@@ -140,13 +140,17 @@ def _last_hop(jumps: str, target: Target) -> Target:
 
 def _route(target: Target, said: Said, depth: int = 0) -> Route:
     if depth > MAX_JUMPS:
-        raise BadInput(f"ProxyJump goes through more than {MAX_JUMPS} hosts: a loop?", host=target.name)
+        raise BadInput(f"ProxyJump goes through more than {MAX_JUMPS} hosts, perhaps in a loop", host=target.name)
     found = said[target]
     if isinstance(found, BadInput):
         raise found
     name, jumps, command = target.name, _one(found, "proxyjump"), _one(found, "proxycommand")
     if command and _one(found, "proxyusefdpass") == "yes":
-        raise BadInput("gpurun cannot use ProxyUseFdpass", host=name, hint="use a ProxyCommand that copies its stdin")
+        raise BadInput(
+            "gpurun cannot use ProxyUseFdpass",
+            host=name,
+            hint="use a ProxyCommand that passes data through stdin and stdout",
+        )
     hostname, port, user = found["hostname"][0], int(found["port"][0]), found["user"][0]
     alias = _one(found, "hostkeyalias")
     host = {"%": "%", "h": hostname, "k": alias or name, "n": name, "p": str(port), "r": user}
@@ -215,7 +219,9 @@ def _me() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
-        raise BadInput(f"no user has uid {os.getuid()} at the moment", hint="check: getent passwd $(id -u)") from None
+        raise BadInput(
+            f"uid {os.getuid()} has no account at the moment", hint="check the account with: getent passwd $(id -u)"
+        ) from None
 
 
 def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pattern[str] = _TOKEN_OR_VARIABLE) -> str:
@@ -224,7 +230,9 @@ def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pat
     def meaning(match: re.Match[str]) -> str:
         found = tokens.get(match[1]) if match[1] is not None else os.environ.get(match[2])
         if found is None:
-            raise BadInput(f"{match[0]!r} in {value!r} stands for nothing", host=host, hint="write it out")
+            raise BadInput(
+                f"{match[0]!r} in {value!r} has no value", host=host, hint=f"write a value in the place of {match[0]}"
+            )
         return found
 
     return references.sub(meaning, value)

@@ -82,7 +82,7 @@ def needs_a_person(methods: Collection[str]) -> bool:
 
 def connect_hint(host: str) -> str:
     """Return the hint with the command that opens a connection for which a user must answer questions."""
-    return f"answer what the host asks, and gpurun shares the connection: gpurun inventory connect {host}"
+    return f"answer the host's questions once, and gpurun shares the connection: gpurun inventory connect {host}"
 
 
 def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> HostFailure:
@@ -93,14 +93,16 @@ def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> Host
     """
     text = "\n".join(heard.lines)
     if any(words in text for words in _WRONG_KEY):
-        hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {host}"
-        return HostKeyMismatch(f"ssh does not accept its key: {_reason(heard)}", host=host, hint=hint)
+        hint = f"compare the fingerprint with the key on the host's console, then run: gpurun inventory trust {host}"
+        return HostKeyMismatch(f"ssh does not accept the host's key: {_reason(heard)}", host=host, hint=hint)
     denied = _DENIED.search(text)
     if denied or "Too many authentication failures" in text:
         methods = denied[1].split(",") if denied else []
         tried = [f"{key}: not enough" for key in heard.offered] or ["there is no key to offer"]
         hint = connect_hint(host) if needs_a_person(methods) else f"check with: ssh {host}"
-        return AuthenticationFailed(f"it refuses {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint)
+        return AuthenticationFailed(
+            f"the host refuses {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint
+        )
     through = f" through {jump}" if jump else ""
     dropped = any(line.startswith(_DROPPED[0]) for line in heard.lines)
     kind = TooManyLogins if dropped and all(line.startswith(_DROPPED) for line in heard.lines) else HostUnreachable

@@ -40,7 +40,7 @@ def main() -> int:
         told = json.load(file)
     mine = "%d.%d" % sys.version_info[:2]
     if told["python"] != mine:
-        text = "the function comes from Python %s, and the image has %s: byte code does not travel" % (
+        text = "the head has Python %s, but the image has Python %s: a function needs the same version in both" % (
             told["python"],
             mine,
         )
@@ -72,7 +72,7 @@ def _words(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as other:  # noqa: BLE001  the exception class is user code
-        return "it has no text: %s" % type(other).__name__
+        return "the exception has no text, because its __str__ raised %s" % type(other).__name__
 
 
 def _as_text(answer: Dict[str, Any]) -> str:
@@ -126,7 +126,7 @@ def _array(value: Any, where: str) -> str:
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject:
         raise NotPlain(
-            "%s is a %s.%s: return plain data or NumPy arrays, or write it into gpurun_runtime.outputs()"
+            "%s is a %s.%s: return plain data or NumPy arrays, or write a file into gpurun_runtime.outputs()"
             % (where, type(value).__module__, type(value).__qualname__)
         )
     file = io.BytesIO()
@@ -171,7 +171,7 @@ def _loaded(text: str) -> Any:
     for length in shape:
         size *= length
     if kind.hasobject or not kind.itemsize or size != len(data) - file.tell():
-        raise ValueError("the array is not as large as it says")
+        raise ValueError("the size of the array differs from its header")
     return numpy.ndarray(shape, kind, data, file.tell(), order="F" if is_fortran else "C")
 
 

@@ -104,11 +104,12 @@ def most_gpus(
     if isinstance(larger, CannotPredict):
         raise larger
     if larger is None:
-        raise refusal or BadInput("no number of GPUs fits")
+        raise refusal or BadInput("the inventory has no number of GPUs that fits the job")
     are = count(larger.ranks, "GPU is", "GPUs are")
     raise BadInput(
-        f"no size reaches {least:.0%}: {are} expected to have {larger.efficiency.median:.0%}",
-        hint="ask for less, such as --gpus auto:50%",
+        f"no number of GPUs reaches an efficiency of {least:.0%}: {are} expected to reach "
+        f"{larger.efficiency.median:.0%}",
+        hint="ask for a lower efficiency, such as --gpus auto:50%",
     )
 
 
@@ -147,9 +148,9 @@ def in_words(choice: GpuChoice, least: float) -> str:
     found = choice.prediction
     efficiency = found.efficiency
     text = (
-        f"{count(found.ranks, 'GPU')}: {efficiency.median:.0%} of linear is expected ({efficiency.low:.0%} to "
+        f"{count(found.ranks, 'GPU')}: the expected efficiency is {efficiency.median:.0%} ({efficiency.low:.0%} to "
         f"{efficiency.high:.0%}), {found.images_per_s.median:.4g} images/s"
     )
     if isinstance(choice.larger, Prediction):
         return f"{text}; {choice.larger.ranks} GPUs would have {choice.larger.efficiency.median:.0%}, below {least:.0%}"
-    return text if choice.larger is None else f"{text}; of more nothing is known: {choice.larger.message}"
+    return text if choice.larger is None else f"{text}; more GPUs cannot be predicted: {choice.larger.message}"

@@ -30,7 +30,7 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 
 def _decoded(data: bytes, where: str) -> tuple[Sample, ...]:
     if len(data) > MOST_BYTES:
-        raise BadInput(f"more than {MOST_BYTES >> 20} MiB of measured runs", where=where)
+        raise BadInput(f"the file has more than {MOST_BYTES >> 20} MiB of measured runs", where=where)
     return decode(data, where)
 
 

@@ -97,7 +97,9 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
         alike = known if name != "exchange" else [sample for sample in known if sample.shape.links]
         if len(values := {getattr(sample, name) for sample in alike}) > 1:
             shown = ", ".join(sorted(map(str, values))[:4])
-            raise CannotPredict(Unknown.MIXED_SAMPLES, f"samples differ in {name}: {shown}", f"choose one {name}")
+            raise CannotPredict(
+                Unknown.MIXED_SAMPLES, f"the measured runs differ in {name}: {shown}", f"choose runs with one {name}"
+            )
     pairs = tuple(figures)
     rated = _rated(known)
     priors = _priors(known, rated, pairs)
@@ -307,19 +309,21 @@ class ScalingModel:
         exchange = self.exchange
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
-            message = f"the gang has {has}, and the samples are of exchange {exchange!r}"
-            raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
+            message = f"the gang has {has}, but the measured runs used the exchange {exchange!r}"
+            raise CannotPredict(Unknown.EXCHANGE, message, f"measure a gang that has {has} with `gpurun scale`")
         if wanted not in (None, exchange) and shape.links:
-            message = f"the gang's exchange is {wanted!r}, and that of the samples is {exchange!r}"
-            raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
+            message = f"the gang's exchange is {wanted!r}, but the measured runs used the exchange {exchange!r}"
+            hint = f"measure a gang with the exchange {wanted!r} with `gpurun scale`"
+            raise CannotPredict(Unknown.EXCHANGE, message, hint)
         used = traffic_of(shape, sent, exchange, frozenset()).links
         for link in sorted(used - self.links, key=cost.LINKS.index):
-            hint = "measure one such gang with `gpurun scale`: one class of links says nothing of another"
+            hint = f"measure a gang that uses links {link.value} with `gpurun scale`"
             raise CannotPredict(Unknown.LINK, f"no measured run used links {link.value}", hint)
         for link in sorted(used - self.rated, key=cost.LINKS.index):
             if shape.rates.of(link) not in (None, self.rates.of(link)):
-                message = f"the samples do not say at which rate the links {link.value} ran"
-                raise CannotPredict(Unknown.RATE, message, "measure again and give the rate of the links")
+                message = f"the measured runs do not say the rate of the links {link.value}"
+                hint = "measure again with `gpurun scale`, and give the rate of the links"
+                raise CannotPredict(Unknown.RATE, message, hint)
 
     def _octaves(self, shape: Shape, sent: float) -> float:
         """Return how far a gang is outside the measured range: doublings of ranks, of links' rates, of bytes."""

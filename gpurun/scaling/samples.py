@@ -92,9 +92,13 @@ class Sample:
         if self.compute_spread is not None:
             _between("compute_spread", self.compute_spread, 0.0, MOST_FACTOR)
         if not PRECISIONS.fullmatch(self.precision):
-            raise ValueError(f"precision {self.precision[:40]!r} must be a name such as bf16, or several with +")
+            raise ValueError(
+                f"precision {self.precision[:40]!r} must be a name such as bf16, or several names joined by +"
+            )
         if (self.exchange == "servers") != any(self.servers_per_host):
-            raise ValueError("servers_per_host must name servers for exchange 'servers', and only then")
+            raise ValueError(
+                "servers_per_host must have servers if the exchange is 'servers', and no servers otherwise"
+            )
         _ = self.shape
 
     @property
@@ -148,7 +152,7 @@ def _decoded(lines: Iterable[tuple[int, bytes]], where: str) -> Iterable[Sample]
                 yield decoder.decode(line)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise BadInput(
-                    f"not a measured run: {error}",
+                    f"the line is not a measured run: {error}",
                     where=f"{where}:{number}",
                     hint="remove the line, or measure again with `gpurun scale`",
                 ) from None

@@ -38,7 +38,9 @@ class LinkRates:
     def __post_init__(self) -> None:
         for rate in (self.host, self.rack, self.racks):
             if rate is not None and not (isfinite(rate) and LEAST_BIT_PER_S <= rate <= MOST_BIT_PER_S):
-                raise ValueError(f"a link of {rate!r} bit/s: from {LEAST_BIT_PER_S:g} to {MOST_BIT_PER_S:g}, or null")
+                raise ValueError(
+                    f"the rate {rate!r} of a link must be from {LEAST_BIT_PER_S:g} to {MOST_BIT_PER_S:g} bit/s, or null"
+                )
 
     def of(self, link: LinkClass) -> float | None:
         """Return the rate of a class."""
@@ -66,11 +68,11 @@ class Shape:
     def __post_init__(self) -> None:
         hosts = len(self.ranks_per_host)
         if len(self.racks) != hosts or len(self.servers_per_host) not in (0, hosts):
-            raise ValueError(f"{hosts} hosts need as many racks, and as many servers_per_host or none")
+            raise ValueError(f"{hosts} hosts need {hosts} racks, and {hosts} or no entries in servers_per_host")
         if any(not 0 <= count <= MOST_RANKS for count in (*self.ranks_per_host, *self.servers_per_host)):
-            raise ValueError(f"a host has from 0 to {MOST_RANKS} ranks or servers")
+            raise ValueError(f"a host must have from 0 to {MOST_RANKS} ranks or servers")
         if not 0 < sum(self.ranks_per_host) <= MOST_RANKS:
-            raise ValueError(f"a gang has from 1 to {MOST_RANKS} ranks")
+            raise ValueError(f"a gang must have from 1 to {MOST_RANKS} ranks")
 
     @cached_property
     def ranks(self) -> int:

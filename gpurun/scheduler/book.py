@@ -35,11 +35,11 @@ class Bound:
 
     def never(self, gang: Gang) -> str:
         """Return why the gang can never start within it."""
-        name, needs = shown(self.pool), f"it needs {count(gang.least, 'GPU')}"
+        name, needs = shown(self.pool), f"the job needs {count(gang.least, 'GPU')}"
         if not self.firm:
             return f"{needs}; {name} is limited to {self.most:g}"
         reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"
-        return f"{needs} and is not preemptible; {reserves}: only preemptible gangs borrow"
+        return f"{needs} and is not preemptible; {reserves}, and only preemptible gangs can borrow more"
 
     def full(self, kept: Sequence[Gang]) -> str:
         """Return why no gang can start within it now.
@@ -151,8 +151,8 @@ class Book:
                 return self._wait_for(bound, gang)
             if self._left(bound, gang) < gang.least:
                 first = next(iter(self._aside[bound.key]))
-                left = shown(bound.pool) if bound.pool == OWN else f"what {shown(bound.pool)} has left"
-                return Wait(Reason.POOL, f"{left} is for {first}, which has waited longest", behind=first)
+                left = shown(bound.pool) if bound.pool == OWN else f"the rest of {shown(bound.pool)}"
+                return Wait(Reason.POOL, f"gpurun keeps {left} for {first}, which has waited longest", behind=first)
         return None
 
     def _wait_for(self, bound: Bound, gang: Gang) -> Wait:

@@ -99,14 +99,14 @@ class Capacity:
             return Refusal(True, Reason.IMPOSSIBLE, self._never(gang))
         lanes = index.lanes(gang.wants.constraints)
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
-        but = ", but not as it needs them" if free >= gang.least else ""
-        are = count(free, "such GPU of one generation is", "such GPUs of one generation are")
-        return Refusal(False, Reason.NO_ROOM, f"{_needs(gang)}; {are} free for it{but}")
+        but = ", but not in the arrangement that the job needs" if free >= gang.least else ""
+        are = count(free, "suitable GPU of one generation is", "suitable GPUs of one generation are")
+        return Refusal(False, Reason.NO_ROOM, f"{_needs(gang)}; {are} free for the job{but}")
 
     def _never(self, gang: Gang) -> str:
         asked, lanes = gang.wants.constraints, self._empty.lanes(gang.wants.constraints)
         if not lanes:
-            return f"no host of the inventory has such GPUs ({_asked(gang)})"
+            return f"no host of the inventory has suitable GPUs ({_asked(gang)})"
         if asked.gpus_per_host and gang.least % asked.gpus_per_host:
             return f"{count(gang.gpus, 'GPU')} cannot be split into {asked.gpus_per_host} per host"
         unknown = sorted(name for name in asked.hosts if name not in self._empty.number)
@@ -114,10 +114,10 @@ class Capacity:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
         if gang.least > most:
-            return f"{_needs(gang)}; the inventory has at most {count(most, 'such GPU')} of one generation"
+            return f"{_needs(gang)}; the inventory has at most {count(most, 'suitable GPU')} of one generation"
         if asked.hosts and not set(asked.hosts) - set(asked.avoid):
             return f"{_needs(gang)}; all named hosts are also among the hosts to avoid"
-        return f"{_needs(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
+        return f"{_needs(gang)}; no suitable hosts of the inventory have so many GPUs ({_asked(gang)})"
 
 
 def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
@@ -127,7 +127,7 @@ def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
 
 
 def _needs(gang: Gang) -> str:
-    return f"it needs {'at least ' if gang.least < gang.gpus else ''}{count(gang.least, 'GPU')}"
+    return f"the job needs {'at least ' if gang.least < gang.gpus else ''}{count(gang.least, 'GPU')}"
 
 
 def _asked(gang: Gang) -> str:

@@ -88,10 +88,10 @@ def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterato
         yield change, _with(snapshot, gang.wanting(constraints=constraints))
     limit = _time_that_is_left(snapshot, gang, decisions)
     if limit is not None:
-        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {duration(limit)}: it would end in time")
+        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {duration(limit)}: the job would end in time")
         yield change, _with(snapshot, gang.wanting(time_limit_s=limit))
     if not gang.wants.preemptible and snapshot.inventory.pools:
-        change = Change("preemptible", "true", "preemptible: it may then borrow what others do not use")
+        change = Change("preemptible", "true", "preemptible: the job may then borrow GPUs that other pools do not use")
         yield change, _with(snapshot, gang.wanting(preemptible=True))
     others = [other.wants.priority for other in snapshot.queue if other.id != gang.id]
     top = max(others, default=gang.wants.priority) + 1
@@ -103,7 +103,7 @@ def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterato
 
 def _other_constraints(inventory: Inventory, wants: Constraints) -> Iterator[tuple[Change, Constraints]]:
     if wants.locality_wait_s and wants.prefer != "any":
-        yield Change("locality", "any", f"not waiting for one {wants.prefer}"), replace(wants, locality_wait_s=0.0)
+        yield Change("locality", "any", f"no wait for one {wants.prefer}"), replace(wants, locality_wait_s=0.0)
     wider = {"host": ("rack", "any"), "rack": ("any",), "any": ()}[wants.locality]
     for locality in wider:
         yield Change("locality", locality, f"locality {locality}"), replace(wants, locality=locality)  # type: ignore[arg-type]

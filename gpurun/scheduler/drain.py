@@ -111,13 +111,13 @@ def may_lose(members: Iterable[Grant], hosts: Collection[str], least: int | None
 
 
 def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
-    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 waited for``."""
+    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 must end first``."""
     if is_empty:
         return "drained"
     here = [departure.fate for departure in found if host in departure.hosts]
     waited, leave = here.count("waits"), len(here) - here.count("waits")
     leaving = count(leave, "gang leaves", "gangs leave") if leave else ""
-    parts = [part for part in (leaving, f"{waited} waited for" if waited else "") if part]
+    parts = [part for part in (leaving, f"{waited} must end first" if waited else "") if part]
     return f"draining: {', '.join(parts)}" if parts else "draining"
 
 
@@ -131,23 +131,23 @@ def in_words(departure: Departure, now_s: float) -> str:
         case "moves":
             return "stops, is queued again and continues on other hosts"
         case "ends":
-            return f"is ended, because the drain's deadline is over; {departure.why}"
+            return f"is stopped, because the drain's deadline is over; {departure.why}"
     end = ""
     if departure.until_s is not None:
-        end = f", and ended {in_time(departure.until_s, now_s)} if it still runs"
-    return f"is waited for{end}: {departure.why}"
+        end = f", and is stopped {in_time(departure.until_s, now_s)} if it still runs"
+    return f"must end before the drain is complete{end}: {departure.why}"
 
 
 def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
     if tenant.stopping:
-        return "stops", "it is ending"
+        return "stops", "the job is ending"
     if tenant.begun and tenant.may_shrink:
-        return "shrinks", "it is elastic and has enough GPUs on other hosts"
+        return "shrinks", "the job is elastic and has enough GPUs on other hosts"
     if tenant.begun and not tenant.may_stop:
-        return "waits", "it is not preemptible, and max_restarts is 0"
+        return "waits", "the job is not preemptible, and max_restarts is 0"
     if (refused := _refused(tenant.gang, empty)) is not None:
-        return "waits", f"no other hosts could run it: {refused}"
-    return "moves", "it may be restarted" if tenant.begun else "its ranks have not started"
+        return "waits", f"no other hosts could run the job: {refused}"
+    return "moves", "gpurun may restart the job" if tenant.begun else "the job's ranks have not started"
 
 
 def _refused(gang: Gang, empty: Snapshot) -> str | None:

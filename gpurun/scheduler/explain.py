@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpurun.quantities.counts import count
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.changes import Change, changes_that_start
 from gpurun.scheduler.future import carried_out
@@ -22,9 +23,9 @@ from gpurun.scheduler.state import Arranged
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
-FREE, IN_USE, TOO_FEW = "GPUs free", "every GPU in use or kept for others", "free GPUs, but fewer per host than"
+FREE, IN_USE = "GPUs free", "all GPUs in use or kept for other jobs"
 
-OUT_OF_USE = "it depends on hosts that are out of use"
+OUT_OF_USE = "the start depends on hosts that are out of use"
 
 MAX_EVENTS = 64
 """So many ends of time limits are looked ahead for the expected start."""
@@ -38,8 +39,9 @@ class Occupant:
     """A running gang on hosts that the waiting one could use.
 
     Attributes:
-        free_s: when its GPUs are expected to be free if it uses its whole time limit; None = it has no time limit.
-        preparing: its time limit does not count yet, so `free_s` moves until it does.
+        free_s: when the gang's GPUs are expected to be free if the gang uses its whole time limit; None = the gang has
+            no time limit.
+        preparing: the gang's time limit does not count yet, so `free_s` still moves.
     """
 
     gang: str
@@ -52,7 +54,7 @@ class Occupant:
 
 @dataclass(frozen=True)
 class PoolUse:
-    """The gang's pool: GPUs used, and what it may use now."""
+    """The gang's pool: the GPUs that the pool uses, and the GPUs that it may use now."""
 
     name: str
     used: int
@@ -66,16 +68,16 @@ class Explanation:
     """What a pass decided about one gang, and why.
 
     Attributes:
-        position: 1 = first in the queue; None = it has no place in it.
-        ahead: ids of the gangs in front of it, in the pass's order.
+        position: 1 = first in the queue; None = the gang has no place in the queue.
+        ahead: ids of the gangs in front of this gang, in the pass's order.
         message: the decision in one sentence.
         behind: the gang or pool in the way.
-        groups: the hosts, grouped by what they are for this gang.
-        holders: the jobs that hold the GPUs it could use, the soonest to end first.
-        expected_start_s: its start if running gangs use their whole time limits, nothing fails, and no later
-            submission overtakes it; None = unknown.
+        groups: the hosts, grouped by why the gang can use them or cannot.
+        holders: the gangs that hold GPUs that this gang could use; the gang that ends first comes first.
+        expected_start_s: the gang's start if running gangs use their whole time limits, nothing fails, and no later
+            submission overtakes the gang; None = unknown.
         unknown_because: why the expected start is unknown.
-        changes: changes that would start it now, each tested by a placement; the smallest first.
+        changes: changes that would start the gang now, each tested by a placement; the smallest first.
     """
 
     gang: str
@@ -102,7 +104,7 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
             return Explanation(gang_id, "runs", run.gang.gpus, message=text, placement=run.placement)
     gang = next((gang for gang in snapshot.queue if gang.id == gang_id), None)
     if gang is None:
-        return Explanation(gang_id, "unknown", message="is neither queued nor running")
+        return Explanation(gang_id, "unknown", message="the job is neither queued nor running")
     capacity = arrange(snapshot).capacity
     refusal = decisions.never.get(gang_id)
     if refusal is not None:
@@ -154,18 +156,22 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
     least = gang.wants.constraints.gpus_per_host or 1
     if not free:
         return 1, f"{generation}: {IN_USE}"
-    return (0, f"{generation}: {FREE}") if free >= least else (1, f"{generation}: {TOO_FEW} {least}")
+    return (
+        (0, f"{generation}: {FREE}")
+        if free >= least
+        else (1, f"{generation}: fewer than {count(least, 'GPU')} free on each host")
+    )
 
 
 def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
     host, asked = index.hosts[number], gang.wants.constraints
     if not serves(index.kind(number), asked):
-        return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what it asks for"
+        return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what the job asks for"
     if (asked.hosts and host.name not in asked.hosts) or host.name in asked.avoid:
-        return 3, "left out by its constraints"
+        return 3, "left out by the job's constraints"
     if host.name in unusable:
         return 2, unusable[host.name]
-    return None if need.admits(number) else (2, "it failed there before")
+    return None if need.admits(number) else (2, "the job failed there before")
 
 
 def _group(index: Index, why: str, numbers: list[int]) -> HostGroup:
@@ -242,7 +248,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
         decisions = schedule(now, policy, Arranged(Index(now), capacity))
         if any(started.id == gang.id for started, _ in decisions.starts):
             return now.now_s, ""
-    return None, "too many gangs end before"
+    return None, "too many other gangs end before the job starts"
 
 
 def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
@@ -257,13 +263,17 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
     if wait is not None and wait.reason is Reason.HOSTS:
         return OUT_OF_USE
     if any(grant.host in where for run in last.running for grant in run.placement.grants):
-        return "it depends on gangs without a time limit"
+        return "the start depends on gangs without a time limit"
     if where & set(last.unusable):
         return OUT_OF_USE
     if where & set(last.taken):
-        return "it depends on GPUs that others hold, or that are lost; `gpurun status` shows them"
+        return "the start depends on GPUs that others hold, or that are lost; `gpurun status` shows these GPUs"
     first = wait.behind if wait is not None and wait.behind else _kept_for(last, decisions, where)
-    return f"it depends on {first}, for which GPUs are kept" if first else "it depends on the gangs in front of it"
+    return (
+        f"the start depends on {first}, for which GPUs are kept"
+        if first
+        else "the start depends on the gangs in front of the job"
+    )
 
 
 def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> str | None:
@@ -276,6 +286,6 @@ def _kept_for(last: Snapshot, decisions: Decisions, where: Collection[str]) -> s
 
 def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
     if any(other.id == wait.behind for other in last.queue):
-        return f"it depends on {wait.behind}"
-    whose = "its pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
-    return f"it depends on gangs of {whose} without a time limit"
+        return f"the start depends on {wait.behind}"
+    whose = "the job's pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
+    return f"the start depends on gangs of {whose} without a time limit"

@@ -23,12 +23,12 @@ def refuse(gang: Gang, snapshot: Snapshot) -> Refusal | None:
     for name in (name for name in hosts if "=" not in name):
         host = inventory.by_name.get(name)
         if host is None:
-            return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r}, for parameter servers, is not in the inventory")
+            return Refusal(True, Reason.IMPOSSIBLE, f"the host {name!r} for parameter servers is not in the inventory")
         if host.gpus:
-            return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r} is for parameter servers, but has GPUs")
+            return Refusal(True, Reason.IMPOSSIBLE, f"the host {name!r} for parameter servers has GPUs")
     able, asked = _able(hosts, snapshot), " or ".join(hosts)
     if not able:
-        return Refusal(True, Reason.IMPOSSIBLE, f"no host without GPUs is labelled {asked}, for parameter servers")
+        return Refusal(True, Reason.IMPOSSIBLE, f"no host without GPUs has the label {asked} for parameter servers")
     why = sorted({snapshot.unusable[host.name] for host in able if host.name in snapshot.unusable})
     if all(host.name in snapshot.unusable for host in able):
         words = f"parameter servers need a host without GPUs ({asked}), and none can be used: {', '.join(why)}"

@@ -72,6 +72,6 @@ def _prefers_to_wait(state: PassState, gang: Gang) -> bool:
     if placement is None:
         return False
     place = f"{count(len(placement.grants), 'host')} in {count(len(placement.racks), 'rack')}"
-    message = f"fits on {place}, but prefers one {gang.wants.constraints.prefer}"
+    message = f"the job fits on {place}, but prefers one {gang.wants.constraints.prefer}"
     state.wait(gang, Reason.LOCALITY, message, until_s=gang.near_until_s)
     return True

@@ -114,7 +114,9 @@ class PassState:
         """Keep GPUs for a gang from this pass on, and note that it waits for them."""
         self._hold(gang, kept)
         free_s = self.keeping.holds[gang.id].free_s
-        message = f"gpurun keeps GPUs of {some_hosts(kept.placement)} for it; they become free one after the other"
+        message = (
+            f"gpurun keeps GPUs of {some_hosts(kept.placement)} for the job; these GPUs become free one after the other"
+        )
         self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
 
     def keep_again(self, gangs: list[Gang], helps: Callable[[Gang, Kept], bool]) -> None:
@@ -287,7 +289,7 @@ class PassState:
             if self.book is not None:
                 self.book.stop(run.gang)
             lender, entitled = named_pool(run.gang.wants.pool), f"{taker.id} of {named_pool(taker.wants.pool)}"
-            message = f"{lender} gives back what it borrowed: {entitled} is entitled to it"
+            message = f"{lender} returns GPUs that it borrowed: {entitled} is entitled to them"
             self.preempts.append(Preemption(run.gang.id, taker.id, message))
         self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
 

@@ -111,7 +111,7 @@ def _wait_for_room(state: PassState, gang: Gang) -> None:
 
 def _wait_for_hosts(state: PassState, gang: Gang) -> None:
     message = state.capacity.refuse(state.index, gang).message
-    message += "; it needs hosts that are out of use"
+    message += "; the job needs hosts that are out of use"
     state.share_wait(gang, state.wait(gang, Reason.HOSTS, message))
 
 
@@ -120,7 +120,7 @@ def _fits_but_for_a_reservation(state: PassState, gang: Gang, patience_s: float)
     if not state.room.fits_without_timed_holds(gang):
         return False
     behind = state.keeping.against(gang)[0]
-    message = f"would fit, but could delay the start of {behind}"
+    message = f"the job would fit now, but could delay the start of {behind}"
     state.share_wait(gang, state.wait(gang, Reason.RESERVED, message, behind=behind), patience_s)
     return True
 
@@ -132,8 +132,8 @@ def reserve(state: PassState, gang: Gang) -> bool:
         return False
     at_s, placement = found
     state.keeping.hold(Hold(gang, placement, state.index.masks(placement), at_s))
-    until = f"gpurun keeps {some_hosts(placement)} for it until {_ends(state, placement, at_s)} there"
-    message = f"it needs {count(gang.least, 'GPU')}; {until}"
+    until = f"gpurun keeps {some_hosts(placement)} for the job until {_ends(state, placement, at_s)} there"
+    message = f"the job needs {count(gang.least, 'GPU')}; {until}"
     state.wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
     return True
 

@@ -37,13 +37,13 @@ def lines(explanation: Explanation, *, now_s: float, fold: Fold, named: Callable
     text += _pool(explanation)
     text += _section("hosts", explanation.groups, lambda group: _group(group, fold))
     text += _section(
-        "GPUs it could use are held by", explanation.holders,
+        "GPUs that the job could use are held by", explanation.holders,
         lambda holder: f"{named(holder.gang)}: {_holder(holder, now_s)}",
     )  # fmt: skip
     if explanation.state == "waits":
         text.append(f"  expected start: {_expected(explanation, now_s)}")
-        changes = _section("it would start now with", explanation.changes, lambda change: change.text)
-        text += changes or ["  no single change of the job would start it now"]
+        changes = _section("the job would start now with", explanation.changes, lambda change: change.text)
+        text += changes or ["  no single change would start the job now"]
     return text
 
 
@@ -96,7 +96,7 @@ def _holder(holder: Occupant, now_s: float) -> str:
         return f"{where}, prepares; its time limit does not count yet"
     if holder.free_s <= now_s:
         return f"{where}, should have ended by its time limit"
-    return f"{where}, free {in_time(holder.free_s, now_s)} if it uses its whole time limit"
+    return f"{where}, free {in_time(holder.free_s, now_s)} if the gang uses its whole time limit"
 
 
 def _expected(explanation: Explanation, now_s: float) -> str:
@@ -104,7 +104,7 @@ def _expected(explanation: Explanation, now_s: float) -> str:
     if at_s is None:
         return f"unknown: {explanation.unknown_because}"
     if at_s <= now_s:
-        return "soon: the gangs in its way should have ended by now"
+        return "soon: the gangs in the way should have ended by now"
     before = [holder for holder in explanation.holders if holder.free_s is not None and holder.free_s <= at_s]
     if not before:  # time alone brings the start: it waits no longer for one rack, or gangs may be preempted for it
         return in_time(at_s, now_s)

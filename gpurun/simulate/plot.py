@@ -91,7 +91,10 @@ def _png(done: Replay, path: Path) -> None:
     try:
         drawing = import_module("matplotlib.figure")  # optional, and slow to import
     except ImportError as error:
-        raise BadInput("a .png needs matplotlib", hint="pip install matplotlib, or ask for a .svg") from error
+        raise BadInput(
+            "a .png plot needs matplotlib, which is not installed",
+            hint="run `pip install matplotlib`, or write a .svg file",
+        ) from error
     figure = drawing.Figure(figsize=(WIDTH / 100, 6.4), layout="constrained")
     figure.suptitle(_title(done))
     days = _span(done.samples) / DAY_S

@@ -254,9 +254,9 @@ class _Cluster:
         more = f"; and {len(self.queue) - MOST_NAMED} more" if len(self.queue) > MOST_NAMED else ""
         wait = count(len(self.queue), "job waits", "jobs wait")
         return Stuck(
-            f"stuck at {now:.0f} s, because nothing runs, no time changes that, and {wait}: "
+            f"the simulation is stuck at {now:.0f} s: no job runs, no later event can start a job, and {wait}: "
             f"{'; '.join(told)}{more}",
-            hint="report this trace and the inventory: the scheduler's rules contradict each other",
+            hint="report this defect of gpurun's scheduler, with the trace and the inventory",
         )  # fmt: skip
 
     def _stop(self, victim: str, now: float) -> None:

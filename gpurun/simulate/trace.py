@@ -75,7 +75,7 @@ def parse_trace(lines: Iterable[str], name: str) -> tuple[TraceJob, ...]:
         columns = _columns(next(reader, []), name)
         jobs = list(_jobs(reader, columns, name))
     except csv.Error as error:
-        raise BadInput(f"not CSV: {error}", where=f"{name}:{reader.line_num}") from error
+        raise BadInput(f"the trace is not valid CSV: {error}", where=f"{name}:{reader.line_num}") from error
     if not jobs:
         raise BadInput("the trace has no jobs", where=name)
     seen: dict[str, int] = {}
@@ -98,7 +98,7 @@ def _columns(header: list[str], name: str) -> dict[str, int]:
     missing = [column for column in REQUIRED if column not in columns]
     if missing:
         known = ", ".join((*REQUIRED, "job_id"))
-        raise BadInput(f"no column {missing[0]}; the header must name {known}", where=f"{name}:1")
+        raise BadInput(f"the trace has no column {missing[0]}; the header must name {known}", where=f"{name}:1")
     return columns
 
 
@@ -109,7 +109,7 @@ def _jobs(rows: Iterator[list[str]], columns: Mapping[str, int], name: str) -> I
             continue
         where = f"{name}:{line}"
         if len(row) <= max(columns.values()):
-            raise BadInput(f"{count(len(row), 'column')}, too few for the header", where=where)
+            raise BadInput(f"the line has {count(len(row), 'column')}, fewer than the header", where=where)
         yield _job(_Row({column: row[at].strip() for column, at in columns.items()}, where), line)
 
 

@@ -34,8 +34,8 @@ def change_lock(home: Path, name: str) -> Iterator[None]:
         if not lock.take_within(descriptor, PATIENCE_S):
             waited_s, who = time.monotonic() - begun, lock.holders_in_words(descriptor)
             raise StateUnavailable(
-                f"gpurun waited {waited_s:.0f} s for this lock; {who} holds it", where=str(path),
-                hint=f"root's `fuser -v {path}` shows that process. Kill it, or resume it if it is stopped (state T)",
+                f"gpurun waited {waited_s:.0f} s for this lock, but {who} holds the lock", where=str(path),
+                hint=f"run `fuser -v {path}` as root to find the process; kill it, or resume it if stopped (state T)",
             )  # fmt: skip
         yield
     finally:

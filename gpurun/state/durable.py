@@ -75,7 +75,7 @@ def _encoded(path: StatePath, record: object) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     except UnicodeEncodeError as error:
-        raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
+        raise StateError(f"the file cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
 def _write(
@@ -118,8 +118,8 @@ def _new_file(path: StatePath, mode: int, *, locked: bool) -> tuple[StatePath, i
         if is_ready:
             return temporary, descriptor
     raise StateUnavailable(
-        "cannot be written: another user's process locks each new file", where=str(path),
-        hint=f"root's `fuser -v {path.parent}` may show that process",
+        "the file cannot be written: another user's process locks each new file", where=str(path),
+        hint=f"run `fuser -v {path.parent}` as root to find the process",
     )  # fmt: skip
 
 
@@ -372,10 +372,10 @@ def read_signed(path: StatePath, kind: type[Record], *, linked: bool = False) ->
         except OSError as error:
             raise told(error, path, "read") from error
     if len(data) > MAX_STATE_BYTES:
-        raise StateError(f"is larger than any state file gpurun writes{blame(found)}", where=str(path))
+        raise StateError(f"the file is larger than any state file that gpurun writes{blame(found)}", where=str(path))
     try:
         record = msgspec.json.decode(data, type=ready(kind))
         msgspec.msgpack.encode(record)  # refuses numbers beyond 64 bits, which no index of records could keep
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise StateError(f"is not a valid {kind.__name__}: {error}{blame(found)}", where=str(path)) from error
+        raise StateError(f"the file is not a valid {kind.__name__}: {error}{blame(found)}", where=str(path)) from error
     return record, None if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else found.st_uid

@@ -27,7 +27,10 @@ from gpurun.state.clock import boot_id
 from gpurun.state.path import StatePath, may_pass
 from gpurun.state.shared import MARK
 
-HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
+HINT = (
+    "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), "
+    "or mount the state directory with working locks"
+)
 PROBE_TIMEOUT_S = 20.0
 MAX_STAMP_BYTES = 4096
 PROBE = """
@@ -171,7 +174,7 @@ def local_only(mount: MountEntry) -> str | None:
         return f"{mount.kind} keeps locks on this machine; other machines would not see them"
     for option in LOCAL_OPTIONS.get(mount.family, ()):
         if option in mount.options:
-            return f"mounted with {option}, its locks stay on this machine; other machines would not see them"
+            return f"with the mount option {option}, locks stay on this machine; other machines would not see them"
     return None
 
 
@@ -186,7 +189,7 @@ def try_locks(home: Path) -> str | None:
     descriptor = path.open_file(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         if not lock.try_take(descriptor):
-            return "a lock of a new file is refused"
+            return "the file system refuses a lock on a new file"
         with _tried(home):
             answers = _ask_another(path.plain, descriptor)
         return _judged(answers)
@@ -210,8 +213,8 @@ def _tried(home: Path) -> Iterator[None]:
         if not may_pass(error) and not isinstance(error, BrokenPipeError):
             raise
         raise _Untried(
-            f"its locks cannot be tried now: {error.strerror}", where=str(home),
-            hint="a second process must run for a moment; `ulimit -u` and `free` show what is short",
+            f"gpurun cannot test the locks of the state directory now: {error.strerror}", where=str(home),
+            hint="the test needs a second process; `ulimit -u` and `free` show limits and free memory",
         ) from error  # fmt: skip
 
 
@@ -233,7 +236,7 @@ def _ask_another(path: Path, descriptor: int) -> list[str]:
         finally:
             other.stdin.close()
     if not any(answers):  # it was killed, as for lack of memory
-        raise BrokenPipeError(errno.EPIPE, "the process that tries them ended")
+        raise BrokenPipeError(errno.EPIPE, "the process that tests the locks ended")
     return answers
 
 
@@ -244,9 +247,9 @@ def _judged(answers: list[str]) -> str | None:
         case ["granted", _]:
             return "one lock was granted to two processes at the same time"
         case ["refused", "refused"]:
-            return "a lock that was let go stays taken"
+            return "a lock stays held after its release"
         case _:
-            return f"a second process could not lock it: {', '.join(answers).strip(', ') or 'it gave no answer'}"
+            return f"a second process could not lock the file: {', '.join(answers).strip(', ') or 'it gave no answer'}"
 
 
 def _parse(line: str) -> MountEntry | None:
@@ -267,7 +270,5 @@ def _refusal(home: Path, mount: MountEntry, why: str) -> UnsafeState:
 
 
 def _warn(home: Path, mount: MountEntry) -> None:
-    text = (
-        "its locks work on this machine; whether between machines cannot be seen from here: run gpurun on one head only"
-    )
+    text = "locks work on this machine, but gpurun cannot test locks between machines: run gpurun on one head only"
     print(f"gpurun: {home} is on {mount.kind}: {text}", file=sys.stderr)  # noqa: T201

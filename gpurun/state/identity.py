@@ -39,7 +39,7 @@ def state_id(home: Path) -> str:
         durable.write_record(made, Identity(secrets.token_hex(8)))
     except StateError as error:
         if not isinstance(error, StateUnavailable):
-            error.hint = "the owner of a shared state directory makes it with `gpurun share`"
+            error.hint = "ask the owner of the shared state directory to run `gpurun share`"
         raise
     with suppress(FileExistsError):  # another process was quicker: its id counts
         made.link(path)
@@ -47,7 +47,7 @@ def state_id(home: Path) -> str:
     durable.sync_folder(path.parent)
     found = known_id(home)
     if found is None:
-        raise StateError("is a link to nothing", where=str(home / FILE), hint=f"remove {home / FILE}")
+        raise StateError("the file is a link to a missing file", where=str(home / FILE), hint=f"remove {home / FILE}")
     return found
 
 
@@ -65,8 +65,8 @@ def known_id(home: Path) -> str | None:
     except StateUnavailable:  # it says nothing about the file
         raise
     except StateError as error:
-        error.hint = f"remove {path}: gpurun makes a new id; to the hosts, jobs that run now are then another head's"
+        error.hint = f"remove {path}: gpurun then makes a new id, and hosts treat running jobs as jobs of another head"
         raise
     if not _ID.fullmatch(found):
-        raise StateError(f"{found[:40]!r} is not an id", where=str(path), hint=f"remove {path}")
+        raise StateError(f"{found[:40]!r} is not the id of a state directory", where=str(path), hint=f"remove {path}")
     return found

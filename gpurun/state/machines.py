@@ -244,7 +244,7 @@ def own_lock(home: Path, name: str, *, patience_s: float = PATIENCE_S) -> Iterat
     descriptor = open_own_lock(path)
     try:
         if not lock.take_within(descriptor, patience_s):
-            raise StateUnavailable(f"is held by {lock.holders_in_words(descriptor)}", where=str(path))
+            raise StateUnavailable(f"the file is locked by {lock.holders_in_words(descriptor)}", where=str(path))
         yield
     finally:
         os.close(descriptor)

@@ -28,7 +28,7 @@ _OF_ALL = 2
 """In folders of the first level everybody has files. What lies further down belongs to the owner of its folder."""
 _AWAY = (
     "the file system of the state directory does not answer",
-    "`ls {home}` shows when it does; check its server, the network to it, and the mount",
+    "check the file server, the network and the mount; `ls {home}` works again when the file system answers",
 )
 _OF_NETWORKS = (
     errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED,
@@ -37,23 +37,34 @@ _OF_NETWORKS = (
 )  # fmt: skip
 """What NFS and FUSE say while their server is away. Not ENXIO: a pipe that somebody put there says it, too."""
 _DISK = {
-    errno.ENOSPC: ("the disk of the state directory is full", "free some space there; `df -h {home}` shows how much"),
-    errno.EDQUOT: ("your quota on the disk of the state directory is used up", "free some space; `quota -s` shows it"),
-    errno.EROFS: ("the file system of the state directory is read-only", "`dmesg | tail` may say why; mount it again"),
+    errno.ENOSPC: (
+        "the disk of the state directory is full",
+        "free some space on the disk; `df -h {home}` shows how much is free",
+    ),
+    errno.EDQUOT: (
+        "your quota on the disk of the state directory is used up", "free some space; `quota -s` shows your quota",
+    ),
+    errno.EROFS: (
+        "the file system of the state directory is read-only",
+        "mount the file system again; `dmesg | tail` may say why it is read-only",
+    ),
     errno.EIO: (
         "the disk of the state directory failed",
         "`dmesg | tail` says more; check the disk before you continue",
     ),
-    errno.EUCLEAN: ("the file system of the state directory is damaged", "`dmesg | tail` says more; repair it (fsck)"),
+    errno.EUCLEAN: (
+        "the file system of the state directory is damaged",
+        "repair the file system with fsck; `dmesg | tail` says more",
+    ),
     **dict.fromkeys(_OF_NETWORKS, _AWAY),
 }  # fmt: skip
 DISK_ERRORS = frozenset(_DISK)
 _PROCESS = {
     errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
     errno.ENFILE: ("this machine has too many open files", "raise the limit: sysctl fs.file-max"),
-    errno.ENOLCK: ("this machine has no more locks", "try again in a moment; `cat /proc/locks` shows who has them"),
+    errno.ENOLCK: ("this machine has no more locks", "try again in a moment; `cat /proc/locks` shows all locks"),
     errno.ENOMEM: ("this machine has no more memory", "try again in a moment"),
-    errno.EINTR: ("it was interrupted", "try again"),
+    errno.EINTR: ("the system call was interrupted", "try again"),
 }
 PROCESS_ERRORS = frozenset(_PROCESS) | {errno.EAGAIN}
 
@@ -126,12 +137,14 @@ class StatePath:
 
     def _check_file(self, found: os.stat_result, *, linked: bool) -> None:
         if not stat.S_ISREG(found.st_mode):
-            raise StateError(f"is not a regular file{blame(found)}", where=str(self), hint=_remove(found))
+            raise StateError(
+                f"the path is not a regular file{blame(found)}", where=str(self), hint=_remove(found, self)
+            )
         may_be_planted = len(self.parts) > 1  # on the first level only the owner of the directory makes names
         if found.st_nlink > 1 and may_be_planted and not linked:
             raise StateError(
-                f"has {found.st_nlink} names (hard links), so another user may have put it here", where=str(self),
-                hint="copy it, and put the copy in its place",
+                f"the file has {found.st_nlink} names (hard links), so another user may have put the file here",
+                where=str(self), hint="copy the file, and replace the file by its copy",
             )  # fmt: skip
 
     def open_folder(self) -> int:
@@ -265,22 +278,34 @@ def told(error: OSError, path: StatePath, doing: str) -> StateError:
     number = error.errno or 0
     if number in _DISK:
         why, hint = _DISK[number]
-        return StateDiskError(f"cannot be {doing}: {why}", where=str(path), hint=hint.format(home=path.home))
+        return StateDiskError(
+            f"the file or folder cannot be {doing}: {why}", where=str(path), hint=hint.format(home=path.home)
+        )
     if number in _PROCESS:
         why, hint = _PROCESS[number]
-        return StateUnavailable(f"cannot be {doing}: {why}", where=str(path), hint=hint)
+        return StateUnavailable(f"the file or folder cannot be {doing}: {why}", where=str(path), hint=hint)
     found = _in_the_way(path)
     if number in (errno.ELOOP, errno.ENOTDIR) and found is not None:
         at, status = found
-        what = "a link, and gpurun follows no link there" if stat.S_ISLNK(status.st_mode) else "not a folder"
+        what = (
+            "a link, and gpurun follows no links in the state directory"
+            if stat.S_ISLNK(status.st_mode)
+            else "not a folder"
+        )
         if at == path and not stat.S_ISLNK(status.st_mode):
-            what = "not what gpurun made"
-        return StateError(f"cannot be {doing}: {at} is {what}{blame(status)}", where=str(path), hint=_remove(status))
+            what = "not the file or folder that gpurun made"
+        return StateError(
+            f"the file or folder cannot be {doing}: {at} is {what}{blame(status)}",
+            where=str(path),
+            hint=_remove(status, at),
+        )
     if number in (errno.EACCES, errno.EPERM):
-        owner = f"; it is {user_name(found[1].st_uid)}'s" if found else ""
-        ask = f"ask {user_name(found[1].st_uid)}, or root" if found and found[1].st_uid != os.getuid() else None
-        return StateError(f"cannot be {doing}: {error.strerror}{owner}", where=str(path), hint=ask)
-    return StateError(f"cannot be {doing}: {error.strerror}", where=str(path))
+        owner = f"; it belongs to {user_name(found[1].st_uid)}" if found else ""
+        ask = (
+            f"ask {user_name(found[1].st_uid)} or root for access" if found and found[1].st_uid != os.getuid() else None
+        )
+        return StateError(f"the file or folder cannot be {doing}: {error.strerror}{owner}", where=str(path), hint=ask)
+    return StateError(f"the file or folder cannot be {doing}: {error.strerror}", where=str(path))
 
 
 def _in_the_way(path: StatePath) -> tuple[StatePath, os.stat_result] | None:
@@ -301,12 +326,12 @@ def blame(found: os.stat_result) -> str:
     """Return the owner and change time of a file that is in the way, unless it is this user's own."""
     if found.st_uid == os.getuid():
         return ""
-    return f" ({user_name(found.st_uid)}'s, changed {date_time(found.st_ctime)})"
+    return f" (owned by {user_name(found.st_uid)}, changed {date_time(found.st_ctime)})"
 
 
-def _remove(found: os.stat_result) -> str:
+def _remove(found: os.stat_result, path: StatePath) -> str:
     mine = found.st_uid == os.getuid()
-    return "move it away" if mine else f"have {user_name(found.st_uid)} or root move it away"
+    return f"move {path} away" if mine else f"ask {user_name(found.st_uid)} or root to move {path} away"
 
 
 @contextmanager

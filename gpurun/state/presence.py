@@ -44,8 +44,8 @@ class Presence:
             raise FileNotFoundError(errno.ENOENT, "the state directory is gone", str(self._home))
         if self.is_away():
             raise StateUnavailable(
-                "the state directory is not there, or another one is in its place", where=str(self._home),
-                hint="mount it again, or move it back",
+                "the state directory is not there, or another directory is in its place", where=str(self._home),
+                hint="mount the state directory again, or move it back",
             )  # fmt: skip
 
     def is_away(self) -> bool:

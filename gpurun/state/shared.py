@@ -61,23 +61,23 @@ def enter(home: Path) -> None:
     except FileNotFoundError:
         return
     except PermissionError as error:
-        raise UnsafeState("the state directory is not open to you", where=str(home), hint=_ask(home)) from error
+        raise UnsafeState("you have no access to the state directory", where=str(home), hint=_ask(home)) from error
     except OSError as error:
         raise told(error, StatePath(home), "examined") from error
     if found.st_mode & stat.S_IWOTH:
         raise UnsafeState(
-            "the state directory can be written by everybody on this machine, so nothing in it can be trusted",
-            where=str(home), hint=f"chmod o-w {home}",
+            "every user of this machine can write to the state directory, so gpurun does not trust its files",
+            where=str(home), hint=f"run chmod o-w {home}",
         )  # fmt: skip
     if not os.access(home, os.X_OK):
-        raise UnsafeState("the state directory is not open to you", where=str(home), hint=_ask(home))
+        raise UnsafeState("you have no access to the state directory", where=str(home), hint=_ask(home))
     if is_shared(home):
         _check_shared(home, found)
         os.umask(UMASK)
     elif os.getuid() not in (found.st_uid, 0):
         raise UnsafeState(
-            f"the state directory belongs to {user_name(found.st_uid)} and is not a shared one", where=str(home),
-            hint="set GPURUN_HOME to a folder of your own, or have one made with `gpurun share`",
+            f"the state directory belongs to {user_name(found.st_uid)} and is not shared", where=str(home),
+            hint="set GPURUN_HOME to a folder of your own, or ask for a shared state directory (`gpurun share`)",
         )  # fmt: skip
 
 
@@ -93,8 +93,8 @@ def make_shared(home: Path, gid: int) -> bool:
     """
     if home.is_dir() and not is_shared(home) and any(_has_entries(home / name) for name in ("jobs", "leases")):
         raise BadInput(
-            "is a state directory of one user already; its jobs would be nobody's", where=str(home),
-            hint="choose another folder; jobs cannot change hands",
+            "the folder is already a state directory of one user, and its jobs cannot change their owner",
+            where=str(home), hint="choose another folder for the shared state directory",
         )  # fmt: skip
     durable.make_home(home)
     top = StatePath(home)
@@ -136,7 +136,7 @@ def _check_shared(home: Path, found: os.stat_result) -> None:
             raise _wrong(home, path, "is missing", found.st_gid) from None
         kind_is_right = stat.S_ISREG(there.st_mode) if name in FILES else stat.S_ISDIR(there.st_mode)
         if not kind_is_right:
-            raise _wrong(home, path, "is not what gpurun made", found.st_gid)
+            raise _wrong(home, path, "is not the file or folder that gpurun made", found.st_gid)
         if stat.S_IMODE(there.st_mode) != mode:
             raise _wrong(home, path, f"has mode {stat.S_IMODE(there.st_mode):04o}, not {mode:04o}", found.st_gid)
         if there.st_gid != found.st_gid:
@@ -147,8 +147,8 @@ def _check_shared(home: Path, found: os.stat_result) -> None:
 
 def _wrong(home: Path, path: Path, what: str, gid: int) -> UnsafeState:
     return UnsafeState(
-        f"the shared state directory does not keep its users apart: {path.relative_to(home)} {what}", where=str(home),
-        hint=f"as its owner: gpurun share {home} --group {gid}",
+        f"the shared state directory does not protect its users from each other: {path.relative_to(home)} {what}",
+        where=str(home), hint=f"run as the owner of the directory: gpurun share {home} --group {gid}",
     )  # fmt: skip
 
 
@@ -156,8 +156,8 @@ def _ask(home: Path) -> str:
     try:
         gid = home.stat().st_gid
     except OSError:
-        return "ask its owner to let you in"
-    return f"ask to be made a member of group {gid} (usermod -aG), and log in again"
+        return "ask the owner of the state directory for access"
+    return f"ask root to add you to group {gid} (usermod -aG), and log in again"
 
 
 def _set(path: StatePath, descriptor: int, mode: int, gid: int) -> None:

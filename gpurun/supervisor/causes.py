@@ -114,8 +114,8 @@ def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
         text = f"the job has reached its limit of {item['most']} processes and threads on this host"
         return Cause(at_s, host, "pids", text, f"pids.events: max {item['refused']}", "program")
     text = (
-        f"the job filled {item['what']}: it has written {_gib(item['written_bytes'])} there, so gpurun ended it before "
-        "other jobs failed. Let it write less, or to a mount on a larger disk"
+        f"the job filled {item['what']} with {_gib(item['written_bytes'])}, so gpurun ended the job before other jobs "
+        "failed. Let the job write less, or write to a mount on a larger disk"
     )
     said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
     return Cause(at_s, host, "disk-full", text, said, "program", fatal=True)
@@ -125,8 +125,8 @@ def _out_of_own_memory(had_bytes: int, used_bytes: int | None) -> str:
     more_mib = 2 * (had_bytes >> 20)
     return (
         f"out of memory: the job had {_gib(had_bytes)} on this host and used {_gib(used_bytes or had_bytes)}, so the "
-        f"kernel killed a process of it; ask for more with --memory {more_mib}MiB (`memory:` in a recipe), or for more "
-        "GPUs"
+        f"kernel killed a process of the job; ask for more memory with --memory {more_mib}MiB (`memory:` in a recipe), "
+        "or for more GPUs"
     )
 
 

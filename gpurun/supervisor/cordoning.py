@@ -37,12 +37,12 @@ def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateErr
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Cordon hosts that could not be fenced."""
-    why = f"could not be fenced after {job.lease.job}"
+    why = f"gpurun could not fence the host after {job.lease.job}"
     _cordon(
         job,
         {host: Cordon("lost", "gpurun", job.clock(), why, evidence=error.message) for host, error in unproven.items()},
     )
-    job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
+    job.note(f"{', '.join(sorted(unproven))}: lost; the GPUs there stay leased until a fence succeeds")
 
 
 def _with_id(known: KnownAs, hardware: Mapping[str, Hardware]) -> KnownAs:
@@ -72,5 +72,8 @@ def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
     except StateDiskError:
         raise
     except StateUnavailable as error:
-        job.note(f"{', '.join(sorted(wanted))}: not cordoned: {error}; `gpurun inventory cordon` does it")
+        hosts = sorted(wanted)
+        job.note(
+            f"gpurun could not cordon {', '.join(hosts)}: {error}; run `gpurun inventory cordon {','.join(hosts)}`"
+        )
         return False

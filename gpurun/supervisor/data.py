@@ -56,7 +56,7 @@ def _look_for_folders(job: SupervisedJob, hosts: Sequence[str]) -> None:
             raise HostNotReady(
                 f"the data set {names.get(path, '?')!r} cannot be mounted: {path}: {why}",
                 kind="no-mount" if why in NO_FOLDER else None, host=agent.host,
-                hint="have the folder on every host that the job may get, or choose hosts with --host",
+                hint="put the data set's folder on each host that the job may get; --host limits the job to some hosts",
             )  # fmt: skip
 
     raise_first(job.links.each(look, hosts).failed)
@@ -77,13 +77,13 @@ def _send(
         job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
         wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
     )  # fmt: skip
-    why = "it is not what it was at the submit"
+    why = "its files have changed since the submit"
     try:
         tree = as_pinned(source, job.home)
     except HostNotReady as away:
         tree, why = None, str(away)
     if tree is None:
-        job.note(f"the data set {name!r}: {why}; a host that still has it gives it to the others")
+        job.note(f"the head cannot send the data set {name!r}: {why}; a host that has the data set sends it")
     try:
         report = stage(
             source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
@@ -101,7 +101,9 @@ def _away(source: DataSource, home: Path) -> HostNotReady | None:
         is_back = as_pinned(source, home) is not None
     except HostNotReady as error:
         return error
-    return HostNotReady("the data could not be read on the head for a moment", where=source.path) if is_back else None
+    return (
+        HostNotReady("gpurun could not read the data on the head for a moment", where=source.path) if is_back else None
+    )
 
 
 def quotas_of(inventory: Inventory) -> dict[str, int]:

@@ -128,7 +128,7 @@ def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
     """Return the hosts that an elastic gang has lost, with the reasons."""
     if seen.least is None:
         return {}
-    why = "its ranks have ended, those of others have not"
+    why = "the ranks on this host have ended, but ranks on other hosts still run"
     idle = hosts_without_ranks(seen.ranks, seen.now_s)
     failures = {host: FirstFailure(why, host=host, kind="rank") for host in idle if host != seen.first}
     failures |= {
@@ -313,7 +313,9 @@ def _by_limit(seen: GangSeen) -> Step:
         return Finish(End(State.SUCCEEDED, seen.rehearsed, 0, ladder=True))
     if seen.limit_s is None:
         return None
-    return Finish(End(State.TIMED_OUT, f"ran longer than its time limit of {duration(seen.limit_s)}", 1, ladder=True))
+    return Finish(
+        End(State.TIMED_OUT, f"the job ran longer than its time limit of {duration(seen.limit_s)}", 1, ladder=True)
+    )
 
 
 def end_from_outside(seen: GangSeen) -> End | None:
@@ -352,7 +354,7 @@ def _by_hang(seen: GangSeen) -> Step:
     if seen.hung is None or seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S:
         return None
     done = sorted(rank.rank for rank in seen.ranks if rank.code == 0 and seen.least is None)
-    left = f"; {len(done)} of {seen.world} ranks have returned 0 already, rank {done[0]} among them" if done else ""
+    left = f"; {len(done)} of {seen.world} ranks have already returned 0, including rank {done[0]}" if done else ""
     failure = FirstFailure(f"{seen.hung}{left}", kind="hang")
     end = End(State.FAILED, f"the gang hangs: {failure.reason}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)

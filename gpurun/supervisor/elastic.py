@@ -132,7 +132,7 @@ class Members:
                 told = ""
             except (GangEnd, *OUTLIVED) as error:  # it is tried again: said once
                 if (why := words_of(error)) != told:
-                    self._job.note(f"the gang could not be tended: {why}")
+                    self._job.note(f"gpurun could not update the gang and retries: {why}")
                 told = why
 
     def _tend(self) -> None:
@@ -192,7 +192,8 @@ class Members:
             job.amend(uncut=tuple(host for host in job.record.uncut if host not in done.ok))
         if refused := sorted(host for host, said in done.ok.items() if said["refused"]):
             wait = duration(job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S)
-            job.note(f"ranks on {', '.join(refused)} may wait {wait} for the lost ones: their kernel guards them")
+            kernel = "the kernel there does not let gpurun close their connections"
+            job.note(f"ranks on {', '.join(refused)} may wait {wait} for lost ranks: {kernel}")
 
     def _fence_apart(self) -> None:
         """Fence hosts that have left, then free their GPUs.
@@ -239,7 +240,7 @@ class Members:
             job.links.drop(fenced)
             for host in fenced:
                 job.hardware.pop(host, None)
-                job.events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
+                job.events.emit("host", host=host, state="fenced", reason="the job left nothing on the host")
             with suppress(GpurunError):  # for example a damaged lease: the next pass will report it
                 run_pass_and_start(job.home, now_s=job.clock(), environ=os.environ, patience_s=None)
         return unproven
@@ -247,9 +248,9 @@ class Members:
     def _say_unbrought(self, unbrought: Sequence[Unbrought]) -> None:
         """Report once which outputs of leaving hosts the head does not have."""
         for each in unbrought:
-            brings = f"it stays there, and `gpurun outputs {self._job.lease.job}` brings it later"
-            then = "its GPUs stay taken and the copy is tried again" if each.may_come else brings
-            said = f"{each.host}, which leaves the gang, has outputs that the head has not: {each.words}; {then}"
+            brings = f"`gpurun outputs {self._job.lease.job}` copies the missing outputs later"
+            then = "the host's GPUs stay leased while gpurun retries the copy" if each.may_come else brings
+            said = f"{each.host} leaves the gang, but has outputs that the head does not have: {each.words}; {then}"
             if said not in self._told:
                 self._told.add(said)
                 self._job.note(said)
@@ -263,7 +264,7 @@ class Members:
                 grown = self._take_and_bring_in()
                 self._grow_after(GROW_FIRST_S if grown else min(2 * self._grow_wait_s, NOTHING_FREE_MOST_S))
             except (GangEnd, *OUTLIVED) as error:
-                self._job.note(f"it cannot grow yet: {words_of(error)}")
+                self._job.note(f"the gang cannot grow yet: {words_of(error)}")
                 self._grow_after(min(2 * self._grow_wait_s, OF_NO_USE_MOST_S))
 
     def _grow_after(self, wait_s: float) -> None:
@@ -315,7 +316,7 @@ class Members:
         """
         job = self._job
         for host in hosts:
-            job.events.emit("host", host=host, state="joining", reason="free, and wanted by nobody else")
+            job.events.emit("host", host=host, state="joining", reason="free, and no other job wants the host")
         job.links.add(hosts, job.inventory)
         freeze(job.folder, job.inventory, job.lease)
         raise_first(job.links.open(hosts), kind="connection")

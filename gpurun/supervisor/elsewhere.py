@@ -37,7 +37,7 @@ def checked(job: SupervisedJob, hosts: Sequence[str]) -> Mapping[str, Out | None
         try:
             found.update(look_at(job.home, job.inventory, hosts))
         except OUTLIVED as error:
-            job.note(f"{', '.join(hosts)}: could not be checked: {words_of(error)}")
+            job.note(f"gpurun could not check {', '.join(hosts)}: {words_of(error)}")
 
     thread = threading.Thread(target=work, name="check", daemon=True)
     thread.start()

@@ -70,10 +70,10 @@ def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, se
         seen_out: it did not answer in the last minute.
     """
     if answer.get("state") == "gone":
-        return "its Docker engine has stopped"
+        return "the host's Docker engine has stopped"
     if answer.get("state") != "restarted":
         return None
     outlived_s = float(answer["up_s"]) - ended_ago_s
     if outlived_s > (AFTER_LAUNCHER_S if is_first else AFTER_RANK_S) or (outlived_s < -BEFORE_S and not seen_out):
         return None
-    return "its Docker engine was stopped, and started again"
+    return "the host's Docker engine stopped and started again"

@@ -7,13 +7,13 @@ import signal
 FULL_SHM = "/dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger"  # noqa: S108 (words)
 _MEANT = {
     signal.SIGBUS: f"usually {FULL_SHM}",
-    signal.SIGKILL: "somebody, or the kernel for lack of memory, killed it",
-    signal.SIGSEGV: "it used memory that it does not have",
-    signal.SIGABRT: "it aborted itself, as after a failed assertion",
-    signal.SIGILL: "it was built for another processor",
-    signal.SIGFPE: "it divided by zero",
-    signal.SIGXFSZ: "it wrote a larger file than it may",
-    signal.SIGPIPE: "nobody read what it wrote",
+    signal.SIGKILL: "a person, or the kernel for lack of memory, killed the program",
+    signal.SIGSEGV: "the program used memory that it does not have",
+    signal.SIGABRT: "the program aborted, for example after a failed assertion",
+    signal.SIGILL: "the program was built for another processor",
+    signal.SIGFPE: "the program divided by zero",
+    signal.SIGXFSZ: "the program wrote a file larger than its limit",
+    signal.SIGPIPE: "the program wrote to a pipe that nobody reads",
 }
 
 

@@ -43,7 +43,7 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
         frozen = _stored(folder)
         if frozen is None or any(grant.host not in frozen.by_name for grant in lease.grants):
             raise StateUnavailable(
-                f"its inventory cannot be loaded: {error.message}", where=error.where, job=lease.job,
+                f"the job's inventory cannot be loaded: {error.message}", where=error.where, job=lease.job,
                 hint="correct the inventory; then any gpurun command continues the job",
             ) from error  # fmt: skip
         return as_granted(frozen, lease), error
@@ -67,7 +67,7 @@ def last_known(folder: JobFolder) -> Inventory:
     """
     frozen = _stored(folder)
     if frozen is None:
-        raise StateError("nobody stored where its hosts are", where=str(_path(folder)), job=folder.id)
+        raise StateError("gpurun has no record of the job's hosts", where=str(_path(folder)), job=folder.id)
     return frozen
 
 

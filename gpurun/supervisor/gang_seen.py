@@ -15,7 +15,7 @@ from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.exit_codes import code_words
 from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank, hosts_that_are_done
 
-NO_TOOLS = "the host's disk is full, or PATH leads to no mkdir or mkfifo"
+NO_TOOLS = "the host's disk is full, or no folder in PATH has mkdir and mkfifo"
 """Why a rank's script may have no words about its end."""
 
 
@@ -69,18 +69,20 @@ class ContainerEnd:
     @property
     def _reason(self) -> str:
         if self.engine_out:
-            return "its Docker engine has stopped, and the job's container with it"
+            return "the host's Docker engine has stopped, and the job's container with it"
         if self.is_removed:
-            return "the job's container was removed by somebody else"
+            return "somebody removed the job's container"
         if self.is_own_memory:
             had_mib = (self.memory_bytes or 0) >> 20
-            more = f"ask for more with --memory {2 * had_mib}MiB"
-            return f"out of memory: the job had {had_mib} MiB on this host and used them, so it was killed; {more}"
+            more = f"ask for more memory with --memory {2 * had_mib}MiB"
+            return (
+                f"out of memory: the job had {had_mib} MiB on this host and used all, so the kernel killed it; {more}"
+            )
         if self.is_oom:
             return "the job's container ran out of memory and was killed"
         if self.code == UNTOLD:
             why = self.unwritable or NO_TOOLS
-            return f"a rank has ended and cannot say how: {why}"
+            return f"a rank ended, but could not report its exit code: {why}"
         return "the job's container ended" + (f" with {code_words(self.code)}" if self.code is not None else "")
 
 

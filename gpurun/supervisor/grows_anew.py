@@ -48,7 +48,7 @@ class GrowsAnew:
                 told = ""
             except OUTLIVED as error:  # for example a damaged lease: tried again, reported once
                 if (why := words_of(error)) != told:
-                    self._job.note(f"it cannot grow yet: {why}")
+                    self._job.note(f"the gang cannot grow yet: {why}")
                 told = why
 
     def _is_time(self) -> bool:
@@ -66,7 +66,7 @@ class GrowsAnew:
             look_while_growing(job.home, os.environ, job.inventory)
             return False
         job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
-        reason = f"it is formed again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
+        reason = f"gpurun starts the gang again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
         job.folder.ask_to_cancel(CancelRequest("preempt", by="its growth", asked_s=job.clock(), reason=reason))
         return True
 

@@ -89,7 +89,7 @@ class HealthWatch:
                             return
             except RemoteOpFailed as error:
                 if error.kind in FOR_GOOD:
-                    self._job.note(f"{host}: its hardware is not watched: {error.message}")
+                    self._job.note(f"gpurun cannot watch the hardware of {host}: {error.message}")
                     return
                 self._stop.wait(RETRY_S)
             except OUTLIVED:  # the head's own failures, too: nothing else would begin the watch again

@@ -122,7 +122,7 @@ def path_hint(env: Mapping[str, str]) -> str:
     path = env.get("PATH")
     if path is None:
         return ""
-    literal = "; gpurun expands no $PATH there" if "$" in path else ""
+    literal = "; gpurun does not expand $PATH there" if "$" in path else ""
     return f"`env` replaces the image's PATH by {path!r}{literal}"
 
 
@@ -154,8 +154,8 @@ def _missing(found: re.Match[str], failed: Failed) -> str:
         if relative == name or relative.startswith(f"{name}/"):
             given, line = given_again(name, failed.spec.left_out)
             return (
-                f"the workdir has {name} on the head, but .gitignore leaves it out: add this line at the end of "
-                f".gitignore: `{line}`, or give it with --data NAME={given}, as {DATA}/NAME"
+                f"the workdir has {name} on the head, but .gitignore leaves it out: add the line `{line}` at the end "
+                f"of .gitignore, or send the path as a data set with --data NAME={given} and read it at {DATA}/NAME"
             )
     return ""
 
@@ -168,7 +168,7 @@ def _module(found: re.Match[str], failed: Failed) -> str:
     scripts = (posixpath.join(WORKSPACE, word) for word in failed.spec.command if re.fullmatch(r"\S+\.py", word))
     folder = next((posixpath.dirname(posixpath.normpath(script)) for script in scripts), WORKSPACE)
     is_deep = failed.spec.workdir is not None and folder != WORKSPACE and _is_below(folder, WORKSPACE)
-    return f"{text}, or -e PYTHONPATH={WORKSPACE} finds it at the top of the workdir" if is_deep else text
+    return f"{text}; for a module at the top of the workdir, add -e PYTHONPATH={WORKSPACE}" if is_deep else text
 
 
 def _library(found: re.Match[str], _: Failed) -> str:
@@ -194,7 +194,7 @@ def _in_use(_: re.Match[str], failed: Failed) -> str:
 
 def _nccl(_: re.Match[str], failed: Failed) -> str:
     is_said = any(_NCCL_SAYS.search(line) for line in failed.lines)
-    return "" if is_said else "-e NCCL_DEBUG=WARN prints what NCCL failed at"
+    return "" if is_said else "add -e NCCL_DEBUG=WARN, so that NCCL prints why it failed"
 
 
 def _no_interface(_: re.Match[str], failed: Failed) -> str:
@@ -251,8 +251,8 @@ _HINTS = (
             r"|Cuda failure (?:2 )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY"
         ),
         _told(
-            "the memory of its GPU is full: try a smaller batch, or GPUs with more memory (`min_gpu_memory` in a "
-            "recipe)"
+            "the memory of the rank's GPU is full: try a smaller batch, or GPUs with more memory (`min_gpu_memory` in "
+            "a recipe)"
         ),
     ),
     Hint(re.compile(r"\bEADDRINUSE\b|errno: 98\b|\[Errno 98\] |: [Aa]ddress already in use\b"), _in_use),
@@ -266,14 +266,14 @@ _HINTS = (
     ),
     Hint(
         re.compile(r"Duplicate GPU detected : rank \d+ and rank \d+ both on CUDA device"),
-        _told("two ranks use one GPU: each rank must choose its own, as torch.cuda.set_device(LOCAL_RANK) does"),
+        _told("two ranks use one GPU: each rank must choose its own, for example by torch.cuda.set_device(LOCAL_RANK)"),
         anywhere=True,
     ),
     Hint(re.compile(r"Bootstrap : no socket interface found"), _no_interface, anywhere=True),
     Hint(
         re.compile(r"Watchdog caught collective operation timeout"),
         _told(
-            "it waited in a collective operation that other ranks did not join: look for a rank whose log ends "
+            "the rank waited in a collective operation that other ranks did not join: look for a rank whose log ends "
             "earlier, or that failed"
         ),
         anywhere=True,

@@ -281,7 +281,7 @@ class SupervisedJob:
             fabric = self.inventory.fabric_of(described)
             raise failed(
                 HostFailure(
-                    f"its interface {fabric.interface!r} has no IPv4 address", kind="address", host=host,
+                    f"the host's interface {fabric.interface!r} has no IPv4 address", kind="address", host=host,
                     job=self.lease.job,
                     hint=f"correct the interface of fabric {fabric.name!r}, or give the host a fabric_address",
                 )
@@ -309,7 +309,7 @@ class SupervisedJob:
         if damage := self.folder.mend_request():
             self.note(damage)
         if self.leases.restore(self.lease.job):
-            self.note("somebody removed its lease; gpurun restored it, because only a fence frees GPUs")
+            self.note("somebody removed the job's lease; gpurun restored the lease, because only a fence frees GPUs")
 
     def _must_look(self, request: CancelRequest | None) -> bool:
         """Return whether a pass must decide if the gang has to stop, for another gang or for a drain."""
@@ -365,6 +365,6 @@ def raise_first(failures: Mapping[str, GpurunError], *, kind: str = "") -> None:
     error = failures[host]
     error.host = error.host or host
     others = ", ".join(sorted(failures.keys() - {host})[:3])
-    more = f" (so did {len(failures) - 1} more: {others})" if others else ""
+    more = f" ({len(failures) - 1} more failed: {others})" if others else ""
     end = failed(error, more=more).end
     raise GangEnd(replace(end, suspects=tuple(sorted(failures)), by_host=by_host) if host in by_host else end)

@@ -202,7 +202,7 @@ class JobLog:
 
     def _gone(self, count: int) -> bytes:
         """Return the line of the log in the place of `count` bytes that its limit has cost."""
-        said = f"gpurun: {-(-count >> 20)} MiB of the log are gone here: log_limit keeps its beginning and its end"
+        said = f"gpurun: {-(-count >> 20)} MiB of the log are gone here: log_limit keeps the log's beginning and end"
         return self._time_now() + b" e " + said.encode()
 
     def _line(self, key: _Key, rank: int, text: bytes | bytearray, used: int) -> bytes:
@@ -244,7 +244,7 @@ class JobLog:
     def _write(self, data: bytes) -> None:
         free, disk = disk_of(self.descriptor)
         if free - len(data) < reserve_of(disk) // RESERVE_PART:
-            raise OSError(errno.ENOSPC, "the head keeps the rest of its disk for the state of jobs", str(self.path))
+            raise OSError(errno.ENOSPC, "the head reserves the rest of its disk for the state of jobs", str(self.path))
         left = memoryview(data)
         while left:  # a disk that fills up takes a part, and refuses the rest
             left = left[os.write(self.descriptor, left) :]
@@ -263,7 +263,7 @@ class JobLog:
         except FileNotFoundError:
             return
         aside = durable.set_aside(self.path)
-        self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
+        self._on_damage(f"the log {self.path} was not a file: gpurun renamed it to {aside.name} and began a new log")
 
     def _end(self) -> _Known:
         """Return the file's position, after cutting off a torn last line."""
@@ -272,7 +272,7 @@ class JobLog:
             end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
             stream.truncate(end)
         if damaged := known.read(lines, end):
-            self._on_damage(f"{self.path}: {count(damaged, 'line is', 'lines are')} damaged; some may come twice")
+            self._on_damage(f"{self.path}: {count(damaged, 'line is', 'lines are')} damaged; lines may appear twice")
         return known
 
 

@@ -102,7 +102,7 @@ def _try_again(job: SupervisedJob, error: GpurunError, pause_s: float) -> float:
     """Wait before the next try to carry out the decided end; return how long to wait after that."""
     if isinstance(error, StateUnavailable) or job.gives_back:
         raise error
-    job.note(f"ending it failed and is tried again in {duration(pause_s)}: {error}")
+    job.note(f"gpurun could not end the job and retries in {duration(pause_s)}: {error}")
     time.sleep(pause_s)
     return min(2 * pause_s, RETRY_MOST_S)
 
@@ -120,7 +120,7 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
     except GangEnd as ended:
         return _stopping(job, ended.end)
     if job.record.state is State.RUNNING:
-        damage.hint = f"its gang trains on; `gpurun cancel {job.lease.job}` ends it"
+        damage.hint = f"the job's ranks still run; `gpurun cancel {job.lease.job}` ends the job"
         raise damage
     return _stopping(job, failed(damage).end)
 
@@ -155,9 +155,9 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
         setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
     why = ""
     if before is not None and restarts.repeats(before, setback):
-        why = f"attempt {before.attempt} failed the same way and no progress was made since"
+        why = f"attempt {before.attempt} failed the same way, and the job has made no progress since"
     elif job.spec.reforms and setback.fruitless >= restarts.MOST_FRUITLESS:
-        why = f"hosts failed {setback.fruitless} times in a row before anything was achieved"
+        why = f"hosts failed {setback.fruitless} times in a row before the job made any progress"
     if why:
         return replace(end, reason=f"{end.reason}; {why}"), None, setback
     return end, restarts.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback

@@ -107,7 +107,7 @@ class Links:
         """Return the host's agent. Raises HostUnreachable if there is none."""
         agent = self.fleet.agents.get(host)
         if agent is None:
-            raise HostUnreachable("there is no connection to it", host=host)
+            raise HostUnreachable("there is no connection to the host", host=host)
         return agent
 
     def silent_s(self, host: str) -> float:

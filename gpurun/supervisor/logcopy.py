@@ -145,7 +145,7 @@ class LogCopy:
                 except _Closed:
                     pass
                 except HostFailure as error:
-                    self._say(f"{agent.host}: the last lines of its ranks could not be copied: {error.message}")
+                    self._say(f"{agent.host}: the last lines of the ranks there could not be copied: {error.message}")
                     raise
                 except (OSError, StateError) as error:
                     self._say_lost(error)
@@ -237,7 +237,7 @@ class LogCopy:
                 if since >= PACE_BYTES:
                     since, came_s = 0, time.monotonic()
                 if until_s is not None and time.monotonic() > min(until_s, came_s + PACE_S):
-                    self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
+                    self._note(f"{agent.host}: ranks printed more than gpurun could copy in time: the rest is lost")
                     return
                 self._take(log, agent.host, turn, reply)
                 came, since = came + len(reply.payload), since + len(reply.payload)
@@ -280,7 +280,7 @@ class LogCopy:
         """Report once a host whose answers cannot be true. Its ranks' output is lost."""
         if error.kind == BAD_ANSWER and error.host and error.host not in self._doubted:
             self._doubted.add(error.host)
-            self._say(f"{error.host}: what is printed there is lost: {error.message}")
+            self._say(f"{error.host}: the output of ranks there is lost: {error.message}")
 
     def _is_believed(self, host: str, said: Any) -> bool:
         """Return whether an event is about a rank that runs on this host. Reports a host once that names other
@@ -289,15 +289,15 @@ class LogCopy:
         rank = said.get("rank") if isinstance(said, dict) else None
         if type(rank) is not int:
             return True
-        why = "" if self._seating.has(host, rank) else f"tells of rank {rank}, which does not run there"
+        why = "" if self._seating.has(host, rank) else f"reports a rank {rank}, which does not run there"
         names = self._names.setdefault(host, set())
         if not why and said.get("id") not in names and len(names) >= MOST_NAMES:
-            why = f"tells of more than {MOST_NAMES} ranks"
+            why = f"reports more than {MOST_NAMES} ranks"
         if not why:
             names.add(said.get("id"))
         elif host not in self._doubted:
             self._doubted.add(host)
-            self._say(f"{host} {why}: gpurun does not believe it")
+            self._say(f"{host} {why}: gpurun ignores these reports")
         return not why
 
     # -- the file -----------------------------------------------------------------------------------------
@@ -336,11 +336,11 @@ class LogCopy:
         if not self._told_full:
             self._told_full = True
             why = getattr(error, "strerror", words_of(error))
-            self._say(f"the log cannot be written, and will be caught up: {why}")
+            self._say(f"gpurun cannot write the log now and will add the missing lines later: {why}")
         self._closed.wait(FULL_RETRY_S)
 
     def _say_lost(self, error: OSError | StateError) -> None:
-        self._say(f"the log lacks its end, which could not be written: {getattr(error, 'strerror', error)}")
+        self._say(f"gpurun could not write the end of the log: {getattr(error, 'strerror', error)}")
 
     def _say(self, text: str) -> None:
         with suppress(OSError, StateError):  # it goes to the same disk

@@ -47,7 +47,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     folder = JobStore(home).get(lease.job)
     links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
     events = EventLog(folder.events, clock=time.time)
-    proof = f"nothing of attempt {lease.attempt} is left there"
+    proof = f"attempt {lease.attempt} left nothing on the host"
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S
     try:

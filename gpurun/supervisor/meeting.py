@@ -107,7 +107,7 @@ class MeetingWatch:
 def warning(spec: JobSpec) -> str:
     """Return what a person is told."""
     return (
-        f"the {spec.gpus} ranks have ended without ever connecting to each other: no group was formed, so if they were "
-        f"to train one model, each has trained its own. A program of the launcher {spec.launcher} calls "
-        f"{launcher_of(spec).joins}; --launcher {ALONE} is for copies that need no group"
+        f"the {spec.gpus} ranks have ended without ever connecting to each other: if they were meant to train one "
+        f"model, each rank has trained its own. With the launcher {spec.launcher}, a program calls "
+        f"{launcher_of(spec).joins} to connect its ranks; --launcher {ALONE} is for ranks that need no connection"
     )

@@ -65,6 +65,6 @@ def _tell(job: SupervisedJob, wish: NotifyWish, document: dict[str, object]) -> 
     except NotSent as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001 - a message is never worth a job
-        why = f"it failed: {type(error).__name__}"
+        why = f"gpurun could not send the message: {type(error).__name__}"
     with suppress(StateError, OSError):
         job.events.emit("notify", to=wish.kind, event=document["event"], sent=not why, reason=why)

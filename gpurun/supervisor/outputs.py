@@ -74,8 +74,8 @@ def _tell_of_removed(job: SupervisedJob) -> None:
     left = job.record.outputs_left
     if left is not None and (removed := [host for host in job.hosts if host in left.hosts]):
         job.note(
-            f"{', '.join(removed)}: outputs of an earlier attempt that are not on the head are removed: all hosts get"
-            " the last whole copy"
+            f"gpurun removed outputs of an earlier attempt from {', '.join(removed)}: the head has no copy of these "
+            "outputs, and all hosts get the last whole copy"
         )
 
 
@@ -91,7 +91,9 @@ def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostO
         written = reply.value
     files = sum(entry.kind == "file" for entry in sent)
     if not isinstance(written, dict) or written.get("files") != files:
-        raise HostFailure("it did not get all outputs of earlier attempts: a file changed meanwhile", host=agent.host)
+        raise HostFailure(
+            "the host did not get all outputs of earlier attempts: a file changed during the copy", host=agent.host
+        )
     return list_outputs(agent, job.lease.job, force=True) or theirs
 
 
@@ -221,7 +223,7 @@ def _bring(
 ) -> Sequence[Unbrought]:  # fmt: skip
     """Copy the hosts' outputs; a host that fails or lies does not delay others. Returns what could not be copied."""
     silent = [host for host in hosts if not links.is_open(host)]
-    unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
+    unbrought = [Unbrought(host, "", "did not answer, so this host may have newer outputs") for host in silent]
     asked = links.each(_lister(copy, job, force=force), [host for host in hosts if host not in silent])
     unbrought += [
         Unbrought(host, "", error.message, is_lost=error.message != GONE) for host, error in asked.failed.items()

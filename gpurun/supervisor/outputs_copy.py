@@ -201,10 +201,10 @@ class HeadCopy:
         own = sorted(name for name, version in self.versions.items() if name != version.path)
         if lasting := [name for name in own if before is None or name in before]:
             of = self.versions[lasting[0]]
-            more = f", and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+            more = f", and renames {len(lasting) - 1} more" if len(lasting) > 1 else ""
             whose = f"{of.path!r} of {of.host.rstrip(PAST)}"
             self.keeper.say(
-                "versions", f"hosts have different files of one name: {whose} is kept as {lasting[0]!r}{more}"
+                "versions", f"hosts have different files of one name: the head keeps {whose} as {lasting[0]!r}{more}"
             )
 
     @property

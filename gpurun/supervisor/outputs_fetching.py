@@ -102,14 +102,14 @@ class Arrival:
         try:
             for frame in batches.unpacked(pieces()):
                 if number == len(wanted) or frame.header.get("n") != number:
-                    raise OpError("corrupt", "the host sends files that nobody asked for")
+                    raise OpError("corrupt", "the host sent files that the head did not ask for")
                 ended, is_refused = self._take(agent.host, wanted[number], receiver, frame, is_refused)
                 number += ended
         except OpError as error:
             self._arriving.distrust(agent.host)
             name = f"{wanted[number].path!r:.200}: " if number < len(wanted) else ""
             raise HostFailure(
-                f"what the host sent is not the job's outputs: {name}{error.message}", host=agent.host
+                f"the files that the host sent are not the job's outputs: {name}{error.message}", host=agent.host
             ) from error
         except _NoRoomError as error:
             for entry in wanted[number:]:
@@ -119,7 +119,7 @@ class Arrival:
         finally:
             stream.close()
         if number < len(wanted):
-            raise HostFailure(f"it sent {number} of {count(len(wanted), 'file')}", host=agent.host)
+            raise HostFailure(f"the host sent {number} of {count(len(wanted), 'file')}", host=agent.host)
 
     def _question(self, entry: Listed, begun: Begun | None) -> dict[str, Any]:
         version = self._versions.get(entry.path)

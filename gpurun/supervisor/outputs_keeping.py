@@ -56,7 +56,8 @@ class Keeper:
         elif at_s - self._rested_s >= NEVER_S:
             self.say(
                 "never",
-                f"the outputs never rest for {duration(REST_S)}, so the head has no whole copy of their newest state:"
+                f"some output changes at least every {duration(REST_S)}, so the head has no whole copy of the "
+                "newest outputs:"
                 " call gpurun_runtime.checkpointed(step) after each save, or save less often",
             )
         return not self.is_kept and looks.is_whole(self._copied_s) and is_complete(self._left, looks.logs)
@@ -89,7 +90,7 @@ class Keeper:
         try:
             outputs_whole.keep(home, self._folder.path.plain, About(time.time(), self.looks.step, logs, versions))
         except OSError as error:
-            self.say("kept", f"the head keeps no whole copy of the outputs: {error.strerror or error}")
+            self.say("kept", f"the head could not keep a whole copy of the outputs: {error.strerror or error}")
             return
         finally:
             os.close(home)
@@ -98,8 +99,9 @@ class Keeper:
             more = f" and {len(logs) - 3} others" if len(logs) > 3 else ""
             self.say(
                 "logs",
-                f"{', '.join(map(repr, logs[:3]))}{more} changes all the time: a restart gets it as it last came, and"
-                " everything else as it was when nothing changed",
+                f"the job changes {', '.join(map(repr, logs[:3]))}{more} all the time: a restart gets the "
+                "newest copy of"
+                " such a file, and all other outputs from a moment when none of them changed",
             )
 
     def begin(self) -> None:
@@ -128,7 +130,9 @@ class Keeper:
         finally:
             os.close(home)
         self._kept, self.is_kept = None, False
-        self.say("room", "the newest outputs need the room of the last whole copy, which is removed")
+        self.say(
+            "room", "gpurun removed the last whole copy of the outputs, because the newest outputs need its disk space"
+        )
         return True
 
     def _is_over_limit(self) -> bool:

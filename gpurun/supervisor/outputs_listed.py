@@ -130,13 +130,13 @@ def list_outputs(
                 declared = Declared(*said) if said else None
             size += len(reply.payload)
             if size > MOST_LISTED_BYTES or time.monotonic() > deadline:
-                raise HostFailure("its list of outputs does not end", host=agent.host)
+                raise HostFailure("the host's list of outputs does not end", host=agent.host)
             yield reply.payload
 
     try:
         found = outputs_of(agent.host, batches.unpacked(pieces()), rows)
     except OpError as error:
-        raise HostFailure(f"its list of outputs is damaged: {error.message}", host=agent.host) from error
+        raise HostFailure(f"the host's list of outputs is damaged: {error.message}", host=agent.host) from error
     return replace(found, declared=declared) if present else None
 
 
@@ -149,14 +149,14 @@ def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, Kno
     listing = _Listing(host)
     for frame in said:
         if len(listing.entries) + len(listing.unbrought) > MOST_LISTED:
-            raise HostFailure(f"its outputs are more than {MOST_LISTED:,} files and folders", host=host)
+            raise HostFailure(f"the host has more than {MOST_LISTED:,} files and folders of outputs", host=host)
         try:
             if "in" in frame.header:
                 listing.add_rows(frame, known)
             else:
                 listing.add(listed(dict(frame.header)))
         except OpError as error:
-            raise HostFailure(f"its list of outputs is impossible: {error.message}", host=host) from error
+            raise HostFailure(f"the host's list of outputs is impossible: {error.message}", host=host) from error
     return HostOutputs(host, listing.entries, tuple(listing.unbrought), listing.rows)
 
 
@@ -187,14 +187,16 @@ class _Listing:
         self._needs_folder(folder, folder)
         if "same" in frame.header:
             if (folder, at) not in known:
-                raise OpError("refused", f"nobody has told it rows of {folder!r:.200}")
+                raise OpError(
+                    "refused", f"the list refers to earlier rows of {folder!r:.200}, but the head has no such rows"
+                )
             rows = known[folder, at]
         else:
             rows = KnownRows(hashlib.sha256(frame.payload).hexdigest(), tuple(_files(folder, frame.payload)))
         count = len(self.entries)
         self.entries.update((entry.path, entry) for entry in rows.entries)
         if len(self.entries) != count + len(rows.entries):
-            raise OpError("refused", f"a name of {folder!r:.200} comes twice")
+            raise OpError("refused", f"the list has a name in {folder!r:.200} twice")
         if len(rows.entries) >= LEAST_ROWS:
             self.rows[folder, at] = rows
 
@@ -216,7 +218,7 @@ def _files(folder: str, payload: bytes) -> Iterator[Listed]:
         if not (is_near and name.isascii()) or "/" in name or "\0" in name or name in (".", ".."):
             below.parts_of(path)
             if "/" in name:
-                raise OpError("refused", f"{name!r:.200} is not a name")
+                raise OpError("refused", f"{name!r:.200} is not a file name")
         yield Listed(path, "file", mode, mtime_ns, size, (ctime_ns, inode), stored=stored)
 
 
@@ -229,4 +231,4 @@ def _rows(payload: bytes) -> _Rows:
         said: Any = json.loads(payload)
         return msgspec.convert(said, ready(_Rows))
     except (ValueError, RecursionError) as error:
-        raise OpError("refused", f"its rows are none: {error}"[:300]) from None
+        raise OpError("refused", f"the rows are malformed: {error}"[:300]) from None

@@ -45,14 +45,14 @@ def _sums(host: str, paths: Sequence[str], stream: Stream) -> Mapping[str, tuple
         for frame in batches.unpacked(reply.payload for reply in stream):
             said = frame.header
             if number == len(paths) or said.get("n") != number:
-                raise OpError("corrupt", "it digests files that nobody asked for")
+                raise OpError("corrupt", "the host sent digests of files that the head did not ask for")
             if "marks" in said:
                 marks, sha = said["marks"], said.get("sha")
                 if isinstance(marks, list) and isinstance(sha, str):
                     found[paths[number]] = (marks, sha)
                 number += 1
     except OpError as error:
-        raise HostFailure(f"its digests of outputs are damaged: {error.message}", host=host) from error
+        raise HostFailure(f"the host's digests of outputs are damaged: {error.message}", host=host) from error
     if number < len(paths):
-        raise HostFailure(f"it sent {number} of {len(paths)} digests", host=host)
+        raise HostFailure(f"the host sent {number} of {len(paths)} digests", host=host)
     return found

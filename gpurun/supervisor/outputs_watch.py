@@ -80,6 +80,6 @@ class _UnfitTold:
             self._told.add(key)
             if is_ours:
                 name = replace(each, path=each.path[len(BESIDE) + 1 :] or BESIDE).words
-                self._note(f"a restart begins without this file, which {each.host} has beside the code: {name}")
+                self._note(f"a restart begins without this file, which is beside the code on {each.host}: {name}")
             else:
                 self._note(f"some outputs stay on their hosts while the gang runs: {each.words}")

@@ -80,6 +80,6 @@ def _holder(processes: Sequence[GpuProcess], gpus: set[int]) -> GpuHolder:
     # without the memory: on each of several GPUs, a process uses another amount
     named = ", ".join(described(replace(each, memory_mib=None)) for each in processes[:MOST_NAMED])
     return GpuHolder(
-        tuple(sorted(gpus)), user=printable(processes[0].user), why="no job of gpurun started it",
+        tuple(sorted(gpus)), user=printable(processes[0].user), why="no gpurun job started this process",
         process=printable(named + more),
     )  # fmt: skip

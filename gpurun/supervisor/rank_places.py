@@ -60,7 +60,7 @@ def host_of(
     """
     known = sorted(places, key=lambda place: place.age_s)
     if rank >= seating.size:
-        raise BadInput(f"it has ranks 0 to {seating.size - 1}, not {rank}", job=job)
+        raise BadInput(f"the job has ranks 0 to {seating.size - 1}, not {rank}", job=job)
     if not known and (only := seating.host_of(rank)) is not None:
         return only
     mine = [place for place in known if place.rank == rank]
@@ -80,14 +80,14 @@ def host_of(
 
 
 def _whereabouts(living: Iterable[RankPlace]) -> str:
-    """Return ``ranks that live: 0-3 on h1; 4,6 on h2``."""
+    """Return ``ranks that run now: 0-3 on h1; 4,6 on h2``."""
     by_host: dict[str, set[int]] = {}
     for place in living:
         by_host.setdefault(place.host, set()).add(place.rank)
     if not by_host:
-        return "no rank of this job lives now"
+        return "no rank of this job runs now"
     parts = [f"{_folded(ranks)} on {host}" for host, ranks in sorted(by_host.items(), key=lambda item: min(item[1]))]
-    return f"ranks that live: {'; '.join(parts)}"
+    return f"ranks that run now: {'; '.join(parts)}"
 
 
 def _folded(ranks: Iterable[int]) -> str:

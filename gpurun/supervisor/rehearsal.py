@@ -37,12 +37,12 @@ class RehearsalWatch:
         if time.monotonic() - self._asked_s < ASK_EVERY_S:
             return ""
         self._asked_s = time.monotonic()
-        return "" if (step := furthest_step(job)) is None else f"one rank came to step {step}"
+        return "" if (step := furthest_step(job)) is None else f"one rank reached step {step}"
 
 
 def judged(end: End, gpus: int) -> End:
     """Return what the end of a rehearsal means for the job: after a success, the whole gang of `gpus` is queued."""
     if end.outcome is State.SUCCEEDED:
-        reason = f"rehearsed: {end.reason or 'one rank returned 0'}; waits for {gpus} GPUs"
+        reason = f"the rehearsal passed: {end.reason or 'one rank returned 0'}; the job waits for {gpus} GPUs"
         return replace(end, outcome=State.QUEUED, reason=reason, exit_code=None)
     return replace(end, reason=f"in the rehearsal on one GPU: {end.reason}") if end.outcome is State.FAILED else end

@@ -101,7 +101,7 @@ def _create_all(job: SupervisedJob) -> Plan:
         if not taken:
             raise_first(_explained(job, results).failed)
             return plan
-        job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: taking another one")
+        job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: gpurun takes another port")
         _remove_parts(job, job.hosts)
         job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
     why = f"no free port for the job in {PORT_TRIES} tries"
@@ -122,7 +122,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
         claim=claim_of(job, agent.host), layered=job.spec.writes_beside, timeout_s=START_TIMEOUT_S,
     ).value  # fmt: skip
     if isinstance(made, dict) and (why := one_line(str(made.get("copied") or ""))):
-        job.note(f"{agent.host}: no layer can lie above the code, so each attempt gets a copy of it: {why}")
+        job.note(f"{agent.host} cannot put a layer above the code, so each attempt gets a copy of the code: {why}")
 
 
 def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:

@@ -78,7 +78,7 @@ def warning(ranks: int, name: str) -> str:
     """Return what a person is told."""
     who = f"{ranks} ranks each started" if ranks > 1 else "a rank started"
     return (
-        f"{who} {name} itself, beside what gpurun has started, one rank for each GPU: its processes may share "
-        f"GPUs, or train several models. --one-per-host runs the command once on each host; --launcher lets gpurun "
-        f"start the ranks; --launcher {ALONE} with {name} in the command itself wants it so"
+        f"{who} {name} itself, although gpurun started one rank for each GPU: the processes of {name} may share GPUs, "
+        f"or train several models. --one-per-host runs the command once on each host; --launcher lets gpurun start the "
+        f"ranks. If you want {name} in each rank, submit with --launcher {ALONE} and write {name} in the command"
     )

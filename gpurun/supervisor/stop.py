@@ -58,7 +58,9 @@ def stop(job: SupervisedJob) -> State:
         raise damage  # its GPUs would go to the next gang
     if ending.kept:
         kept = ", ".join(sorted(ending.kept))
-        job.note(f"{kept}: the last outputs of this attempt could not be copied and are still there")
+        job.note(
+            f"{kept}: the last outputs of this attempt are still on the host, because the head could not copy them"
+        )
     return _finish(job, unproven)
 
 
@@ -94,7 +96,7 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
     told_s = {host: at_s for host, at_s in job.links.each(tell, hosts).ok.items() if at_s is not None}
     if told_s:
-        job.note(f"SIGTERM sent; {duration(job.spec.grace_s)} of grace")
+        job.note(f"gpurun sent SIGTERM; ranks have {duration(job.spec.grace_s)} to end")
     while told_s := {host: at_s for host, at_s in told_s.items() if time.monotonic() < at_s + job.spec.grace_s}:
         left = job.links.each(
             lambda agent: agent.call("ranks.count", job=job.lease.job, timeout_s=patience_s).value, told_s
@@ -136,7 +138,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
         except OUTLIVED as error:
             if not may_pass(error):
                 raise
-            job.note(f"its end cannot be written and is tried again in {duration(pause_s)}: {words_of(error)}")
+            job.note(f"gpurun could not record the job's end and retries in {duration(pause_s)}: {words_of(error)}")
         else:
             job.told()
             return job.record.state

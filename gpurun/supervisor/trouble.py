@@ -25,11 +25,14 @@ def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore)
     last = _last_words(folder)
     if last:
         what = "could not start" if record.state is State.GRANTED else "has trouble"
-        return f"its supervisor {what}: {last}"
+        return f"the job's supervisor {what}: {last}"
     if record.state is not State.STOPPING and not leases.is_alive(record.id):
         if not has_account(record.owner_uid):
-            return f"it has no supervisor, and its owner no account; root's `gpurun cancel {record.id}` frees its GPUs"
-        return f"it has no supervisor; the next command of {record.owner} starts one"
+            return (
+                "the job has no supervisor, and its owner has no account; root can free the GPUs: `gpurun "
+                f"cancel {record.id}`"
+            )
+        return f"the job has no supervisor; the next gpurun command of {record.owner} starts a supervisor"
     return None
 
 

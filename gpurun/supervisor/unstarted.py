@@ -169,7 +169,9 @@ def _the_jobs(end: End, failure: StartFailure, alike: Sequence[StartFailure]) ->
     names = sorted(each.host for each in alike)
     named = ", ".join(names[:ENOUGH_HOSTS]) + (f" and {len(names) - ENOUGH_HOSTS} more" if len(names) > 3 else "")
     hint = f" ({error.hint})" if error.hint else ""
-    reason = f"{named}: {error.message}{hint}; a check finds nothing wrong with {'them' if len(names) > 1 else 'it'}"
+    reason = (
+        f"{named}: {error.message}{hint}; a check finds no fault on {'these hosts' if len(names) > 1 else 'this host'}"
+    )
     first = FirstFailure(reason=error.message, host=failure.host, kind="")
     return replace(end, reason=reason, code=error.exit_code, failure=first, suspects=())
 

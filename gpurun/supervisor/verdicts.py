@@ -110,14 +110,16 @@ def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> En
     if failure is None or failure.excerpt:
         return end
     if failure.kind == "container" and (replaced := path_hint(spec.env)):
-        return _because(end, end.reason.replace(NO_TOOLS, f"{replaced}, and it leads to no mkdir or mkfifo"))
+        return _because(
+            end, end.reason.replace(NO_TOOLS, f"{replaced}, and no folder in this PATH has mkdir and mkfifo")
+        )
     if failure.kind != "rank":
         return end
     failure = replace(failure, excerpt=output.excerpt(lines, failure.rank))
     end = replace(end, failure=failure)
     if _lacks_command(failure, spec.command[0]):
         replaced = path_hint(spec.env)
-        lacks = f"{replaced}, and it leads to no" if replaced else f"the image {spec.image} has no"
+        lacks = f"{replaced}, and no folder in this PATH has" if replaced else f"the image {spec.image} has no"
         return replace(_because(end, f"{lacks} {spec.command[0]}{_instead(spec.command)}: {end.reason}"), code=2)
     printed = [line for line in lines if line.rank == failure.rank]
     hint = hint_for(Failed(failure.exit_code, printed, spec, failure.host or "its host"))
@@ -127,9 +129,9 @@ def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> En
 def _instead(command: tuple[str, ...]) -> str:
     """Return what to write for a program that many images lack; "" if gpurun does not know."""
     if command[0] == "python":
-        return " (most images have python3, so write that)"
+        return " (most images have python3, so write python3)"
     line = shlex.quote(shlex.join(command))
-    return f" (it is a word of bash, so write bash -c {line})" if command[0] == "time" else ""
+    return f" (time is a keyword of bash, so write bash -c {line})" if command[0] == "time" else ""
 
 
 def _because(end: End, reason: str) -> End:
@@ -171,7 +173,9 @@ def host_lost(host: str) -> FirstFailure:
 def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
     said, program = " ".join(excerpt), launcher_of(spec).program
     if code == 127 and program in said and "not found" in said:
-        reason = f"the image {spec.image} has no {program}: choose another --launcher, or see recipes/images"
+        reason = (
+            f"the image {spec.image} has no {program}: choose another --launcher, or use an image of recipes/images"
+        )
         return End(
             State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
         )

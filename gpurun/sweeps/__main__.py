@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         if here.is_gone():
             return 0
         # a defect of gpurun: `sweep status` must say that the sweep stands still
-        folder.say(f"its conductor has failed: {type(error).__name__}: {error}; {folder.log} has more")
+        folder.say(f"the sweep's conductor has failed: {type(error).__name__}: {error}; the log {folder.log} has more")
         raise
     return 0
 

@@ -158,14 +158,16 @@ class Conductor:
         if not folder.path.exists():
             if trial.job not in self._submitted:
                 return None
-            return JournalEntry("ended", now_s, trial.number, outcome="failed", reason="its job was removed")
+            return JournalEntry(
+                "ended", now_s, trial.number, outcome="failed", reason="the job of the trial was removed"
+            )
         try:
             record = folder.record()
         except StateUnavailable:  # it says nothing about the record
             raise
         except StateError as error:
             return JournalEntry(
-                "ended", now_s, trial.number, outcome="failed", reason=f"its record is damaged: {error}"
+                "ended", now_s, trial.number, outcome="failed", reason=f"the job's record is damaged: {error}"
             )
         if not record.state.ended:
             return None

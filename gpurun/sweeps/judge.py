@@ -21,8 +21,8 @@ def why_all_would_fail(trial: Trial, reason: str, metric: Metric) -> str:
     name = metric.name
     given = f"{name}=…" if name.isidentifier() else f"**{{{name!r}: …}}"
     return (
-        f"trial {trial.number}: {reason}, and no other trial has: all would end so, and the sweep stopped itself. "
-        f"Call gpurun.report(step, {given}) in the program, or name a metric that it reports"
+        f"the sweep stopped itself, because each trial would fail like trial {trial.number}: {reason}. "
+        f"Call gpurun.report(step, {given}) in the program, or name a metric that the program reports"
     )
 
 
@@ -40,8 +40,8 @@ def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None, others: C
     if metric is None:
         return "complete", ""
     if is_silent(trial, record, metric):
-        told = f"; it reported {', '.join(sorted(others))}" if others else ""
-        return "failed", f"it ended with 0 and never reported {metric.name}{told}"
+        told = f"; the job reported {', '.join(sorted(others))}" if others else ""
+        return "failed", f"the job ended with exit code 0 and never reported {metric.name}{told}"
     if trial.value is None:
         return "failed", f"{metric.name} is not a number at step {trial.step}"
     return "complete", ""

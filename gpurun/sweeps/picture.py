@@ -113,7 +113,7 @@ def _words(trial: Trial, metric: Metric) -> str:
 def _legend(sheet: Drawing, look: _Look) -> None:
     best = look.best
     sheet.line([(10, 44), (40, 44)], BEST, width=3)
-    sheet.text(46, 48, clipped(f"best: {_words(best, look.metric)}" if best else "best: none has ended yet", 130))
+    sheet.text(46, 48, clipped(f"best: {_words(best, look.metric)}" if best else "best: no trial has ended yet", 130))
     sheet.line([(10, 64), (40, 64)], FRAME)
     sheet.text(46, 68, "complete")
     sheet.line([(120, 64), (150, 64)], FRAME, is_dashed=True)

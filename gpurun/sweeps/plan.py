@@ -93,11 +93,11 @@ def job_of(plan: SweepPlan, sweep: str, number: int, parameters: Point) -> JobSp
 def wrong_with(plan: SweepPlan) -> str:
     """Return why a stored plan cannot be carried, because somebody edited it; "" if it can."""
     if plan.trials < 1:
-        return "it has no trials"
+        return "the plan has no trials"
     if plan.max_parallel is not None and plan.max_parallel < 1:
-        return "no trial may run"
+        return "the plan lets no trial run"
     if plan.search == "grid" and plan.trials > math.prod(len(one.values) for one in plan.space.values()):
-        return "it has more trials than points"
+        return "the plan has more trials than points"
     return ""
 
 
@@ -121,7 +121,7 @@ def parse_metric(text: str) -> Metric:
     """
     found = _METRIC.match(text)
     if not found:
-        raise BadInput(f"{text!r} is not a metric", hint="NAME:max or NAME:min, such as accuracy:max")
+        raise BadInput(f"{text!r} is not a metric", hint="write NAME:max or NAME:min, such as accuracy:max")
     return Metric(found[1], found[2] != "min")
 
 
@@ -142,5 +142,8 @@ def parse_stop(text: str) -> Asha | None:
             break
         given[name] = int(number)
     if not found or given.get("min", 1) < 1 or given.get("factor", 3) < 2:
-        raise BadInput(f"{text!r} is not a rule to stop by", hint="asha:min=1,factor=3: min from 1, factor from 2")
+        raise BadInput(
+            f"{text!r} is not a stop rule",
+            hint="write asha:min=1,factor=3, with a min of 1 or more and a factor of 2 or more",
+        )
     return Asha(given.get("min", 1), given.get("factor", 3))

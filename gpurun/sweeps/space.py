@@ -67,14 +67,16 @@ def dimension(name: str, texts: tuple[str, ...]) -> Dimension:
         BadInput: it is neither.
     """
     if not _NAME.match(name):
-        raise BadInput(f"{name!r} is not a parameter's name", hint="letters, digits, '_', '.' and '-'")
+        raise BadInput(f"{name!r} is not a valid name of a parameter", hint="use letters, digits, '_', '.' and '-'")
     if len(texts) == 1 and (found := _RANGE.match(texts[0])):
         return _range(name, bool(found[1]), found[2], found[3])
     if wrong := [text for text in texts if text.startswith("log:")]:
-        raise BadInput(f"the parameter {name}: {wrong[0]!r} is not a range", hint=f"{name}=log:1e-5..1e-1, and no list")
+        raise BadInput(
+            f"the parameter {name}: {wrong[0]!r} is not a range", hint=f"write a range such as {name}=log:1e-5..1e-1"
+        )
     values = tuple(value_of(text) for text in texts)
     if not texts or "" in texts:
-        raise BadInput(f"the parameter {name} has an empty value", hint=f"such as {name}=0.1,0.01")
+        raise BadInput(f"the parameter {name} has an empty value", hint=f"write values such as {name}=0.1,0.01")
     if len({(type(value), value) for value in values}) < len(values):
         raise BadInput(f"the parameter {name} has a value twice: {', '.join(texts)}")
     return Dimension(values)
@@ -84,12 +86,13 @@ def _range(name: str, is_log: bool, low: str, high: str) -> Dimension:
     ends = value_of(low), value_of(high)
     if any(isinstance(end, bool | str) for end in ends):
         raise BadInput(
-            f"the range {low}..{high} of {name} has an end that is not a number", hint=f"{name}=log:1e-5..1e-1"
+            f"the range {low}..{high} of {name} has an end that is not a number",
+            hint=f"write a range such as {name}=log:1e-5..1e-1",
         )
     first, last = float(ends[0]), float(ends[1])
     if first >= last or (is_log and first <= 0):
         needs = "0 < LOW < HIGH" if is_log else "LOW < HIGH"
-        raise BadInput(f"the range {low}..{high} of {name} is empty: {needs}")
+        raise BadInput(f"the range {low}..{high} of {name} is empty: a range LOW..HIGH needs {needs}")
     return Dimension(low=first, high=last, is_log=is_log, is_whole=all(isinstance(end, int) for end in ends))
 
 
@@ -112,7 +115,9 @@ def assignments(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     for word in words:
         name, equals, rest = word.partition("=")
         if not equals:
-            raise BadInput(f"{word!r} is not a parameter", hint="NAME=VALUES, such as lr=0.1,0.01 or lr=log:1e-5..1e-1")
+            raise BadInput(
+                f"{word!r} is not a parameter", hint="write NAME=VALUES, such as lr=0.1,0.01 or lr=log:1e-5..1e-1"
+            )
         if name in found:
             raise BadInput(f"the parameter {name} is given twice")
         found[name] = tuple(rest.split(","))
@@ -133,11 +138,15 @@ def check_grid(space: Space) -> int:
     """
     for name, one in space.items():
         if not one.values:
-            hint = f"{name}=0.1,0.01; or --random N, or --tpe N"
-            raise BadInput(f"the parameter {name} is a range: a grid needs a list", hint=hint)
+            hint = f"write a list such as {name}=0.1,0.01, or choose --random N or --tpe N"
+            raise BadInput(f"the parameter {name} is a range, but a grid needs a list of values", hint=hint)
     count = math.prod(len(one.values) for one in space.values())
     if not space or count > MOST_POINTS:
-        raise BadInput("there is no parameter" if not space else f"{count} points are more than {MOST_POINTS}")
+        raise BadInput(
+            "the sweep has no parameter"
+            if not space
+            else f"the grid has {count} points, but at most {MOST_POINTS} are allowed"
+        )
     return count
 
 

@@ -64,9 +64,9 @@ class SweepFolder:
         try:
             plan = durable.read_record(path, SweepPlan)
         except FileNotFoundError as error:
-            raise StateError("is missing", where=str(path)) from error
+            raise StateError("the plan of the sweep is missing", where=str(path)) from error
         if wrong := wrong_with(plan):
-            raise StateError(f"is not the plan of a sweep: {wrong}", where=str(path))
+            raise StateError(f"the file is not the plan of a sweep: {wrong}", where=str(path))
         return plan
 
     def entries(self) -> Iterator[JournalEntry]:

@@ -56,13 +56,13 @@ def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
     """
     descriptor = folder.take_lock()
     if descriptor is None:
-        raise BadInput(f"{folder.id} has not ended", hint=f"gpurun sweep stop {folder.id}")
+        raise BadInput(f"{folder.id} has not ended", hint=f"stop the sweep first: gpurun sweep stop {folder.id}")
     try:
         outcomes: tuple[Outcome, ...] = ("cancelled", "failed") if also_failed else ("cancelled",)
         trials, now_s = folder.trials(), time.time()
         again = [JournalEntry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
         if not again and not trials.unended() and len(trials.by_number) >= folder.plan().trials:
-            raise BadInput(f"{folder.id}: all its trials have ended", hint="--failed tries again what failed")
+            raise BadInput(f"all trials of {folder.id} have ended", hint="--failed runs the failed trials again")
         journal = Journal(folder)
         try:
             journal.add(*again)

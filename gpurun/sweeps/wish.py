@@ -50,7 +50,10 @@ class Wish:
         stop = None if self.stop is None else parse_stop(self.stop)
         if self.metric is None and (stop is not None or search == "tpe"):
             why = "--stop" if stop is not None else "--tpe"
-            raise BadInput(f"{why} compares trials by a metric, and there is none", hint="--metric accuracy:max")
+            raise BadInput(
+                f"{why} compares trials by a metric, but the sweep has no metric",
+                hint="name a metric, such as --metric accuracy:max",
+            )
         return SweepPlan(
             name=template.name, template=template, inventory=inventory, space=points, search=search, trials=trials,
             created_s=now_s, metric=None if self.metric is None else parse_metric(self.metric),
@@ -60,13 +63,16 @@ class Wish:
 
     def _points(self) -> tuple[Search, Space, int]:
         if self.random is not None and self.tpe is not None:
-            raise BadInput("--random and --tpe are two ways to draw points", hint="choose one")
+            raise BadInput("--random and --tpe are two ways to draw points", hint="choose either --random or --tpe")
         both = {**self.grid, **self.space}
         if len(both) < len(self.grid) + len(self.space):
             raise BadInput("a parameter is given twice")
         points = space.parse(both)
         if not points:
-            raise BadInput("there is no parameter", hint="--grid lr=0.1,0.01, or --random 50 lr=log:1e-5..1e-1")
+            raise BadInput(
+                "the sweep has no parameter",
+                hint="write parameters: --grid lr=0.1,0.01, or --random 50 lr=log:1e-5..1e-1",
+            )
         if self.random is None and self.tpe is None:
             return "grid", points, space.check_grid(points)
         return ("random", points, self.random) if self.random is not None else ("tpe", points, self.tpe or 0)

@@ -51,7 +51,7 @@ class Guard(Door):
         try:
             file = _opened(trace)
         except (OSError, GpurunError) as error:
-            return say(start, "404 Not Found", f"gpurun: it cannot be read: {error.__class__.__name__}\n")
+            return say(start, "404 Not Found", f"gpurun: the trace cannot be read: {error.__class__.__name__}\n")
         name = trace.parts[-1].decode("ascii", "replace").replace("\ufffd", "_").replace('"', "_")
         start("200 OK", [
             ("Content-Type", "application/octet-stream"), ("X-Content-Type-Options", "nosniff"),

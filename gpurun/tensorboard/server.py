@@ -59,5 +59,5 @@ def serve(shown: Shown, token: str, *, port: int | None, title: str) -> Board:
     try:
         url = board.launch()
     except program.TensorBoardServerException as error:
-        raise BadInput(error.msg, hint="leave --port out: gpurun finds a free one") from error
+        raise BadInput(error.msg, hint="leave out --port: gpurun then finds a free port") from error
     return Board(guards[-1], urlsplit(url).port or 0)

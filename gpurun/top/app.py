@@ -255,7 +255,7 @@ class TopApp(App[None]):
     def action_follow(self) -> None:
         """Stop or continue to show new lines of the log."""
         self._follows = not self._follows
-        self.notify("the log follows the job" if self._follows else "the log stands still; f continues")
+        self.notify("the log follows the job" if self._follows else "the log is paused; press f to continue")
 
     def action_sort(self) -> None:
         """Sort jobs by the next column."""

@@ -80,7 +80,7 @@ def total_line(picture: Picture) -> Line:
     hosts = len(picture.hosts)
     rest = picture.free_elsewhere
     are = "free GPU is on a host" if rest == 1 else "free GPUs are on hosts"
-    more = f"; {rest} more {are} that get no new gangs" if rest else ""
+    more = f"; {rest} more {are} that get no new jobs" if rest else ""
     return [(f"{picture.free} of {count(picture.gpus, 'GPU')} free on {count(hosts, 'host')}{more}", "")]
 
 
@@ -131,11 +131,11 @@ def unheard_lines(ages: Mapping[str, float | None], fold: Fold, duration: Callab
     old = {name: age_s for name, age_s in ages.items() if age_s is not None}
     never = [name for name in ages if name not in old]
     for names, since in (
-        (old, f"last looked at {duration(max(old.values(), default=0))} ago"),
-        (never, "never looked at"),
+        (old, f"last checked {duration(max(old.values(), default=0))} ago"),
+        (never, "never checked"),
     ):
         if names:
-            yield [(printable(f"{fold(names)}: {since}; `gpurun doctor` looks now"), "dim")]
+            yield [(printable(f"{fold(names)}: {since}; `gpurun doctor` checks now"), "dim")]
 
 
 def _cell_marks(picture: Picture) -> dict[str, Span]:
@@ -310,7 +310,7 @@ def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[L
     for line in lines[:most]:
         yield [("    " + line, "dim")]
     if len(lines) > most:
-        yield [(f"    … `gpurun status {job}` shows all of it", "dim")]
+        yield [(f"    … `gpurun status {job}` shows the whole reason", "dim")]
 
 
 def wrapped(text: str, room: int, *, whole_words: bool = False) -> Iterator[str]:

@@ -91,7 +91,7 @@ class Pages:
     def __call__(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         if environ.get("REQUEST_METHOD", "GET") not in ("GET", "HEAD"):
-            return say(start, "405 Method Not Allowed", "gpurun: these pages are only read.\n")
+            return say(start, "405 Method Not Allowed", "gpurun: these pages are read-only.\n")
         path = str(environ.get("PATH_INFO", "/"))
         nonce = secrets.token_urlsafe(16)
         try:

@@ -116,7 +116,7 @@ def test_a_rank_that_left_nothing_is_reported_as_the_job_is(folder):
 def test_success_without_a_result_is_said_and_not_none(folder):
     job = Job(folder, returns=True)
     end(folder, State.SUCCEEDED)
-    with pytest.raises(gpurun.NoResult, match="rank 0: it has left no result"):
+    with pytest.raises(gpurun.NoResult, match="rank 0: the rank has left no result"):
         job.result(5)
 
 
@@ -286,7 +286,7 @@ def test_a_command_and_a_recipe_run_as_they_are(asked, tmp_path):
 def test_arguments_that_are_none_are_named(asked, args, kwargs, said):
     with pytest.raises(BadInput, match=said):
         gpurun.submit(len, args, kwargs, gpus=1, image="i")
-    with pytest.raises(BadInput, match="a point"):
+    with pytest.raises(BadInput, match="each point"):
         gpurun.map(len, [0.1, 0.2], image="i")
     with pytest.raises(BadInput, match="values of lr"):
         gpurun.map(len, {"lr": 0.1}, image="i")
@@ -314,7 +314,7 @@ def test_a_map_is_a_job_for_each_point(asked):
 def test_a_wrong_setting_is_named_and_nothing_is_submitted(asked, settings, said):
     with pytest.raises(BadInput, match=said):
         gpurun.submit(len, ("x",), **settings)
-    with pytest.raises(BadInput, match="arguments are for a function"):
+    with pytest.raises(BadInput, match="only a function takes args and kwargs"):
         gpurun.submit(["true"], (1,), gpus=1, image="i")
     with pytest.raises(NeverFits):
         gpurun.submit(len, ("x",), gpus=99, image="i")

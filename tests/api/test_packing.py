@@ -32,7 +32,7 @@ def test_what_keeps_a_function_from_travelling_is_named(tmp_path):
         with guard:
             return x
 
-    with pytest.raises(BadInput, match=r"train cannot travel: its variable guard.*lock") as caught:
+    with pytest.raises(BadInput, match=r"cannot send .*train to hosts: the function.s variable guard.*lock") as caught:
         pack(tmp_path, train, (1,), {}, None)
     assert "inside the function" in caught.value.hint
     with pytest.raises(BadInput, match=r"argument x: .*lock"):
@@ -226,7 +226,7 @@ def test_the_workdir_is_there_too(run, tmp_path):
 
 
 def test_what_cannot_be_pickled_or_is_too_large_is_said_before_anything_runs(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match=r"acquire cannot travel: .*lock"):
+    with pytest.raises(BadInput, match=r"cannot send lock.acquire to hosts: .*lock"):
         pack(tmp_path, threading.Lock().acquire, (), {}, None)
     monkeypatch.setattr("gpurun.api.packing.MOST_BYTES", 1000)
     with pytest.raises(BadInput, match="MiB, more than"):

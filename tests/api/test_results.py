@@ -80,7 +80,7 @@ def test_no_host_can_have_the_head_run_or_break_anything(folder, text):
     leave(folder, text)
     with pytest.raises(NoResult) as caught:
         answer_of(folder, 0)
-    assert str(caught.value).startswith(f"{folder.id}: rank 0: what it returned is damaged")
+    assert str(caught.value).startswith(f"{folder.id}: rank 0: the rank's result is damaged")
 
 
 def test_a_pickled_array_is_not_loaded(folder):
@@ -121,7 +121,7 @@ def shaped(shape, descr="<f8"):
 def test_no_value_takes_the_heads_memory_or_time(folder, value):
     """Each of these raised something that ended the thread which settles all futures, or held it for minutes."""
     leave(folder, json.dumps({"value": value}))
-    with pytest.raises(NoResult, match="what it returned is damaged"):
+    with pytest.raises(NoResult, match="the rank's result is damaged"):
         answer_of(folder, 0)
 
 

@@ -36,7 +36,7 @@ def test_only_the_last_attempt_counts():
 @pytest.mark.parametrize(
     ("reports", "match"),
     [
-        ([], "nothing was reported"),
+        ([], "the ranks reported nothing"),
         (told(0, 1.0, name="loss"), "reported: loss"),
         (told(0, 1.0, tokens_per_s=2.0), "several rates"),
         (told(0, float("nan"), float("inf"), 0.0, -1.0), "above 0"),

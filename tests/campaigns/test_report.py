@@ -91,7 +91,7 @@ def test_sizes_beyond_the_largest_are_predicted_with_a_range_that_grows():
     slower, _ = predictions(samples, [PairFigure(LinkClass.RACK, 1e8, 1e-4)])
     assert slower[-1].rate < points[-1].rate
     other = replace(samples[0], batch_per_rank=32)
-    assert predictions([*samples, other])[1][0].startswith("horovod: no prediction: samples differ")
+    assert predictions([*samples, other])[1][0].startswith("horovod: no prediction: the measured runs differ")
     assert predictions([]) == ([], [])
 
 

@@ -100,9 +100,7 @@ def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventor
     monkeypatch.chdir(tmp_path)
     found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "--max-restarts=3", "train.py"])
     assert "gpurun starts the ranks (torchrun); each runs: python3 -u train.py" in found["said"]
-    assert any(
-        "left out: --max-restarts=3 (gpurun does not start a failed program again" in text for text in found["said"]
-    )
+    assert any("left out: --max-restarts=3 (gpurun does not restart a failed program" in text for text in found["said"])
     assert found["job"]["launcher"] == "torchrun"
     assert found["job"]["workdir"] == str(tmp_path / "code")
     assert (found["launch"], found["job"]["command"]) == (["/gpurun/bin/rank"], ["python3", "-u", "train.py"])
@@ -135,7 +133,7 @@ def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
 def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
     flags = ("--rehearse", "1m", "--dry-run", "--", "true")
     code, out, _ = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", *flags)
-    assert code == 0 and "before that one rank rehearses on one GPU, for 1m00s" in out
+    assert code == 0 and "before the start, one rank rehearses on one GPU for 1m00s" in out
     assert "rehearses" not in gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", *flags)[1]
     assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
 
@@ -176,7 +174,7 @@ def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
         (["-n", "2", "--secret", "token"], 2, "--secret must look like NAME=FILE, not 'token'"),
         (["-n", "2", "--secret", "../a=/etc/passwd"], 2, "--secret"),
         (["-n", "2", "--secret", "a=/nosuch"], 2, "the secret 'a' is not a file"),
-        (["-n", "2", "--host", "nosuch"], 2, "the inventory has no 'nosuch'"),
+        (["-n", "2", "--host", "nosuch"], 2, "the inventory has no host 'nosuch'"),
         (["-n", "2", "--host", "$(id)"], 2, "is not a host set"),
         (["-n", "2", "--avoid", "@all"], 3, ""),
         (["-n", "2", "--image", "--privileged"], 2, "--image"),
@@ -315,10 +313,10 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     specs = [JobSpec(name="n", image="i:1", gpus=gpus, command=("true",)) for gpus in (8, 99)]
     later, never = (each.id for each in store.create_many(specs, inventory=Path(inventory), now_s=1.0))
     assert "needs hosts that are out of use" in gpurun("status", later)[1]
-    assert "it needs 99 GPUs" in gpurun("status", never)[1]
-    assert "it needs 99 GPUs" in gpurun("why", never)[1]
+    assert "the job needs 99 GPUs" in gpurun("status", never)[1]
+    assert "the job needs 99 GPUs" in gpurun("why", never)[1]
     listed = gpurun("status", "-i", inventory)[1]
-    assert "needs hosts that are out of use" in listed and "it needs 99 GPUs" in listed
+    assert "needs hosts that are out of use" in listed and "the job needs 99 GPUs" in listed
     assert "h2 " in listed and "kept" not in listed, "what a pass would grant is not granted"
     (store.home / "cordons.json").write_text("no JSON")
     assert "nothing is decided: " in (said := gpurun("status", later)[1]) and "cordons.json" in said
@@ -331,11 +329,11 @@ def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, 
     monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
     spec = JobSpec(name="n", image="i:1", gpus=16, command=("true",))
     folder = JobStore(tmp_path / "home").create(spec, inventory=Path(inventory), now_s=1.0)
-    eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no job of gpurun started it")
+    eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no gpurun job started this process")
     end = refused_end({"h1": [eve]})
     refusals = remember((), end.refused, now_s=time.time())
     folder.write(folder.record().but(reason=end.reason, refusals=refusals))
-    said = "h1: python3 of eve (pid 7) holds GPUs 0, 1: no job of gpurun started it"
+    said = "h1: python3 of eve (pid 7) holds GPUs 0, 1: no gpurun job started this process"
     for argv in (["why", folder.id], ["status", folder.id], ["status", "-i", inventory]):
         assert said in gpurun(*argv)[1], argv
     assert said in json.loads(gpurun("why", folder.id, "--json")[1])["reason"]
@@ -348,7 +346,7 @@ def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, 
 def test_a_forgotten_double_dash_is_explained(gpurun, inventory):
     for argv in (("python3", "train.py"), ("train.py", "--lr", "3")):
         code, _, err = gpurun("submit", "-i", inventory, "-n", "2", "--image", "i", *argv)
-        assert (code, "a program and its arguments follow --" in err) == (2, True)
+        assert (code, "write a program and its arguments after --" in err) == (2, True)
     assert "[-- COMMAND…]" in gpurun("submit", "--help")[1]
     for argv in (("status", "--nope"), ("sweep",), ("scale",), ("sweep", "run", "x", "--random", "0"), ("ssh",)):
         code, _, err = gpurun(*argv)

@@ -84,7 +84,7 @@ def test_a_disk_or_its_server_that_fails_is_an_error_for_people(name):
     """A raw error names the file, such as that of a cache on a home of NFS."""
     number = getattr(errno, name)
     problem = disk_problem(OSError(number, os.strerror(number), "/nfs/home/.cache/gpurun/x"))
-    assert str(problem) == f"/nfs/home/.cache/gpurun/x: cannot be read or written: {os.strerror(number)}"
+    assert str(problem) == f"/nfs/home/.cache/gpurun/x: the file cannot be read or written: {os.strerror(number)}"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
@@ -94,7 +94,7 @@ def test_a_machine_without_threads_or_memory_is_one_message(gpurun, monkeypatch,
 
     monkeypatch.setattr("gpurun.cli.main.app", fails)
     code, _, err = gpurun("status")
-    assert (code, "this machine is short of something" in err, "ulimit -a" in err) == (5, True, True)
+    assert (code, "this machine has too little of a resource" in err, "ulimit -a" in err) == (5, True, True)
 
 
 @pytest.mark.parametrize("name", ["ECONNREFUSED", "ETIMEDOUT"])

@@ -100,17 +100,20 @@ def test_drain_says_which_jobs_leave_and_which_are_waited_for(gpurun, home, lock
     said = gpurun("inventory", "drain", f"{one},{other}", "--reason", "fan")
     assert said.code == 0
     assert f"{moves.id} stops, is queued again and continues on other hosts" in said.err
-    assert f"{stays.id} is waited for: it is not preemptible, and max_restarts is 0" in said.err
+    assert (
+        f"{stays.id} must end before the drain is complete: the job is not preemptible, and max_restarts is 0"
+        in said.err
+    )
     assert moves.cancel_request().kind == "preempt" and stays.cancel_request() is None
     hosts = {row["host"]: row for row in gpurun("status", "--json").json["hosts"]}
     assert (hosts[one]["state"], hosts[one]["drain"]) == ("draining", "draining: 1 gang leaves")
-    assert hosts[other]["drain"] == "draining: 1 waited for"
+    assert hosts[other]["drain"] == "draining: 1 must end first"
     listed = gpurun("inventory", "list").out
-    assert "draining: 1 waited for, by " in listed
+    assert "draining: 1 must end first, by " in listed
     assert "draining: 1 gang leaves, by " in listed
     shown = gpurun("inventory", "show", other, "--json").json["hosts"][0]
-    assert (shown["state"], shown["drain"]) == ("draining", "draining: 1 waited for")
-    assert "is being drained: the gang is waited for" in gpurun("why", stays.id).out
+    assert (shown["state"], shown["drain"]) == ("draining", "draining: 1 must end first")
+    assert "is being drained: the gang must end before the drain is complete" in gpurun("why", stays.id).out
     assert "is being drained: the gang stops" in gpurun("why", moves.id, "--json").json["message"]
 
 

@@ -167,8 +167,10 @@ def test_a_wrong_option_gets_the_one_that_it_means(gpurun):
 def test_hosts_in_several_words_are_answered_with_a_host_set(gpurun):
     for line in ("inventory list h1 h2", "doctor h1 h2 h3", "inventory cordon h1 h2", "images h1 h2"):
         code, _, err = gpurun(*line.split())
-        assert code == 2 and err.endswith("→ one word names all hosts: gpu-01,gpu-02 or gpu-[01-16] or @rack:r1\n"), err
-    assert "one word names" not in gpurun("config", "view", "x")[2]
+        assert code == 2 and err.endswith(
+            "→ write all hosts as one word, such as gpu-01,gpu-02 or gpu-[01-16] or @rack:r1\n"
+        ), err
+    assert "as one word" not in gpurun("config", "view", "x")[2]
 
 
 def test_a_program_without_its_dashes_is_shown_with_them(gpurun):
@@ -180,7 +182,7 @@ def test_a_program_without_its_dashes_is_shown_with_them(gpurun):
         "exec job python3 x.py": "gpurun exec JOB -- nvidia-smi",
     }.items():
         code, _, err = gpurun(*line.split())
-        assert code == 2 and f"  → a program and its arguments follow --: {shown}\n" in err, (line, err)
+        assert code == 2 and f"  → write a program and its arguments after --: {shown}\n" in err, (line, err)
 
 
 def test_no_command_that_removes_is_near_to_a_word_that_begins_otherwise():

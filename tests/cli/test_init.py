@@ -92,7 +92,7 @@ class Hosts:
     def trust(self, target, *, yes):
         self.trusted.append(yes)
         if not yes:
-            raise BadInput("nobody is there to compare the fingerprints", hint="--yes trusts them")
+            raise BadInput("gpurun cannot ask you", hint="--yes trusts the keys")
 
 
 def gpus_in(place):
@@ -108,7 +108,9 @@ def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
     hosts.gpus = {"n1": 4, "n2": 4, "n3": 4}
     code, _, err = gpurun("init", "n[1-3]")
     assert (
-        code == 2 and "`gpurun init` continues" in err and "Guessed: gpus 1" in (place / "inventory.yaml").read_text()
+        code == 2
+        and "then run `gpurun init` again to continue" in err
+        and "Guessed: gpus 1" in (place / "inventory.yaml").read_text()
     )
     code, _, err = gpurun("init", "--yes")
     assert code == 0 and "continues with its 3 hosts" in err and "[3/3]" in err
@@ -142,7 +144,7 @@ def test_what_a_person_has_edited_stays(gpurun, place, hosts):
     edited = file.read_text().replace('"n[1-3]": {}', 'n1: {gpus: 1}  # one is lent\n      "n[2-3]": {}')
     file.write_text(edited.replace("interface: eth0", "interface: ib0"))
     code, _, err = gpurun("init", "--yes")
-    assert code == 0 and "n1: gpus is 4; the inventory says 1, and that stays" in err
+    assert code == 0 and "n1: gpus is 4; the inventory says 1, and gpurun keeps this value" in err
     found = load(file)
     assert {host.name: host.gpus for host in found.hosts} == {"n1": 1, "n2": 4, "n3": 4}
     assert found.fabrics["tcp"].interface == "ib0" and "# one is lent" in file.read_text()
@@ -180,7 +182,7 @@ def test_an_inventory_of_another_tool_that_says_all_is_continued_until_its_hosts
     assert "Guessed: gpus" not in (place / "inventory.yaml").read_text()
     hosts.gpus = {"n1": 4, "n2": 2}
     code, _, err = gpurun("init", "./hosts.csv", "--yes")
-    assert code == 0 and "n2: gpus is 2; the inventory says 4, and that stays" in err
+    assert code == 0 and "n2: gpus is 2; the inventory says 4, and gpurun keeps this value" in err
     assert [host.gpu_model for host in load(place / "inventory.yaml").hosts] == ["V100", "V100"]
     assert gpurun("init", "--yes")[0] == 2
 

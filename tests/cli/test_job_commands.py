@@ -98,9 +98,10 @@ def test_events_tell_each_with_its_time(store, gpurun, monkeypatch):
     lines = gpurun("events", job.id)[1].splitlines()
     assert {line[:24] for line in lines[:7]} == {"2001-09-09 01:46:40 UTC "}
     assert [line[25:] for line in lines[:7]] == [
-        "4 pascal GPUs on h[1-2] (2 each): one rack, r1; fewest racks, then fewest hosts, then the tightest fit",
+        "4 pascal GPUs on h[1-2] (2 each): one rack, r1; "
+        "chosen for fewest racks, then fewest hosts, then the tightest fit",
         "RUNNING (attempt 2)", "h1: image done, 3.0 MiB", "h2: image failed: no space\\x1b[2J",
-        "h1: cordoned: Xid 79", "could not tell webhook of failed: refused", "its words\\nin two lines",
+        "h1: cordoned: Xid 79", "could not send the message 'failed' to webhook: refused", "its words\\nin two lines",
     ]  # fmt: skip
     assert lines[7:] == ["?  placement", "?  None"]
     told = [json.loads(line) for line in gpurun("events", job.id, "--json", "--follow")[1].splitlines()]
@@ -131,11 +132,11 @@ def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
     with lock:
         assert gpurun("requeue", "--no-wait", "train")[::2] == (0, f"{job.id} (train): goes back to the queue\n")
         request = job.cancel_request()
-        assert (request.kind, request.drain, "put it back into the queue" in request.outcome) == ("preempt", (), True)
+        assert (request.kind, request.drain, "put the job back" in request.outcome) == ("preempt", (), True)
         assert [entry["job"] for entry in audit.read(store.home) if entry["what"] == "requeue"] == [job.id]
         job.ask_to_cancel(CancelRequest("cancel", by="me", asked_s=1.0))
         code, _, err = gpurun("requeue", job.id)
-        assert code == 2 and "is about to end: cancelled by me" in err, "a cancel is not weakened"
+        assert code == 2 and "the job is ending: cancelled by me" in err, "a cancel is not weakened"
 
 
 def test_requeue_waits_until_the_attempt_is_over(store, gpurun, monkeypatch):
@@ -159,7 +160,7 @@ def test_requeue_refuses_what_has_ended_and_leaves_all_alone_then(store, gpurun,
     assert gpurun("requeue", waits.id)[::2] == (0, f"{waits.id} is in the queue already\n")
     assert waits.cancel_request() is None
     stops = made(store, "stops", state=State.STOPPING)
-    assert "is about to end: STOPPING" in gpurun("requeue", stops.id)[2]
+    assert "the job is ending: STOPPING" in gpurun("requeue", stops.id)[2]
     monkeypatch.setattr("gpurun.head.requests.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
     code, _, err = gpurun("requeue", waits.id)
     assert code == 2 and "only the owner and root may put it back into the queue" in err

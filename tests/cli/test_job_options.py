@@ -156,7 +156,7 @@ def test_hosts_may_be_repeated_and_are_host_sets(found):
     [
         (("--secret", "=x\x1b", "--data", "x"), "--data must look like NAME=SOURCE, not 'x'"),
         (("--env", "A\n"), "--env must look like NAME=VALUE, not 'A\\n'"),
-        (("--host", "nosuch"), "the inventory has no 'nosuch'"),
+        (("--host", "nosuch"), "the inventory has no host 'nosuch'"),
         (("--outputs-limit", "1XB"), "--outputs-limit"),
         (("--prefer", "planet"), "--prefer: 'planet' is not a known word (allowed: host, rack, any)"),
         (("--gpu-model", "\0"), "--gpu-model"),
@@ -174,10 +174,10 @@ def test_a_wrong_value_names_its_flag_on_each_command(found, words, said):
 def test_a_number_with_a_kind_of_gpu_is_taken_apart_and_an_empty_command_is_said(found):
     """`--gpus A100:8` was no whole number, and of `--` alone gpurun said that the command is not a command."""
     for text, hint in {
-        "A100:8": "-n 8 --gpu-model A100,", "8xH100": "-n 8 --gpu-model H100,", "gpu:4": "-n 4", "2:V100-32G":
-        "-n 2 --gpu-model V100-32G,",
+        "A100:8": "-n 8 --gpu-model A100;", "8xH100": "-n 8 --gpu-model H100;", "gpu:4": "-n 4", "2:V100-32G":
+        "-n 2 --gpu-model V100-32G;",
     }.items():  # fmt: skip
-        with pytest.raises(BadInput, match="is a number and a kind of GPU") as caught:
+        with pytest.raises(BadInput, match="--gpus takes a number of GPUs, not") as caught:
             flags_of({"gpus": text}, ["x"], None, found)
         assert caught.value.hint.startswith(f"use {hint}"), text
     with pytest.raises(BadInput, match="no command follows --"):

@@ -74,7 +74,7 @@ def test_an_ended_job_names_who_keeps_its_gpus_lost(store, gpurun):
     assert "lost" not in gpurun("status", job.id)[1]
     LeaseStore(store.home).grant(lease, Occupancy()).close()
     shown = re.findall(r"lost  (.*)", gpurun("status", job.id)[1])
-    assert shown == [f"h1: {held}", "h2: gave no proof that its GPUs are free"]
+    assert shown == [f"h1: {held}", "h2: the host gave no proof that its GPUs are free"]
 
 
 def test_last_is_nobody_elses(store, gpurun, monkeypatch):
@@ -112,7 +112,10 @@ def test_a_name_means_the_job_that_lives_else_the_newest_and_a_person_s_own(stor
     both = [made(store, "twice"), made(store, "twice")]
     with pytest.raises(BadInput, match="'twice' is the name of 2 jobs that have not ended: j-") as refused:
         store.find("twice")
-    assert all(f"{job.id} (QUEUED)" in str(refused.value) for job in both) and refused.value.hint == "give the id"
+    assert (
+        all(f"{job.id} (QUEUED)" in str(refused.value) for job in both)
+        and refused.value.hint == "give the id instead of the name"
+    )
     many = [of_another(made(store, "m';\n")) for _ in range(9)]
     with pytest.raises(BadInput, match=r"9 jobs that have not ended: .* and 4 more$"):
         store.find("m';\n")
@@ -194,7 +197,7 @@ def test_logs_know_how_many_ranks_a_gang_of_one_for_each_host_has(store, gpurun,
     job.write(job.record().but(attempt=attempt, granted=granted))
     assert gpurun("logs", "n", "--rank", str(most))[0] == 0
     code, _, err = gpurun("logs", "n", "--rank", str(most + 1))
-    assert code == 2 and f"its ranks are 0 to {most}" in err
+    assert code == 2 and f"the job's ranks are 0 to {most}" in err
 
 
 @pytest.mark.parametrize(
@@ -288,18 +291,18 @@ def test_why_a_job_waits_in_one_sentence(store, gpurun):
 
 def damage_spec(folder, monkeypatch):
     Path(str(folder.path / "spec.json")).write_bytes(b"{")
-    return "its files are damaged"
+    return "the job's files are damaged"
 
 
 def break_inventory(folder, monkeypatch):
     Path(folder.record().inventory).write_text("racks: [")
-    return "its inventory cannot be used: "
+    return "the job's inventory cannot be used: "
 
 
 def leave_a_cancel(folder, monkeypatch):
     folder.ask_to_cancel(CancelRequest("cancel", by="ada", asked_s=time.time()))
     monkeypatch.setattr("gpurun.head.waiter.adopt_orphans", lambda *_: ())
-    return "it is about to end: cancelled by ada"
+    return "the job is about to end: cancelled by ada"
 
 
 def be_somebody_else(folder, monkeypatch):
@@ -328,7 +331,9 @@ def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
     folder = made(store)
     ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
     lock.close()
-    assert f"{folder.id} is GRANTED: it has no supervisor; the next command of" in gpurun("why", folder.id)[1]
+    assert (
+        f"{folder.id} is GRANTED: the job has no supervisor; the next gpurun command of" in gpurun("why", folder.id)[1]
+    )
 
 
 def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun):
@@ -336,9 +341,9 @@ def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun
     ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
     with lock:
         folder.move(State.PREPARING)
-        assert "is PREPARING: gpurun connects to its hosts and copies image" in gpurun("why", folder.id)[1]
+        assert "is PREPARING: gpurun connects to the job's hosts and copies image" in gpurun("why", folder.id)[1]
         folder.move(State.STARTING)
-        assert "is STARTING: gpurun makes its containers and checks its GPUs" in gpurun("why", folder.id)[1]
+        assert "is STARTING: gpurun creates the job's containers and checks the GPUs" in gpurun("why", folder.id)[1]
         folder.move(State.STOPPING, reason="cancelled by me")
         assert gpurun("why", folder.id)[1] == f"{folder.id} is STOPPING: cancelled by me\n"
 
@@ -401,7 +406,7 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
     assert gpurun("cancel")[0] == 2
     assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2
-    assert "nobody is there to be asked" in gpurun("cancel", "--mine")[2]
+    assert "gpurun cannot ask you, because stdin" in gpurun("cancel", "--mine")[2]
     assert all(not job.record().state.ended for job in jobs)
     assert gpurun("cancel", "--mine", "--yes")[0] == 0
     assert {job.record().state for job in jobs} == {State.CANCELLED}

@@ -70,4 +70,4 @@ def test_what_roff_would_take_for_its_own_is_printed_letter_for_letter():
 def test_a_folder_that_cannot_be_written_is_named(gpurun, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = gpurun("man", "--to", str(tmp_path / "file" / "man1"))
-    assert code == 2 and "file/man1: the pages cannot be written: Not a directory" in err
+    assert code == 2 and "file/man1: the manual pages cannot be written: Not a directory" in err

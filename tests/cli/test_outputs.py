@@ -118,7 +118,7 @@ def test_a_host_that_is_off_keeps_its_copy_and_is_named(job, gpurun, hosts, tmp_
     left_on(job, hosts, tmp_path, "h1", "h2")
     monkeypatch.setattr(Links, "off", frozenset({"h2"}))
     code, out, _ = gpurun("outputs", job.id)
-    assert code == 4 and "h2 keeps its copy" in out and "h1 keeps" not in out
+    assert code == 4 and "copies remain on h2" in out and "copies remain on h1" not in out
     assert (job.outputs / "of h1").exists()
 
 
@@ -127,9 +127,9 @@ def test_while_it_runs_hosts_are_left_in_peace(job, gpurun, hosts, tmp_path, mon
     left_on(job, hosts, tmp_path, "h1")
     job.write(job.record().but(state=State.RUNNING, ended_s=None))
     code, out, _ = gpurun("outputs", job.id)
-    assert code == 4 and "h1 keeps its copy" in out
-    assert "brings it" not in out, "not before the job has ended"
-    assert "brings it" not in gpurun("status", job.id)[1]
+    assert code == 4 and "copies remain on h1" in out
+    assert "fetches them" not in out, "not before the job has ended"
+    assert "fetches them" not in gpurun("status", job.id)[1]
     assert hosts.processes == {}
 
 
@@ -210,7 +210,7 @@ def test_nothing_is_written_over(job, gpurun, tmp_path, put):
     put(there, outside)
     before = {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))}
     code, _, err = gpurun("outputs", job.id, "--to", str(there))
-    assert code == 2 and "the folder has other files of these names: " in err and str(there) in err
+    assert code == 2 and "the folder already has different files with these names: " in err and str(there) in err
     assert {str(path) for path in (*there.rglob("*"), *outside.rglob("*"))} == before, "nothing is copied then"
     if put is put_a_file:
         assert (there / "model").read_text() == "mine!"

@@ -122,7 +122,10 @@ def test_a_cordoned_host_that_is_out_says_both(gpurun, home):
 def test_uncordon_says_that_a_host_is_out_and_what_brings_it_back(gpurun, home):
     looked(home, "h1", out=DEAD)
     said = gpurun("inventory", "uncordon", "h[1-2]")
-    assert "h1: out: no answer from h1; it returns when a check passes, and `gpurun doctor h1` checks now" in said.err
+    assert (
+        "h1: out: no answer from h1; the host gets jobs again when a check passes. "
+        "`gpurun doctor h1` checks the host now" in said.err
+    )
     assert gpurun("inventory", "uncordon", "h1", "--json").json["changed"] == []
 
 
@@ -139,9 +142,9 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     job = submit(home)
     said = gpurun("why", job.id)
     assert "h[1-4]: out for 1m30s: no answer from h1" in said.out and "→ switch it on" in said.out
-    assert "nobody looks at them now: `gpurun doctor` does" in said.out
+    assert "no gpurun process checks these hosts now; `gpurun doctor` checks them" in said.out
     monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
-    assert "gpurun looks at them again within 30 s" in gpurun("why", job.id).out
+    assert "gpurun checks these hosts again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json
     assert set(told["out"]) == {"h1", "h2", "h3", "h4"} and told["out"]["h1"]["remedy"] == "switch it on"
     assert told["state"] == "waits" and [group["free"] for group in told["groups"]] == [0]
@@ -156,16 +159,16 @@ def test_why_says_once_why_a_host_is_out(gpurun, home):
     failures = (StartFailure("h1", 0, "connect", "w", DEAD.reason, now_s, now_s),)
     job.write(job.record().but(start_failures=failures, reason=f"h1: {DEAD.reason}"))
     said = gpurun("why", job.id)
-    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: it needs 16 GPUs; ")
+    assert said.out.startswith(f"{job.record().name} ({job.id}) waits: the job needs 16 GPUs; ")
     assert said.out.count(job.id) == 1
     assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1m30s: " in said.out
-    assert "could not start it" not in said.out and "last attempt" not in said.out
+    assert "could not start the job" not in said.out and "last attempt" not in said.out
     told = gpurun("why", job.id, "--json").json
     assert DEAD.reason in told["reason"] and DEAD.reason in told["start_failures"][0]["reason"]
     job.write(job.record().but(restart=Restart(now_s + 60.0, 0, None), reason="h1: no answer"))
     assert gpurun("why", job.id).out.count(DEAD.reason) == 1
     job.write(job.record().but(restart=None, start_failures=(), reason="moved: h9 is drained"))
-    assert "  its last attempt ended: moved: h9 is drained" in gpurun("why", job.id).out
+    assert "  the job's last attempt ended: moved: h9 is drained" in gpurun("why", job.id).out
 
 
 def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, home):
@@ -181,16 +184,16 @@ def test_why_is_silent_about_hosts_that_the_job_could_not_use_anyhow(gpurun, hom
     [
         (10.0, ""),
         (400.0, ""),
-        (3600.0, "h[1-4]: last looked at 1h00m ago"),
+        (3600.0, "h[1-4]: last checked 1h00m ago"),
         (-1e6, ""),
-        (None, "h[1-4]: never looked at"),
+        (None, "h[1-4]: never checked"),
     ],
 )
 def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, ago_s, said):
     if ago_s is not None:
         looked(home, "h1", "h2", "h3", "h4", ago_s=ago_s)
-    lines = [line for line in gpurun("status").out.splitlines() if "look" in line]
-    assert lines == ([f"{said}; `gpurun doctor` looks now"] if said else [])
+    lines = [line for line in gpurun("status").out.splitlines() if "doctor" in line]
+    assert lines == ([f"{said}; `gpurun doctor` checks now"] if said else [])
 
 
 def test_while_a_waiter_lives_it_looks(gpurun, home, monkeypatch):
@@ -263,16 +266,16 @@ def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpur
     job = submit(home, gpus=16)
     job.write(job.record().but(start_failures=tuple(failures), reason="no room"))
     lines = gpurun("why", job.id).out.splitlines()
-    at = lines.index("  hosts that could not start it:")
-    assert lines[at + 1].startswith(f"    h1: {full} (12.2 GiB too little); tried again in ")
-    assert lines[at + 2] == f"    h2: {full} (0.5 GiB too little)"
+    at = lines.index("  hosts that could not start the job:")
+    assert lines[at + 1].startswith(f"    h1: {full} (12.2 GiB more needed); gpurun tries again in ")
+    assert lines[at + 2] == f"    h2: {full} (0.5 GiB more needed)"
     assert lines[at + 3] == "    h3: \\x1b[2Jrefused"
     told = gpurun("why", job.id, "--json").json["start_failures"]
     assert [(each["host"], each["lacks_mib"]) for each in told] == [("h1", 12444), ("h2", 512), ("h3", 0)]
     many = tuple(replace(failures[0], host=f"h{at}", lacks_mib=1024 * at + 512) for at in range(20))
     job.write(job.record().but(start_failures=many, restart=Restart(now_s + 60.0, 0, None)))
     said = gpurun("why", job.id)
-    assert said.out.count("GiB too little") == 8 and "… and 12 more hosts" in said.out and "out for" not in said.out
+    assert said.out.count("GiB more needed") == 8 and "… and 12 more hosts" in said.out and "out for" not in said.out
     looked(home, "h2", "h3", out=DEAD)
     job.write(job.record().but(start_failures=tuple(failures)))
     assert "h[2-3]: out for 1m30s: no answer from h1" in gpurun("why", job.id).out

@@ -14,7 +14,7 @@ def test_it_speaks_after_a_while_and_then_now_and_again(capsys):
         now[0] = at_s
         patience.tell(lambda: "j-1\x1b[2J")
     out, err = capsys.readouterr()
-    assert out == "" and err.splitlines() == ["waiting for 5s: j-1\\x1b[2J", "waiting for 35s: j-1\\x1b[2J"]
+    assert out == "" and err.splitlines() == ["waited 5s so far: j-1\\x1b[2J", "waited 35s so far: j-1\\x1b[2J"]
 
 
 def test_jobs_are_named_and_many_are_counted(tmp_path):
@@ -23,4 +23,4 @@ def test_jobs_are_named_and_many_are_counted(tmp_path):
     folders = [store.create(spec, inventory=tmp_path / "i", now_s=1.0) for _ in range(5)]
     said = jobs_in_words(folders)
     assert said.startswith(f"{folders[0].id} is QUEUED, ") and said.endswith(" and 2 more jobs")
-    assert jobs_in_words([]) == "GPUs to be fenced"
+    assert jobs_in_words([]) == "gpurun fences the hosts"

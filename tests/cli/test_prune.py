@@ -84,7 +84,7 @@ def test_du_of_a_damaged_job_says_so(gpurun, store):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((), "name the jobs to remove"),
+        ((), "no jobs to remove are given"),
         (("--older-than", "never"), "'never' is not a time; write a number with its unit"),
         (("--older-than", "30"), "'30' has no unit; write 30s, 30m, 30h or 30d"),
         (("--keep-below", "5 apples"), "'5 apples' has the unknown unit 'apples'"),
@@ -135,13 +135,13 @@ def test_what_stays_is_named_and_why(gpurun, store):
     folder = ended(store, outputs_left=OutputsLeft(1, ("h1: did not answer",), ("h1",)))
     code, _, err = gpurun("prune", "--older-than", "30d", "--yes")
     assert code == 0
-    assert f"stays: {folder.id}: h1 has outputs that are not on the head" in err
+    assert f"kept: {folder.id}: outputs on h1 are not on the head" in err
     code, _, err = gpurun("prune", folder.id, "--yes")
     assert code == 2
-    assert f"`gpurun outputs {folder.id}` copies them to the head" in err
+    assert f"`gpurun outputs {folder.id}` copies the outputs to the head" in err
     code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
     assert code == 0
-    assert f"h1 keeps outputs of it in outputs/{folder.id}, below its gpurun folder" in out
+    assert f"outputs of the job stay on h1, in outputs/{folder.id} below the host's gpurun folder" in out
     assert store.ids() == ()
 
 
@@ -151,7 +151,7 @@ def test_a_limit_that_cannot_be_met_is_told(gpurun, store):
     code, out, err = gpurun("prune", "--keep-below", "0MiB", "--yes")
     assert code == 0
     assert "nothing to remove" in out
-    assert "are left, more than 0 B: nothing else may be removed" in err
+    assert "more than 0 B: no other job may be removed" in err
 
 
 def test_nothing_speaks_of_a_job_that_was_pruned(gpurun, store):

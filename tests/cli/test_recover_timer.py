@@ -123,7 +123,7 @@ def test_dry_run_writes_nothing(systemd, capsys):
 def test_without_systemd_the_crontab_lines_are_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recover_timer, "BOOTED", tmp_path / "none")
     monkeypatch.setattr(recover_timer, "unit_folder", lambda: tmp_path / "units")
-    with pytest.raises(HostNotReady, match="nothing was installed"):
+    with pytest.raises(HostNotReady, match="gpurun installed no timer"):
         recover_timer.install(dry_run=False)
     assert capsys.readouterr().out.startswith("@reboot ")
     assert not (tmp_path / "units").exists()

@@ -45,11 +45,11 @@ SCALE = ("scale", "-i", "inventory.yaml", "--image", "i:1")
     [
         (("--gpus", "0"), 2, "'0' is not a number of GPUs"),
         (("--gpus", "1,one"), 2, "'one' is not a number"),
-        (("--gpus", "2,2"), 2, "stands there twice"),
+        (("--gpus", "2,2"), 2, "has the size 2 twice"),
         (("--gpus", "8,16"), 3, "GPUs"),
         (("--gpus", "1", "--launcher", "nosuch"), 2, "there is no launcher"),
         (("--gpus", "1", "--link", "fast"), 2, "is not a rate"),
-        (("--gpus", "1", "--name", "../x"), 2, "not a name of a campaign"),
+        (("--gpus", "1", "--name", "../x"), 2, "not a valid name of a campaign"),
         (("--gpus", "1", "--repeat", "0"), 2, "--repeat"),
         ((), 2, "--gpus"),
     ],

@@ -127,14 +127,16 @@ def test_logs_of_a_job_that_has_printed_nothing_say_why(gpurun, world):
     folder = store(world)
     code, out, err = gpurun("logs", folder.id)
     assert (code, out) == (0, "")
-    assert err == f"{folder.id} has printed nothing: the job waits; `gpurun why {folder.id}` explains why\n"
+    assert (
+        err == f"{folder.id} has printed nothing: the job waits in the queue; `gpurun why {folder.id}` explains why\n"
+    )
     assert gpurun("-q", "logs", folder.id)[2] == "" and gpurun("logs", folder.id, "--json")[1] == ""
     folder.write(folder.record().but(state=State.PREPARING))
     assert gpurun("logs", folder.id)[2] == f"{folder.id} has printed nothing yet: the job is PREPARING\n"
     log = JobLog(folder.log, attempt=1, now=lambda: 1.0)
     log.take_output("h/0.1.1", 0, "o", 7, b"loss 1\n")
     log.close()
-    assert gpurun("logs", folder.id, "--grep", "nope")[2] == f"no line of {folder.id}'s log matches\n"
+    assert gpurun("logs", folder.id, "--grep", "nope")[2] == f"no line of {folder.id}'s log matches the options\n"
     assert "loss 1" in gpurun("logs", folder.id)[1] and gpurun("logs", folder.id)[2] == ""
 
 
@@ -152,7 +154,7 @@ def test_diff_names_settings_lines_and_what_came_of_them(gpurun, world):
     told = json.loads(gpurun("diff", one.id, other.id, "--json")[1])
     assert told["files"] == ["data", "train.py"] and told["differs"]["env.LR"] == ["1", "2"]
     same = gpurun("diff", one.id, one.id)
-    assert (same[1], same[2].strip()) == ("", "the same")
+    assert (same[1], same[2].strip()) == ("", "the jobs are the same")
 
 
 def test_what_a_file_holds_does_not_steer_the_terminal(gpurun, world):
@@ -216,7 +218,7 @@ def test_another_user_s_job_gets_none_of_ones_own_files_as_secrets(rerun, world)
 
 def test_a_job_that_kept_too_little_cannot_be_run_again(gpurun, world):
     code, _, err = gpurun("rerun", store(world, replace(SPEC, image_id="")).id)
-    assert code == 2 and "did not keep its image and code" in err
+    assert code == 2 and "did not keep the job's image and code" in err
 
 
 def test_a_damaged_copy_of_the_code_is_named(gpurun, world):
@@ -227,4 +229,4 @@ def test_a_damaged_copy_of_the_code_is_named(gpurun, world):
     assert gpurun("show", folder.id)[0] == 5
     path.unlink()
     code, _, err = gpurun("diff", folder.id, folder.id)
-    assert code == 5 and "its code is gone" in err
+    assert code == 5 and "the stored code of the job is gone" in err

@@ -30,19 +30,19 @@ LIMITED = "pools: {a: {reservation: 1, limit: 2}, b: {reservation: 3}}\n"
         (
             POOLS,
             {"pool": "nosuch'; --"},
-            "its pools are: vision; choose one with --pool, or leave out --pool",
+            "the inventory's pools are: vision; choose a pool with --pool, or leave out --pool",
         ),
-        (POOLS, {"pool": "vision", "gpus": 3}, "its pools are: vision; borrow with --preemptible"),
-        (LIMITED, {"pool": "a", "gpus": 3}, "its pools are: a, b; choose one with --pool"),
+        (POOLS, {"pool": "vision", "gpus": 3}, "the inventory's pools are: vision; borrow with --preemptible"),
+        (LIMITED, {"pool": "a", "gpus": 3}, "the inventory's pools are: a, b; choose a pool with --pool"),
         (
             LIMITED,
             {"pool": "a", "gpus": 3, "preemptible": True},
-            "its pools are: a, b; choose one with --pool, or leave out --pool",
+            "the inventory's pools are: a, b; choose a pool with --pool, or leave out --pool",
         ),
         (
             "pools: {a: {reservation: 2, limit: 2}}\n",
             {"pool": "a", "gpus": 3, "preemptible": True},
-            "its pools are: a; leave out --pool",
+            "the inventory's pools are: a; leave out --pool",
         ),
         ("", {"gpus": 5}, "the inventory has 4 pascal GPUs"),
         ("", {"pool": "foo"}, "leave out --pool"),
@@ -64,7 +64,7 @@ TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")
     [
         ({"generations": ("pascl",)}, "there is no generation 'pascl'; did you mean 'pascal'?"),
         ({"generations": ("x'; --",)}, 'there is no generation "x\'; --"'),
-        ({"hosts": ("h1",), "avoid": ("h1",)}, "it needs 1 GPU; all named hosts are also among the hosts to avoid"),
+        ({"hosts": ("h1",), "avoid": ("h1",)}, "needs 1 GPU; all named hosts are also among the hosts to avoid"),
         ({"hosts": ("h1",), "gpus_per_host": 8}, "cannot be split into 8 per host"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_long_queue_is_cut_short_and_says_so(shown):
     lines = shown([HOST], [*waiting, running], most_queued=20)
     rows = [line.split()[0] for line in lines if line.startswith("j-")]
     assert rows == [job.id for job in (*waiting[:20], running)]
-    assert "10 more wait; `gpurun queue` lists all that wait, in order" in lines
+    assert "10 more jobs wait; `gpurun queue` lists all waiting jobs in order" in lines
 
 
 def test_scripts_always_see_the_owner():
@@ -134,7 +134,7 @@ def test_free_gpus_of_hosts_that_get_no_gangs_are_not_counted_as_free(shown):
     hosts = [
         HOST, HOST._replace(name="h2", free=1, state="lost"), HOST._replace(name="h3", state="cordoned")
     ]  # fmt: skip
-    assert shown(hosts, [])[-1] == "4 of 12 GPUs free on 3 hosts; 5 more free GPUs are on hosts that get no new gangs"
+    assert shown(hosts, [])[-1] == "4 of 12 GPUs free on 3 hosts; 5 more free GPUs are on hosts that get no new jobs"
 
 
 def test_all_free_says_nothing_of_others(shown):

@@ -62,7 +62,7 @@ def test_each_problem_has_its_place(gpurun):
 def test_values_that_contradict_each_other_are_found_and_what_flags_give_is_not_missed(gpurun):
     Path("recipe.yaml").write_text(WHOLE + "constraints: {gpus_per_host: 3}\n")
     code, out, _ = gpurun("validate", ".")
-    assert (code, out) == (2, "recipe.yaml:4:15: 4 GPUs cannot be split into hosts of exactly 3\n")
+    assert (code, out) == (2, "recipe.yaml:4:15: 4 GPUs cannot be split over hosts with exactly 3 GPUs each\n")
     for text, told in {
         "memory: 1GiB\nshm_size: 2GiB\n": "5:1: shm_size (2048 MiB) is more than memory",
         "\n\nmin_gpus: 8\n": "6:1: min_gpus (8) is more than gpus (4)",
@@ -79,7 +79,7 @@ def test_values_that_contradict_each_other_are_found_and_what_flags_give_is_not_
         code, out, err = gpurun("validate", ".")
         assert code == 2 and out.startswith(f"recipe.yaml:{told}"), (text, out, err)
     Path("recipe.yaml").write_text("image: i:1\ncommand: [x]\n")
-    assert gpurun("validate", ".") == (0, "", "recipe.yaml: valid; it leaves gpus to the command line\n")
+    assert gpurun("validate", ".") == (0, "", "recipe.yaml: valid; give gpus on the command line\n")
     assert json.loads(gpurun("validate", ".", "--json")[1])["missing"] == ["gpus"]
 
 
@@ -94,15 +94,15 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
     """All of them named the contradiction, and no line; launchers' and sweeps' contradictions were valid."""
     Path("inventory.yaml").write_text(INVENTORY)
     for text, place, told in (
-        ("constraints: {gpus_per_host: 3}", "4:15", "4 GPUs cannot be split into hosts of exactly 3"),
+        ("constraints: {gpus_per_host: 3}", "4:15", "4 GPUs cannot be split over hosts with exactly 3 GPUs each"),
         ("env: {A: b, GPURUN_RANK: 3}", "4:13", "env: gpurun itself sets GPURUN_RANK"),
-        ("workdir: nosuch", "4:1", "workdir: there is no such folder, or you may not read it"),
+        ("workdir: nosuch", "4:1", "workdir: the folder does not exist, or you may not read it"),
         ("min_gpus: 2\nlauncher: tensorflow", "4:1", "the launcher tensorflow cannot be elastic (min_gpus)"),
         ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "'horovod' are for the launcher horovod"),
-        ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker has a GPU each, and the job has 4 GPUs"),
+        ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker needs one GPU each, but the job has 4 GPUs"),
         ("launcher: torchrun\nenv: {WORLD_SIZE: 4}", "5:7", "torchrun itself sets WORLD_SIZE"),
         ("launcher: tasks\nenv: {<<: {RANK: 4}}", "5:12", "each of 4 ranks would have the same RANK"),
-        ("command: [torchrun, --bogus, train.py]", "4:1", "gpurun does not know what to do with --bogus"),
+        ("command: [torchrun, --bogus, train.py]", "4:1", "gpurun does not know the flag --bogus"),
         ("command: [env, GPURUN_RANK=1, torchrun, train.py]", "4:1", "gpurun itself sets GPURUN_RANK"),
         ("launcher: tasks\nsweep: {grid: {lr: [1, 1]}}", "5:1", "the parameter lr has a value twice"),
         ("launcher: tasks\nsweep: {random: 3, tpe: 3, space: {lr: '1..2'}}", "5:1", "--random and --tpe"),
@@ -120,7 +120,7 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
             assert code == 2 and f"gpurun: {found}\n" in err.replace(" and more", ""), (text, words, err)
     Path("recipe.yaml").write_text("image: i:1\nlauncher: tasks\ncommand: [x]\nconstraints: {gpus_per_host: 3}\n")
     code, _, err = gpurun("scale", ".", "--gpus", "4", "-i", "inventory.yaml")
-    assert (code, err) == (2, "gpurun: recipe.yaml:4:15: 4 GPUs cannot be split into hosts of exactly 3\n")
+    assert (code, err) == (2, "gpurun: recipe.yaml:4:15: 4 GPUs cannot be split over hosts with exactly 3 GPUs each\n")
 
 
 def test_a_key_of_another_tool_names_the_key_that_it_means(gpurun):
@@ -136,10 +136,10 @@ def test_what_flags_say_is_not_a_line_of_the_recipe(gpurun):
     Path("inventory.yaml").write_text(INVENTORY)
     Path("recipe.yaml").write_text(f"{WHOLE}launcher: tasks\nconstraints: {{gpus_per_host: 2}}\nenv: {{A: b}}\n")
     for words, told in (
-        (("--gpus-per-host", "3"), "gpurun: 4 GPUs cannot be split into hosts of exactly 3\n"),
-        (("-n", "3"), "gpurun: recipe.yaml:5:15: 3 GPUs cannot be split into hosts of exactly 2\n"),
+        (("--gpus-per-host", "3"), "gpurun: 4 GPUs cannot be split over hosts with exactly 3 GPUs each\n"),
+        (("-n", "3"), "gpurun: recipe.yaml:5:15: 3 GPUs cannot be split over hosts with exactly 2 GPUs each\n"),
         (("-e", "GPURUN_RANK=1"), "gpurun: env: gpurun itself sets GPURUN_RANK\n"),
-        (("-e", "B=1", "--workdir", "nosuch"), "workdir: there is no such folder, or you may not read it\n"),
+        (("-e", "B=1", "--workdir", "nosuch"), "workdir: the folder does not exist, or you may not read it\n"),
         (("--", "env", "GPURUN_RANK=1", "torchrun", "x.py"), "gpurun: gpurun itself sets GPURUN_RANK\n"),
     ):
         code, _, err = gpurun("submit", ".", "-i", "inventory.yaml", *words)

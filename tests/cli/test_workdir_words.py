@@ -40,13 +40,13 @@ def test_what_ignore_rules_leave_out_is_named_with_its_size_but_nothing_that_no_
 
 def test_a_line_for_gitignore_and_a_data_set_are_named_that_give_ranks_what_is_left_out(work):
     assert said(work)[0].endswith(
-        "add a line such as `!/data` at the end of .gitignore, or give it with --data NAME=data, as /data/NAME"
+        "add a line such as `!/data` at the end of .gitignore, or submit with --data NAME=data: ranks read /data/NAME"
     )
     (work / ".gitignore").write_text("*.bin\n*.pkl\n")  # nanoGPT's: all of one folder, or one file after the other
     for name in ("train.bin", "val.bin", "meta.pkl"):
         (work / "data/b" / name).touch()
     assert said(work)[0].endswith(
-        " `!/data/b/*` at the end of .gitignore, or give it with --data NAME=data/b, as /data/NAME"
+        " `!/data/b/*` at the end of .gitignore, or submit with --data NAME=data/b: ranks read /data/NAME"
     )
     (work / ".gitignore").write_text("*.bin\n*.pkl\n!/data/b/*\n")
     assert said(work) == ()
@@ -63,10 +63,10 @@ def test_links_that_lead_out_or_to_what_is_left_out_are_named(work, tmp_path):
     for name, target in links.items():
         (work / name).symlink_to(target)
     line = said(work)[1]
-    assert line.startswith("workdir: abs → /opt/x, cache → data/b, far → ../shared and 1 more lead to what is not")
+    assert line.startswith("workdir: abs → /opt/x, cache → data/b, far → ../shared and 1 more point outside")
     for name in ("abs", "cache", "far"):
         (work / name).unlink()
-    assert said(work)[1].startswith("workdir: runs/up → ../../shared leads to what is not copied")
+    assert said(work)[1].startswith("workdir: runs/up → ../../shared points outside the copied files")
 
 
 def test_a_large_folder_is_named_with_what_is_largest_in_it(work):
@@ -102,7 +102,7 @@ def test_names_of_any_bytes_are_told(tmp_path):
     os.symlink(b"../x", os.fsencode(tmp_path) + b"/\xfe")  # noqa: PTH211
     left, links = said(tmp_path)
     assert "1 file, 0 B" in left
-    assert links.startswith("workdir: link → ../\ufffd leads to")
+    assert links.startswith("workdir: link → ../\ufffd points outside")
     assert "".join(scan(tmp_path).left_out).encode()
 
 

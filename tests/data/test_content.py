@@ -67,7 +67,7 @@ def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monke
             sent.append(1)
             yield b"x" * 100
 
-    with pytest.raises(RemoteOpFailed, match="over 1000 bytes"):
+    with pytest.raises(RemoteOpFailed, match="more than 1000 bytes"):
         content_of_host(fleet_of(endless), "liar", digest_of([FILE]))
     assert len(sent) == 11
 

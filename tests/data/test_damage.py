@@ -135,7 +135,7 @@ CHANGES = {
     "hashes": lambda there: (there.parent / "hashes").write_bytes(b"h" * 32),
     "entries": lambda there: (there.parent / "entries").unlink(),
     "list of files": lambda there: (there.parent / "entries").write_bytes(data_store.packed([])),
-    "its files": lambda there: there.rename(there.parent / "gone"),
+    "the data set's files": lambda there: there.rename(there.parent / "gone"),
 }
 
 

@@ -60,5 +60,5 @@ def test_no_folder(top):
 def test_a_file_that_changed_since_it_was_read_gives_no_hashes(top):
     tree = read_folder(top)
     (top / "big").write_bytes(b"other")
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         hashes_of(tree)

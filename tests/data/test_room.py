@@ -152,7 +152,7 @@ def end_transfer(host):
 def test_a_set_that_is_sent_stays_also_when_the_transfer_that_brought_it_ends(host, arrived):
     sent = sets._served(host.call, DIGESTS[0], DIGESTS[0], b"")
     end_transfer(host)
-    assert sets.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "it is being received or sent"}
+    assert sets.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "the host receives or sends the data set now"}
     sent.close()
     assert sets.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
 

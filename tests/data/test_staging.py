@@ -163,7 +163,7 @@ def test_a_set_whose_only_host_is_off_is_not_gone(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
     data_sites.note(tree.digest, has=["h1"])
     off = Fleet({}, {"h1": HostUnreachable("no route to host", host="h1"), "h9": HostUnreachable("x", host="h9")})
-    with pytest.raises(HostFailure, match="h1 had it, but: no route to host") as caught:
+    with pytest.raises(HostFailure, match="h1 had a copy, but h1 failed: no route to host") as caught:
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: off))
     assert (caught.value.kind, caught.value.host) == ("unreachable", "h1")
     assert data_sites.hosts_of(tree.digest) == {"h1"}
@@ -174,7 +174,7 @@ def test_a_set_whose_only_host_breaks_off_when_it_is_asked_is_not_gone(hosts, to
     data_sites.note(tree.digest, has=["h1"])
     other = hosts.fleet("h1")
     other.agents["h1"].close()
-    with pytest.raises(HostFailure, match="h1 had it") as caught:
+    with pytest.raises(HostFailure, match="h1 had a copy") as caught:
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: other))
     assert (caught.value.kind, caught.value.host) == ("unreachable", "h1")
 
@@ -229,7 +229,7 @@ def test_where_every_copy_is_damaged_each_host_is_named(hosts, top):
     put(tree, fleet, "h0", "h1")
     for host in ("h0", "h1"):
         damage(hosts, host, tree.digest)
-    with pytest.raises(GpurunError, match="damaged on h0, h1, and no other is known"):
+    with pytest.raises(GpurunError, match="damaged on h0, h1, and gpurun knows no other copy"):
         stage(tree.digest, None, ["h2"], Staging(fleet), neighbours=["h0", "h1"])
     assert names_in(hosts, "h2") == []
 

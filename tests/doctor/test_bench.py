@@ -54,7 +54,7 @@ def test_a_host_link_at_a_tenth_is_named_once(bad):
     assert "own rate is 10" in finding.evidence
 
 
-@pytest.mark.parametrize(("way", "words"), [(0, "out of it"), (1, "into it")])
+@pytest.mark.parametrize(("way", "words"), [(0, "out of the host"), (1, "into the host")])
 def test_one_direction(way, words):
     result = run_of(lambda a, b: 0.95 if (a, b)[way] == HOSTS[2] else honest(a, b))
     (finding,) = slow_links(result, RACKS, RATES)

@@ -183,7 +183,7 @@ def test_a_host_with_only_ipv6_is_found_before_a_gang_fails_there():
     only = lambda found: dataclasses.replace(with_nic(found, addresses=("fd00:7::11/64",)), resolves_to=())  # noqa: E731
     (finding,) = found_of(only, fabric=TCP, count=7)
     assert (finding.check, finding.severity) == ("ipv6-only", Severity.ERROR)
-    assert finding.remedy == f"gpurun inventory set {NAMES[6]} fabric_address=fd00:7::11"
+    assert finding.remedy.endswith(f": gpurun inventory set {NAMES[6]} fabric_address=fd00:7::11")
     assert found_of(only, fabric=TCP, count=7, fabric_address="fd00:7::11")[0].check == "address"  # of the other hosts
     assert out_of(only) == ""
 

@@ -88,7 +88,7 @@ def read(text: str | bytes) -> tuple[dict[str, object], list[str]]:
 def test_values(text: str, value: object) -> None:
     found, problems = read(text)
     if value is None and problems:
-        assert problems == ["f:1:8: full must be a text, not nothing"]
+        assert problems == ["f:1:8: full must be a text, but has no value"]
     else:
         assert (list(found.values()), problems) == ([value], [])
 
@@ -101,7 +101,7 @@ def test_values(text: str, value: object) -> None:
         (f"count: {'9' * 5000}", f"f:1:8: count: '{'9' * 80}…' is not a whole number (allowed: 1 to 9)"),
         ("count: 04", "f:1:8: count: '04' is not a whole number (allowed: 1 to 9)"),
         ("count: ٤", "f:1:8: count: '٤' is not a whole number (allowed: 1 to 9)"),
-        ("count: null", "f:1:8: count must be a whole number, not nothing (allowed: 1 to 9)"),
+        ("count: null", "f:1:8: count must be a whole number, but has no value (allowed: 1 to 9)"),
         ("count: [1]", "f:1:8: count must be a whole number, not a list or a mapping (allowed: 1 to 9)"),
         ("share: nan", "f:1:8: share: 'nan' is not a number above 0"),
         ("share: 1e999", "f:1:8: share: '1e999' is not a number above 0"),

@@ -92,10 +92,10 @@ def test_a_secret_is_in_a_file_that_only_the_build_sees(write, cache):
 
 def test_an_index_whose_url_cannot_be_read_is_found_before_docker_is_asked_for_anything(wanted, cache):
     engine = FakeEngine(code=1)
-    with pytest.raises(BadInput, match="the URL of pip's index-url cannot be read") as caught:
+    with pytest.raises(BadInput, match="cannot read the URL in pip's setting index-url") as caught:
         ensure(replace(wanted, index=None), engine, environ={**CONF, "PIP_INDEX_URL": "http://me:s3cret@[::1/simple"})
     assert "s3cret" not in str(caught.value) and engine.bodies == []
-    with pytest.raises(BadInput, match="the URL of pip's index-url cannot be read"):
+    with pytest.raises(BadInput, match="cannot read the URL in pip's setting index-url"):
         ensure(replace(wanted, index="https://[::1"), engine)
 
 
@@ -124,9 +124,9 @@ def test_the_key_is_what_goes_in(wanted, write, wheel, tmp_path):
     [
         ("start", (400, {"message": 'exec: "python3": executable file not found'}), BadInput, "has no python3"),
         ("start", (500, {"message": "no space left on device"}), HostNotReady, "disk is full"),
-        ("start", (500, None), HostNotReady, "does not start the build"),
+        ("start", (500, None), HostNotReady, "did not start the build of the environment"),
         ("create", (500, {"message": "No space left on device"}), HostNotReady, "disk is full"),
-        ("create", (409, {"message": "name in use"}), HostNotReady, "makes no container: name in use"),
+        ("create", (409, {"message": "name in use"}), HostNotReady, "did not create a container: name in use"),
         ("upload", (500, {"message": "write /x: no space left on device"}), HostNotReady, "disk is full"),
     ],
 )
@@ -187,7 +187,11 @@ def test_two_that_want_the_same_build_it_once(wanted, cache):
 
     results.append(ensure(wanted, engine, report=report))
     first.join(30)
-    assert engine.builds == 1 and results[0] == results[1] and told == ["waiting for another build of the same"]
+    assert (
+        engine.builds == 1
+        and results[0] == results[1]
+        and told == ["waiting for another build of the same environment"]
+    )
     assert list(cache.iterdir()) == []
 
 
@@ -247,7 +251,7 @@ def test_a_container_that_docker_cannot_remove_keeps_its_folder_and_stops_its_ow
     engine.containers[name] = {}
     engine.refuse["delete"] = lambda which: (500, {"message": "device is busy"}) if which == name else None
     if own:
-        with pytest.raises(HostNotReady, match=f"does not remove the container {name}: device is busy"):
+        with pytest.raises(HostNotReady, match=f"did not remove the container {name}: device is busy"):
             ensure(wanted, engine)
     else:
         ensure(wanted, engine)

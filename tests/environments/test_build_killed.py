@@ -14,7 +14,7 @@ import pytest
 from fake_engine import BASE, FakeEngine, ensure
 from waiting import LIMIT_S
 
-WAITS = "waiting for another build of the same\n"
+WAITS = "waiting for another build of the same environment\n"
 
 
 class HaltingEngine(FakeEngine):

@@ -61,6 +61,8 @@ def test_what_a_killed_build_left_and_nobody_can_remove_is_named_and_not_used(wa
         raise PermissionError(1, "Operation not permitted", path)
 
     monkeypatch.setattr("gpurun.node.folder.below.remove_path", refuse)
-    with pytest.raises(HostNotReady, match="cannot be removed: Operation not permitted") as caught:
+    with pytest.raises(
+        HostNotReady, match="cannot remove the folder of an earlier build: Operation not permitted"
+    ) as caught:
         ensure(wanted, engine)
     assert caught.value.where == str(left) and engine.builds == 0

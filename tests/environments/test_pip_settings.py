@@ -70,7 +70,7 @@ MALFORMED = (
 @pytest.mark.parametrize("url", MALFORMED)
 @pytest.mark.parametrize("key", ["index-url", "extra-index-url", "find-links", "proxy"])
 def test_a_url_that_cannot_be_read_is_an_error_that_does_not_repeat_it(key, url):
-    with pytest.raises(BadInput, match=f"the URL of pip's {key} cannot be read") as caught:
+    with pytest.raises(BadInput, match=f"cannot read the URL in pip's setting {key}") as caught:
         PipSettings({"timeout": ("5",), key: ("https://b.example", url)}).check()
     assert "cret" not in f"{caught.value} {caught.value.hint}" and caught.value.__suppress_context__
 

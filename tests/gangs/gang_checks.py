@@ -310,7 +310,7 @@ class JudgedWorld(EventfulWorld):
             outcome = State.FAILED
         if outcome is State.QUEUED and self.request is not None and self.request.kind == "cancel":
             outcome = State.CANCELLED
-        says_why_not = any("could not be copied and are still there" in text for text in self.said)
+        says_why_not = any("are still on the host" in text for text in self.said)
         if self.first.has_outputs and self.first.name not in self.lost and not says_why_not:
             self.broken(f"the attempt is over ({outcome.value}), and its outputs are on {self.first.name} only")
         self.ends.append((self.record.attempt, outcome))

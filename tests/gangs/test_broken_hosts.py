@@ -177,7 +177,7 @@ def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(
     assert sorted(cluster.states()) == ["FAILED", *["SUCCEEDED"] * 10]
     record = cluster.store.get(bad).record()
     assert (cluster.outs(), record.attempt, record.restarts, record.code) == (set(), 3, 0, 4)
-    assert cause("h").message.split(" on ")[0] in record.reason and "a check finds nothing wrong" in record.reason
+    assert cause("h").message.split(" on ")[0] in record.reason and "a check finds no fault" in record.reason
     assert sum(host in record.reason for host in HOSTS) == 3
 
 
@@ -253,7 +253,7 @@ def test_a_check_that_fails_ends_no_job_and_blames_no_host(cluster, monkeypatch)
     cluster.settle()
     assert (cluster.states(), cluster.outs()) == (["SUCCEEDED"] * 6, set())
     said = "".join(cluster.store.get(job).events.read_text() for job in jobs)
-    assert "h1: could not be checked: [Errno 24] Too many open files" in said
+    assert "gpurun could not check h1: [Errno 24] Too many open files" in said
 
 
 def test_a_job_that_is_cancelled_during_the_check_does_not_wait_for_it(cluster, monkeypatch):

@@ -111,7 +111,7 @@ def test_a_lease_whose_folder_could_not_be_synced_is_an_orphan_not_lost(world, m
 def test_a_supervisor_that_cannot_start_keeps_no_other_from_it_and_is_adopted(world, fails):
     jobs = queue(world, 2)
     world.fails = fails
-    with pytest.raises(StateUnavailable, match="no process could be started"):
+    with pytest.raises(StateUnavailable, match="gpurun could not start a process"):
         go(world)
     assert world.started[:-1] == jobs[fails:]
     assert world.started[-1] == "waiter", "somebody must look after the other one"

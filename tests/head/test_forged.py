@@ -144,7 +144,7 @@ def test_a_lease_without_a_job_is_not_adopted(job):
 
 
 def test_a_lease_of_another_owner_than_the_job_s_is_refused(job):
-    with pytest.raises(StateError, match="its job belongs to"):
+    with pytest.raises(StateError, match="the lease's job belongs to"):
         check_lease(job.home, replace(job.lease, owner_uid=ME + 1))
 
 

@@ -92,7 +92,7 @@ def test_the_newest_file_of_all_modules_counts_and_one_that_is_gone_is_an_error(
     for place, expected in ((None, False), ("built-in", False), (str(file), True)):
         added.__file__ = place
         assert (loading.newest_change_s() == file.stat().st_ctime) is expected
-    with pytest.raises(ImportError, match="mixture of two versions") as caught:
+    with pytest.raises(ImportError, match="files of two versions") as caught:
         loading.load("gpurun.head.looking")
     assert caught.value.name == "gpurun.head.looking"
     file.unlink()

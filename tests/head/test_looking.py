@@ -152,12 +152,12 @@ def test_a_host_whose_answer_gpurun_cannot_take_is_out_alone(tmp_path, inventory
     monkeypatch.setattr(looking, "probe", probe)
     look_round(tmp_path, [inventory.source])
     outs = {name: machine.out.reason for name, machine in known(tmp_path).items() if machine.out is not None}
-    assert outs == {"h02": "gpurun failed at its answer: IndexError: list index out of range"}
+    assert outs == {"h02": "gpurun failed to read the host's answer: IndexError: list index out of range"}
     assert len(known(tmp_path)) == 40
 
 
 def test_a_head_without_descriptors_takes_no_host_out(tmp_path, inventory, fleet, monkeypatch):
-    short = HeadShort("this machine cannot connect to it now: too many open files", host="h02")
+    short = HeadShort("this machine cannot connect to the host now: too many open files", host="h02")
     seen = Survey({}, {"h01": HostUnreachable("no route to host", host="h01"), "h02": short})
     monkeypatch.setattr(fleet, "probe", lambda *_: seen)
     found = looking.note_survey(tmp_path, inventory, inventory.hosts[:2], seen, time.time())

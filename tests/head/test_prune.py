@@ -131,7 +131,7 @@ def test_outputs_that_are_being_brought_stay(store):
     folder = ended(store)
     with HeadCopy(folder).alone():
         done = carry_out(store.home, plan_prune(store.home, ALL), ALL)
-    assert "is copying its outputs" in done.failed[folder.id].message
+    assert "is copying the job's outputs" in done.failed[folder.id].message
     assert (folder.outputs / "model").exists()
     assert pruned(store) == [folder.id]
 
@@ -140,8 +140,8 @@ def test_outputs_that_hosts_alone_have_keep_the_job(store):
     left = OutputsLeft(1, ("h1: did not answer",), ("h1",))
     folder = ended(store, outputs_left=left)
     plan = plan_prune(store.home, ALL)
-    assert (plan.going, plan.skipped) == ((), {folder.id: "h1 has outputs that are not on the head"})
-    with pytest.raises(BadInput, match="h1 has outputs"):
+    assert (plan.going, plan.skipped) == ((), {folder.id: "outputs on h1 are not on the head"})
+    with pytest.raises(BadInput, match="outputs on h1"):
         plan_prune(store.home, PruneWish(jobs=(folder.id,)))
     assert pruned(store, PruneWish(jobs=(folder.id,), also_unbrought=True)) == [folder.id]
 

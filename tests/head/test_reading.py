@@ -151,7 +151,7 @@ def test_a_script_is_found_in_the_folder_that_the_shell_goes_to(workdir, command
 def test_a_script_that_a_shell_starts_twice_is_read_once_and_not_called_unreadable(workdir):
     files(workdir, prepare_py="import numpy\n")
     doubt = chosen(workdir, "sh", "-c", "python3 prepare.py a && python3 ./prepare.py b").doubt
-    assert "prepare.py uses no library that says it" in doubt.message
+    assert "prepare.py uses no library for distributed training" in doubt.message
 
 
 def test_a_package_with_a_main_and_a_module_of_the_image(workdir):
@@ -169,7 +169,7 @@ def test_a_script_that_starts_a_launcher_runs_once_on_each_host_where_that_is_ri
     files(workdir, run_sh="# a comment\ntorchrun --nproc_per_node=$1 train.py\n", train_py=HOROVOD)
     choice = chosen(workdir, "./run.sh", "4")
     assert (choice.spec.launcher, choice.spec.one_per_host) == ("tasks", True)
-    assert choice.said[0].startswith("run.sh starts torchrun, so it runs once on each host")
+    assert choice.said[0].startswith("run.sh starts torchrun, so gpurun runs run.sh once on each host")
     with pytest.raises(BadInput, match=r"run.sh starts 8 processes"):
         chosen(workdir, "bash", "-x", "run.sh", "8")
     assert chosen(workdir, "./run.sh", "1", gpus=1).spec.launcher == "tasks"
@@ -181,7 +181,9 @@ def test_a_launcher_does_not_start_a_script_that_starts_a_launcher(workdir):
     files(workdir, run_sh="bash inner.sh 4\n", inner_sh="torchrun --nproc_per_node=$1 train.py\n", train_py=HOROVOD)
     for command in (("./run.sh",), ("env", "A=1", "bash", "run.sh"), ("sh", "-c", "cd .; ./run.sh")):
         spec = JobSpec("n", "i:1", 4, command, workdir=str(workdir), launcher="mpirun")
-        with pytest.raises(BadInput, match=r"inner.sh starts torchrun, and mpirun starts inner.sh: 4 ranks"):
+        with pytest.raises(
+            BadInput, match=r"mpirun starts inner.sh for each of 4 ranks, and each copy would start torchrun"
+        ):
             refuse_two_starters(spec, script_clues_of(spec))
         for fine in (replace(spec, launcher="tasks"), replace(spec, one_per_host=True), replace(spec, gpus=1)):
             refuse_two_starters(fine, script_clues_of(fine))
@@ -271,11 +273,11 @@ def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_t
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["mpirun", "-np", "4", "bash", "run.sh"])}  # fmt: skip
     for more in ({}, {"command": ("command", ["bash", "run.sh"]), "--launcher": ("launcher", "torchrun")}):
-        with pytest.raises(BadInput, match=r"run.sh starts accelerate launch, and (mpirun|torchrun) starts run.sh"):
+        with pytest.raises(BadInput, match=r"(mpirun|torchrun) starts run.sh for each of"):
             spec_of(None, inventory, {**flags, **more})
     with pytest.raises(NeverFits) as caught:
         spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])})
-    assert "run.sh starts accelerate launch for one host, so its gang stays on one host" in caught.value.hint
+    assert "run.sh starts accelerate launch for one host, so the gang stays on one host" in caught.value.hint
     piped = ["bash", "-c", "echo 100 | mpiexec -n 8 python3 train.py"]
     with pytest.raises(NeverFits) as caught:
         spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", piped)})

@@ -88,11 +88,11 @@ def test_what_is_there_and_what_only_the_container_knows_is_no_problem(workdir, 
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("python3 trian.py", "it has train.py"), ("python3 model.py", "it has src/model.py"),
-        ("python3 Train.py", "it has train.py"), ("python3 loop.py", ""), ("./runn.sh", "it has run.sh"),
-        ("python3 qqqqq.py", "it has "), ("python3 '$HOME/x.py'", "sh -c '…'"), ("'${D}/run.sh'", "sh -c '…'"),
+        ("python3 trian.py", "workdir has train.py"), ("python3 model.py", "workdir has src/model.py"),
+        ("python3 Train.py", "has train.py"), ("python3 loop.py", ""), ("./runn.sh", "has run.sh"),
+        ("python3 qqqqq.py", "the workdir has "), ("python3 '$HOME/x.py'", "sh -c '…'"), ("'${D}/run.sh'", "sh -c '…'"),
         ("python3 '~/x.py'", "sh -c '…'"), ("python3 '*/x.py'", "sh -c '…'"), ("python3 a/b/c/zzzz", "--workdir"),
-        (("python3", "b\nc\x1b[31m.py"), "it has "),
+        (("python3", "b\nc\x1b[31m.py"), "the workdir has "),
         (("python3", "x" * 5000), "--workdir"), (("python3", "a\0b"), None),
     ],
 )  # fmt: skip

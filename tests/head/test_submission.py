@@ -129,7 +129,7 @@ def test_code_that_changes_meanwhile_stores_nothing(home, work, monkeypatch):
         return found
 
     monkeypatch.setattr(submission, "scan", scanned)
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         submit(home, replace(SPEC, workdir=str(work)))
     assert JobStore(home).ids() == ()
     assert not os.listdir(home / "jobs")
@@ -140,7 +140,7 @@ def test_a_digest_that_is_remembered_wrongly_refuses_one_submission_only(home, w
     scan(work)
     (memory,) = (tmp_path / "cache/gpurun/trees").iterdir()
     memory.write_text(memory.read_text().replace("sha256:", "sha256:0"))
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         submit(home, replace(SPEC, workdir=str(work)))
     (folder,) = submit(home, replace(SPEC, workdir=str(work))).folders
     assert kept(folder) == {"train.py": b"submitted"}
@@ -227,9 +227,14 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     code, out, err = command(capsys)
     assert code == 0
     job = out.strip()
-    waits = "it needs 2 GPUs; 0 such GPUs of one generation are free for it; it needs hosts that are out of use"
+    waits = (
+        "the job needs 2 GPUs; 0 suitable GPUs of one generation are free for the job; "
+        "the job needs hosts that are out of use"
+    )
     said, told = err.splitlines()
-    assert said == "each of the 2 GPUs runs a copy (tasks): the command starts no launcher and no Python"
+    assert said == (
+        "gpurun runs a copy for each of the 2 GPUs (tasks), because the command starts no launcher and no Python"
+    )
     assert told == f"{job} waits: {waits}; `gpurun why {job}` says more"
 
 
@@ -240,7 +245,7 @@ def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
     (job,) = JobStore(home).ids()
     assert (code, out) == (StateError.exit_code, f"{job}\n")
     assert "for the scheduler's lock" in err
-    assert f"{job} is queued and starts in its turn: do not submit it again" in err
+    assert f"{job} is queued and starts in its turn: do not submit the job again" in err
 
 
 def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
@@ -249,7 +254,7 @@ def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
     (job,) = JobStore(home).ids()
     assert code == StateError.exit_code
     assert json.loads(out)["job"]["id"] == job
-    assert "do not submit it again" in err
+    assert "do not submit the job again" in err
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_an_inventory_that_others_can_change_is_refused(world, job, change):
         path.unlink()
     else:
         path.chmod(0o664 if change == "group may write" else 0o666)
-    with pytest.raises(BadInput, match="others than root can change"):
+    with pytest.raises(BadInput, match="users other than root can change"):
         take_over(world.home, job, inventory, {})
     assert is_untouched(world, job)
 
@@ -277,13 +277,13 @@ def test_the_command_names_the_next_step_without_an_inventory(world, job):
     assert not job.record().state.ended
     said = cancel(world, job.id, "--no-wait", "-i", str(world.top / "alices.yaml"))
     assert said.returncode == 2, said.stderr
-    assert "others than root can change" in said.stderr
+    assert "users other than root can change" in said.stderr
     assert held_by(world.home, job.id) == ("h1", "h2")
 
 
 def test_recover_names_the_jobs_and_the_command_that_ends_them(world, job):
     said = gpurun(world, "recover")
-    assert f"`gpurun cancel {job.id}` as root" in said.stderr
+    assert f"as root, run `gpurun cancel {job.id}`" in said.stderr
     assert job.record().state is State.GRANTED
 
 

@@ -380,7 +380,7 @@ def test_half_a_write_of_others_is_reported(home, theirs):
         problems = []
         with sources(home, problems.append) as found:
             assert rows(found, Wanted()) == []
-        assert "writes it, or was killed" in str(problems[0])
+        assert "is writing the file, or was killed" in str(problems[0])
     finally:
         database._COPY_TRIES = database_tries
 
@@ -433,7 +433,7 @@ def test_a_wrong_option_is_exit_code_2(gpurun, home, argv):
 def test_without_any_job(gpurun, home):
     code, out, err = gpurun("history")
     assert (code, out) == (0, "")
-    assert "no attempt" in err
+    assert "no ended attempt" in err
     assert json.loads(gpurun("history", "--json")[1]) == {"attempts": []}
 
 
@@ -508,5 +508,5 @@ def test_a_folder_in_which_somebody_else_has_put_a_file_is_not_trusted(home):
     journal.touch()
     os.chown(journal, 12345, -1)
     file_of(home).parent.chmod(0o775)
-    with pytest.raises(StateError, match=r"others than .* can write it"):
+    with pytest.raises(StateError, match=r"users other than .* can write to this folder"):
         collect(home)

@@ -93,7 +93,7 @@ def test_a_file_that_changes_between_scan_and_copy_is_named(work, tmp_path):
     tree = scan(work)
     (work / "train.py").write_text("half")
     (work / "same").write_text("half")
-    with pytest.raises(BadInput, match="changed while it was read"):
+    with pytest.raises(BadInput, match="changed while gpurun read it"):
         write_code(StatePath(tmp_path) / "code", tree)
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_content_is_told_and_never_sent_as_sound(kept):
     data = Path(kept.plain).read_bytes()
     for harmed in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) - (5 << 20)]):
         Path(kept.plain).write_bytes(harmed)
-        with pytest.raises(StateError, match="is not what was submitted"):
+        with pytest.raises(StateError, match="differs from the submitted file"):
             contents(Code(kept))
 
 

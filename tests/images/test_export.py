@@ -85,7 +85,7 @@ def test_a_changed_file_gives_another_digest_and_is_refused(tmp_path, store):
     _, diff_id, content = docker_root(tmp_path)
     (content / "d/small").write_bytes(b"HELLO")
     found = find_layers(str(tmp_path), [diff_id])
-    with pytest.raises(HostNotReady, match="other bytes"):
+    with pytest.raises(HostNotReady, match="does not match its digest"):
         store.add(diff_id, lambda: tar_of(found[diff_id]))
 
 

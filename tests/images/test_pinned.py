@@ -38,7 +38,7 @@ def test_a_name_that_still_means_it_is_given_to_hosts(ident):
 
 
 def test_an_image_that_is_gone_is_said_to_be_gone_and_not_replaced():
-    with pytest.raises(BadInput, match=r"the image that i named at submit .* is no longer on the head"):
+    with pytest.raises(BadInput, match=r"the image .*, which had the name i at submit, is no longer on the head"):
         engine(i=NEW).image("i", OLD)
 
 

@@ -47,7 +47,7 @@ def liars(folder):
 @pytest.mark.parametrize("piece", [SIZE, SIZE // 3])
 def test_the_head_s_layer_store(store, tmp_path, room, piece):
     for keep in (store.put, lambda said: store.add(DIGEST, lambda: said)):
-        with disk(room), pytest.raises(HostNotReady, match="cannot be written"):
+        with disk(room), pytest.raises(HostNotReady, match="gpurun cannot write to the head's layer store"):
             keep(pieces(piece))
         assert store.find(DIGEST) is None and liars(tmp_path) == []
     assert store.add(DIGEST, lambda: pieces(piece)).path.read_bytes() == CONTENT
@@ -60,7 +60,7 @@ def test_layers_that_docker_save_wrote(store, tmp_path, room):
         entry = tarfile.TarInfo("a/layer.tar")
         entry.size = SIZE
         archive.addfile(entry, io.BytesIO(CONTENT))
-    with disk(room), pytest.raises(HostNotReady, match="cannot be written"):
+    with disk(room), pytest.raises(HostNotReady, match="gpurun cannot write to the head's layer store"):
         import_save([stream.getvalue()], store, store._folder)
     assert store.find(DIGEST) is None and liars(tmp_path) == []
 

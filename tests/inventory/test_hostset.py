@@ -58,8 +58,8 @@ def test_the_order_is_the_inventorys(inventory: Inventory) -> None:
 @pytest.mark.parametrize(
     ("selection", "said"),
     [
-        ("gpu-r1-17", "has no 'gpu-r1-17'"),
-        ("gpu-r1-[15-18]", "has no 'gpu-r1-[17-18]'"),
+        ("gpu-r1-17", "has no host 'gpu-r1-17'"),
+        ("gpu-r1-[15-18]", "has no host 'gpu-r1-[17-18]'"),
         ("@rack:r9", "no group @rack:r9"),
         ("@nope", "no group @nope"),
         ("@shelf:a", "shelf"),

@@ -51,9 +51,9 @@ def test_kubesprays_ini_inventory_with_its_folders_of_group_variables(imported):
     last = found.by_name["node5"]
     assert (last.address, last.port, last.labels) == ("95.54.0.16", 2222, {"kube_node": "yes", "k8s_cluster": "yes"})
     left = not_mapped(said)
-    assert "node1: the names of their groups say no GPUs" in left
+    assert "node1: left out, because the names of the groups suggest no GPUs" in left
     assert "inventory.ini:4: variable ip" in left
-    assert "bastion: other hosts are reached through it" in left
+    assert "bastion: left out, because SSH reaches other hosts through this jump host" in left
     assert "group_vars/all/all.yml:3: variable bin_dir" in left
     assert "group_vars/k8s_cluster/k8s-cluster.yml:5: kube_cert_dir: a template or a secret" in left
     assert "guessed: gpus 1 for every host: the source does not say" in said
@@ -76,23 +76,23 @@ def test_deepops_inventory_by_its_folder_and_for_the_gpu_hosts_alone(imported):
     assert (second.gpus, second.gpu_model, second.generation) == (8, None, "volta")
     assert {(host.user, host.python) for host in found.hosts} == {("ubuntu", "/usr/bin/python3")}
     left = not_mapped(said)
-    assert "login01: in no group *-node" in left
-    assert "mgmt01: other hosts are reached through it" in left
-    assert "ansible_ssh_common_args: gpurun reads from ~/.ssh/config how SSH reaches hosts" in left
+    assert "login01: left out, because no group of the host matches *-node" in left
+    assert "mgmt01: left out, because SSH reaches other hosts" in left
+    assert "ansible_ssh_common_args: gpurun takes SSH settings from ~/.ssh/config" in left
     assert "variable hosts_add_ansible_managed_hosts" in left
 
 
 def test_a_login_node_gets_no_gpus_because_others_have_some(imported):
     found, said = imported(CASES / "deepops")
     assert fold(found.by_name) == "gpu[01-03]"
-    assert "login01: no GPUs, as far as this source says" in not_mapped(said)
-    assert "--groups GLOB takes the hosts of these groups" in not_mapped(said)
+    assert "login01: left out, because the source has no GPUs for the host" in not_mapped(said)
+    assert "--groups GLOB imports all hosts of the groups that match GLOB" in not_mapped(said)
 
 
 def test_a_group_pattern_that_means_no_host(gpurun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = gpurun("inventory", "import", str(CASES / "deepops"), "--groups", "nosuch")
-    assert (code, "no host was found" in err, "in no group nosuch" in err) == (2, True, True)
+    assert (code, "no host was found" in err, "no group of the host matches nosuch" in err) == (2, True, True)
 
 
 def test_slurm_with_spines_node_sets_and_gpus_that_gres_conf_knows(imported):
@@ -109,16 +109,16 @@ def test_slurm_with_spines_node_sets_and_gpus_that_gres_conf_knows(imported):
     assert trained == {"dgx01", "dgx02", "dgx03", "dgx04", "pcie-1"}  # NodeSet=big, and one node
     left = not_mapped(said)
     for told in (
-        "slurm.conf:7: CPUs, RealMemory: settings of Slurm alone",
-        "slurm.conf:9: Port: settings of Slurm alone",
+        "slurm.conf:7: CPUs, RealMemory: only Slurm has these settings",
+        "slurm.conf:9: Port: only Slurm has these settings",
         "slurm.conf:9: dgx[01-04,06]: Gres=nic:2",
-        "slurm.conf:10: Weight: settings of Slurm alone",
-        "slurm.conf:16: DownNodes=dgx06: it is state, not inventory",
+        "slurm.conf:10: Weight: only Slurm has these settings",
+        "slurm.conf:16: DownNodes=dgx06: the inventory records no state",
         "slurm.conf:17: cannot include 'gone/*.conf'",
         "gres.conf:3: AutoDetect=nvml",
-        "topology.conf:5: switch spine1 is no rack: only switches with nodes are",
-        "topology.conf:7: switch top is no rack",
-        "head01: no GPUs",
+        "topology.conf:5: switch spine1 is not used as a rack, because it has no nodes",
+        "topology.conf:7: switch top is not used as a rack",
+        "head01: left out, because the source has no GPUs",
     ):
         assert told in left, told
     assert "guessed: generation volta for auto2, as most others have" in said
@@ -201,7 +201,7 @@ def test_a_note_for_each_of_many_hosts_takes_no_time(imported, tmp_path):
     began = time.process_time()
     found, said = imported(written(tmp_path / "etc", {"hosts": "[r1]\n" + lines}))
     assert len(found.hosts) == 8000
-    assert said[-2] == "not mapped: and 7980 more; --dry-run prints all of them"
+    assert said[-2] == "not mapped: 7980 more; --dry-run prints all"
     assert time.process_time() - began < 20
 
 

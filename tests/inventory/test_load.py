@@ -121,7 +121,7 @@ def test_a_range_of_addresses_goes_with_a_range_of_hosts() -> None:
     text = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: '10.0.1.[7-9]', port: 22}}}}\n"
     assert [h.address for h in read(text).hosts] == ["10.0.1.7", "10.0.1.8", "10.0.1.9"]
     short = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: 10.0.1.7}}}}\n"
-    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' is 1, but there are 3 hosts"]
+    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' is 1 address, but there are 3 hosts"]
 
 
 def test_anchors_and_merge_keys() -> None:
@@ -173,7 +173,7 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("gpus: ' 4'", "gpus: ' 4' is not a whole number"),
         ("gpus: 0x10", "gpus: '0x10' is not a whole number"),
         ("gpus: 1_0", "gpus: '1_0' is not a whole number"),
-        ("gpus: ", "gpus must be a whole number, not nothing"),
+        ("gpus: ", "gpus must be a whole number, but has no value"),
         ("gpus: [4]", "gpus must be a whole number, not a list or a mapping"),
         ("gpus: 99999999999999999999", "gpus: '99999999999999999999' is out of range"),
         ("port: 65536", "port: '65536' is out of range (allowed: 1 to 65535)"),
@@ -192,7 +192,7 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("near_hca: 0-9999", "near_hca: '0-9999' names more than 1024 GPUs"),
         ("near_hca: [1024]", "near_hca: '1024' is out of range (allowed: 0 to 1023)"),
         ("near_hca: [0, x]", "near_hca: 'x' is not a whole number"),
-        ("near_hca: [4]", "near_hca names GPU 4, but it has 4"),
+        ("near_hca: [4]", "near_hca names GPU 4, but the host has 4, counted from 0"),
         ("nvlink: [[0, 1], [1, 2]]", "nvlink names a GPU twice"),
         ("labels: [a]", "labels must be a mapping"),
         ("labels: {-x: 1}", "'-x' is not a label name"),
@@ -231,7 +231,7 @@ def test_a_host_twice_names_both_places() -> None:
 def test_two_hosts_are_not_one_machine(second: str) -> None:
     text = MINIMAL_HOSTS.format(second)
     assert problems(text) == [
-        "inventory.yaml:4:30: hosts h1 and h2 are one machine, h1:22: its GPUs would be granted twice"
+        "inventory.yaml:4:30: hosts h1 and h2 are one machine, h1:22, so gpurun would grant its GPUs twice"
     ]
 
 
@@ -246,7 +246,7 @@ def test_two_hosts_are_not_one_machine(second: str) -> None:
 def test_spellings_of_one_ip_address_are_one_machine(first: str, second: str, machine: str) -> None:
     hosts = f'h1: {{address: "{first}"}}, h2: {{address: "{second}"}}'
     (problem,) = problems(MINIMAL_HOSTS.replace("h1: {{}}, ", "").format(hosts))
-    assert f"hosts h1 and h2 are one machine, {machine}:" in problem
+    assert f"hosts h1 and h2 are one machine, {machine}, so" in problem
 
 
 @pytest.mark.parametrize("name", ["08", "1x", "10.0.0.256", "10.0.0.7.example.org"])
@@ -270,9 +270,12 @@ racks: {{r1: {{hosts: {{h1: {{}}, {}}}}}}}
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
-        ("a: {reservation: 3}, b: {reservation: 2}", "the pools reserve 5 GPUs together; the inventory has 4"),
-        ("a: {reservation: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, it reserves 1"),
-        ("a: {limit: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, its limit is 1"),
+        ("a: {reservation: 3}, b: {reservation: 2}", "the pools reserve 5 GPUs together, but the inventory has 4"),
+        (
+            "a: {reservation: 1}, b: {reservation: 2, parent: a}",
+            "pool a: its children reserve 2 GPUs, but its own reservation is 1",
+        ),
+        ("a: {limit: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, but its limit is 1"),
     ],
 )
 def test_reservations_above_what_there_is_are_refused_with_their_place(pools: str, said: str) -> None:
@@ -298,14 +301,14 @@ def test_pools_that_cannot_be() -> None:
         (b"# nothing\n", "inventory.yaml:1:1: the inventory is empty"),
         (b"[1, 2]", "inventory.yaml:1:1: the inventory must be a mapping"),
         (b"version: 1\n\xff", "inventory.yaml:2:1: byte 0xff is not UTF-8 text"),
-        (b"\xef\xbb\xbfversion: 1\n", "inventory.yaml:1:1: byte order mark"),
+        (b"\xef\xbb\xbfversion: 1\n", "inventory.yaml:1:1: the file begins with a byte order mark"),
         (b"version: 1\nx-a: a\x00b\n", "inventory.yaml:2:7: character U+0000 is not allowed"),
         (b"version: 1\nx-a: \x1b[31m\n", "inventory.yaml:2:6: character U+001B"),
         ("version: 1 # \u202e\n".encode(), "inventory.yaml:1:14: character U+202E"),
-        (b"version: 1\rracks: {}\r", "inventory.yaml:1:11: carriage return without a line feed"),
+        (b"version: 1\rracks: {}\r", "inventory.yaml:1:11: the file has a carriage return without a line feed"),
         (
             b"version: 1\nracks:\n\tr1: {}\n",
-            "inventory.yaml:3:1: tab character; YAML is indented with spaces",
+            "inventory.yaml:3:1: the line has a tab character; indent YAML with spaces",
         ),
         (b"version: 1\nracks: {r1: {hosts: {a: }\n", "inventory.yaml:3:1: while parsing a flow mapping"),
         (b"version: 1\n---\nversion: 1\n", "inventory.yaml:2:1: expected a single document"),
@@ -325,7 +328,7 @@ def test_a_yaml_bomb() -> None:
     lines = ["version: 1", "x-0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     (problem,) = problems("\n".join(lines))
-    assert "aliases make this more than" in problem
+    assert "with its aliases, this value has more than" in problem
 
 
 @pytest.mark.parametrize("unit", ["[", "{a: ", "- ", "? ", "{? "])

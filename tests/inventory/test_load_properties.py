@@ -87,6 +87,6 @@ def test_inventories_with_something_in_them(written: Written, data: st.DataObjec
     try:
         after = apply(text, SOURCE, SetFields(("gpu-r0-01",), parse_settings(["gpus=3"])))
     except GpurunError as error:
-        assert "fault of gpurun" not in str(error)
+        assert "bug in gpurun" not in str(error)
     else:
         assert parse(after, SOURCE).by_name["gpu-r0-01"].gpus == 3

@@ -124,20 +124,20 @@ def test_slices_and_names_of_gpus():
 
 
 REFUSED = {  # files, option → what the message says; each says a place
-    "a folder": ({"src/a.py": ""}, ("src",), "src: this folder has no file with a name that lists hosts"),
-    "a folder, what to do": ({"src/a.py": ""}, ("src",), "name the file; in a folder, gpurun looks for slurm.conf"),
-    "NUL bytes": ({"hosts": "a\nb\0"}, ("hosts",), "hosts: this is no text: it has a NUL byte on line 2"),
-    "no format": ({"notes": "a b c\n"}, ("notes",), "it has a line 'a b c'"),
-    "an empty file": ({"hosts": "# none\n"}, ("hosts",), "hosts: cannot tell which format this is: it has no lines"),
+    "a folder": ({"src/a.py": ""}, ("src",), "src: no file in this folder has the usual name"),
+    "a folder, what to do": ({"src/a.py": ""}, ("src",), "in a folder, gpurun looks only for slurm.conf"),
+    "NUL bytes": ({"hosts": "a\nb\0"}, ("hosts",), "hosts: this file is not text: line 2 has a NUL byte"),
+    "no format": ({"notes": "a b c\n"}, ("notes",), "one line is 'a b c'"),
+    "an empty file": ({"hosts": "# none\n"}, ("hosts",), "of this file: the file has no line with text"),
     "gpus": ({"hosts": "a\n"}, ("hosts", "--gpus", "-1"), "--gpus: '-1'"),
     "fabric": ({"hosts": "a\n"}, ("hosts", "--fabric", "foo"), "--fabric: 'foo'"),
-    "hca": ({"hosts": "a\n"}, ("hosts", "--hca", "mlx5_0"), "--hca names RDMA devices, and --fabric tcp uses none"),
+    "hca": ({"hosts": "a\n"}, ("hosts", "--hca", "mlx5_0"), "and --fabric tcp uses no RDMA device"),
     "all without GPUs": (
         {"hosts": "[a]\nx\n[gpu]\ny gpu_type=1g.5gb gpus=7\n"}, ("hosts", "--groups", "gpu"),
-        "hosts: y: its only GPUs are slices (MIG)",
+        "hosts: y: left out, because all GPUs are slices (MIG)",
     ),
     "a plugin of Ansible's": (
-        {"aws.yml": "plugin: aws_ec2\nregions: [x]\n"}, ("aws.yml",), "aws.yml:1: this configures a plugin of Ansible",
+        {"aws.yml": "plugin: aws_ec2\nregions: [x]\n"}, ("aws.yml",), "aws.yml:1: this file configures",
     ),
     "what ansible-inventory --list prints": (
         {"d.json": '{"_meta": {"hostvars": {}}}'}, ("d.json",), "ansible-inventory -i SOURCE --list --yaml > hosts.yml",
@@ -178,7 +178,7 @@ def test_notes_are_short_and_name_file_line_and_host(gpurun, place):
 def test_a_folder_of_several_inventories_says_what_was_not_read(gpurun, place):
     write({"inv/hosts": "[rack1]\nn1 gpus=4\n", "inv/groups": "[train]\nn1\n", "inv/group_vars/train.yml": "gpus: 8\n"})
     code, _, err = gpurun("inventory", "import", "inv")
-    assert (code, "not mapped: inv: not read, though Ansible reads each file of a folder: groups" in err) == (
+    assert (code, "not mapped: inv: gpurun reads one file of a folder, and did not read groups" in err) == (
         0,
         True,
     ), err

@@ -81,7 +81,7 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("secrets: {../x: y}", "name in secrets: '../x' is not a file name"),
         ("mounts: /data", "mounts: '/data' is not a mount such as"),
         ("preemptible: maybe", r"preemptible: 'maybe' is not a truth value \(allowed: true, false\)"),
-        ('name: "a\\nb"', r"name: 'a\\nb' is not 1 to 200 characters"),
+        ('name: "a\\nb"', r"name: 'a\\nb' is not a text of 1 to 200 characters"),
         ("horovod: {fusion_threshold_mb: -1}", r"fusion_threshold_mb: '-1' is out of range \(allowed: 0 to 1000000\)"),
         ("gpus: 5\ngpus: 6", "given twice"),
         ("x: !!python/object/apply:os.system ['true']", "tags and directives are not allowed"),
@@ -93,12 +93,12 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("memory: 1Ki", "memory: '1Ki' is less than 1MiB"),
         ("memory: 16", "memory: '16' has no unit; write 16MiB or 16GiB"),
         ("memory: 16Gx", "memory: '16Gx' has the unknown unit 'Gx'; the units are KiB, MiB, GiB"),
-        ("memory: 50%", "memory: '50%' is a part of something; write the size itself, such as 16GiB"),
+        ("memory: 50%", "memory: '50%' is a percentage; write the size itself, such as 16GiB"),
         ("cpus: 0", r"cpus: '0' is out of range \(allowed: 0.1 to 4096\)"),
         ("env: {[a]: b}", "a key of env must be a plain word"),
         ("env: {A: 1, A: 2}", "'A' is given twice in env"),
         ("env: {A: [1]}", "env.A must be a text, not a list or a mapping"),
-        ("name: [a]", "name must be 1 to 200"),
+        ("name: [a]", "name must be a text of 1 to 200"),
     ],
 )
 def test_wrong_values_name_their_place(tmp_path, line, message):
@@ -133,17 +133,17 @@ def test_contradictions(tmp_path):
         build(given_recipe, {"memory_mib": 8}, {})
     with pytest.raises(BadInput, match=r"shm_size \(64 MiB\) is more than memory \(32 MiB\)"):
         build(given_recipe, {"memory_mib": 32, "shm_size_mib": 64}, {})
-    with pytest.raises(BadInput, match="no such folder"):
+    with pytest.raises(BadInput, match="the folder does not exist"):
         build(given_recipe, {"workdir": "/nonexistent"}, {})
 
 
 def test_no_recipe_there(tmp_path):
-    with pytest.raises(BadInput, match="none: there is no such recipe"):
+    with pytest.raises(BadInput, match="none: the recipe does not exist"):
         read(tmp_path / "none")
     with pytest.raises(BadInput, match=r"this folder has no recipe\.yaml"):
         read(tmp_path)
     (tmp_path / "my train.py").write_text("print('a'); b: int = 1")
-    with pytest.raises(BadInput, match="this is a program, not a recipe") as caught:
+    with pytest.raises(BadInput, match="the file is a program, not a recipe") as caught:
         read(tmp_path / "my train.py")
     assert caught.value.hint.endswith(f"-- python3 '{tmp_path}/my train.py'")
     with pytest.raises(BadInput, match="empty"):
@@ -216,8 +216,8 @@ def test_packages_are_named_relative_to_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("{}", "python: names nothing"),
-        ("{index: ./wheels}", "python: names nothing"),
+        ("{}", "python: names no packages"),
+        ("{index: ./wheels}", "python: names no packages"),
         ("{requirements: r.txt, project: .}", "python: names requirements and project"),
         ("{requirements: r.txt, index: 'https://me:s3cret@x.example/simple'}", "has a password in its URL"),
         ("{requirement: r.txt}", "did you mean 'requirements'"),
@@ -266,9 +266,9 @@ def test_every_key_says_what_it_means_with_an_example():
 @pytest.mark.parametrize(
     ("fits", "longer", "why"),
     [
-        ({"env": {"A": "ü" * 32_766}}, {"env": {"A": "ü" * 32_767}}, "at most 65536 reach the ranks"),
-        ({"env": {"A": "'" * 3000}}, {"env": {"A": "'" * 13_000}}, "at most 65536 reach the ranks"),
-        ({"command": ("'" * 131_071,)}, {"command": ("x" * 131_072,)}, "Linux takes 131071 bytes"),
+        ({"env": {"A": "ü" * 32_766}}, {"env": {"A": "ü" * 32_767}}, "at most 65536 are allowed"),
+        ({"env": {"A": "'" * 3000}}, {"env": {"A": "'" * 13_000}}, "at most 65536 are allowed"),
+        ({"command": ("'" * 131_071,)}, {"command": ("x" * 131_072,)}, "Linux allows at most 131071"),
         ({"command": ("x" * 131_000,) * 4}, {"command": ("x" * 131_000,) * 5}, "at most 524288"),
     ],
 )  # fmt: skip

@@ -43,7 +43,7 @@ def test_what_is_stored_comes_back(store):
 
 def test_only_known_ways(store):
     folder = create(store)
-    with pytest.raises(StateError, match="cannot go from QUEUED to RUNNING"):
+    with pytest.raises(StateError, match="cannot change from QUEUED to RUNNING"):
         folder.move(State.RUNNING)
     for state in (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING, State.FAILED):
         assert folder.move(state).state is state
@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_a_text_is_reported(store):
 def test_a_record_that_names_another_job_is_reported(store, name):
     folder = create(store)
     durable.write_record(folder.path / "state.json", folder.record().but(id=name))
-    with pytest.raises(StateError, match=r"names job .*, not its own"):
+    with pytest.raises(StateError, match=r"names the job .* instead of its own job"):
         folder.record()
 
 
@@ -220,7 +220,7 @@ def test_a_request_under_the_wrong_name_is_none(store):
     folder = create(store)
     durable.write_record(folder.path / "preempt.json", CancelRequest("cancel", "me", 2.0))
     assert folder.cancel_request() is None
-    assert "its name does not say" in folder.mend_request()
+    assert "a request of the wrong kind" in folder.mend_request()
 
 
 def damage_request(folder, thing, name="cancel.json"):

@@ -281,7 +281,7 @@ def test_a_job_whose_mount_no_host_has_ends_and_takes_no_host_out(cluster, flag)
     assert done.code == 0, done.err
     job = done.out.strip()
     found = cluster.wait_for(job, "FAILED")
-    assert "/nowhere/x" in found["reason"] and "a check finds nothing wrong" in found["reason"], found
+    assert "/nowhere/x" in found["reason"] and "a check finds no fault" in found["reason"], found
     assert (found["attempt"], outs(cluster)) == (3, {})
     measured(how=flag, reason=found["reason"], seconds=found["ended_s"] - found["submitted_s"])
 
@@ -305,5 +305,5 @@ def test_an_image_that_fits_on_no_host_waits_and_why_names_what_each_host_lacks(
     found = cluster.record(job)
     measured(how="image", lacks={each["host"]: each["lacks_mib"] for each in found["start_failures"]}, why=why.out)
     assert (found["ended_s"], found["restarts"], outs(cluster)) == (None, 0, {})
-    rows = [line.strip().partition(":")[0] for line in why.out.splitlines() if "GiB too little" in line]
+    rows = [line.strip().partition(":")[0] for line in why.out.splitlines() if "GiB more needed" in line]
     assert len(NodeSet.fromlist(rows)) >= 4, why.out

@@ -230,7 +230,7 @@ def test_the_same_failure_twice_without_progress_ends_the_job(cluster):
     wait_until(lambda: cluster.record(job)["ended_s"])
     found = cluster.record(job)
     assert (found["state"], found["restarts"]) == ("FAILED", 1)
-    assert found["reason"].endswith("attempt 1 failed the same way and no progress was made since")
+    assert found["reason"].endswith("attempt 1 failed the same way, and the job has made no progress since")
 
 
 @pytest.mark.alone

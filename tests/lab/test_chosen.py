@@ -81,6 +81,7 @@ def test_a_script_or_a_shells_text_that_starts_a_launcher_is_one_gang_on_several
             *command,
         )  # fmt: skip
         assert done.code == 0, done.err
-        assert "starts torchrun, so it runs once on each host, with 2 GPUs on each" in done.err, done.err
+        assert "starts torchrun, so gpurun runs " in done.err, done.err
+        assert " once on each host, with 2 GPUs on each" in done.err, done.err
         for rank in range(4):
             assert f"rank {rank} of 4 local {rank % 2} has 6" in done.out, done.out + done.err

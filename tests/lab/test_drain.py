@@ -65,7 +65,10 @@ def test_a_gang_that_cannot_move_is_waited_for_and_ended_at_the_deadline(cluster
     job = cluster.gpurun("submit", str(tmp_path / "r.yaml"), "-i", str(cluster.inventory)).out.strip()
     cluster.wait_for(job, "RUNNING")
     (host,) = hosts_of(cluster, job)
-    assert "is waited for: it is not preemptible, and max_restarts is 0" in drain(cluster, host).err
+    assert (
+        "must end before the drain is complete: the job is not preemptible, and max_restarts is 0"
+        in drain(cluster, host).err
+    )
     kill_supervisor(cluster, job)
     done = drain(cluster, host, "--deadline", "3s", "--wait")
     assert done.code == 0, done.err

@@ -157,7 +157,7 @@ def test_it_starts_with_what_there_is_grows_and_releases_a_drained_host(cluster,
     wait_for_ranks(cluster, job, 3)
     assert wait_for_ranks(cluster, job, 4) <= 90
     left = [event["reason"] for event in events(cluster, job) if event.get("state") == "left the gang"]
-    assert left == ["its ranks have ended, those of others have not"]
+    assert left == ["the ranks on this host have ended, but ranks on other hosts still run"]
 
     drained = joined[1]
     words = (drained, "-i", str(cluster.inventory))

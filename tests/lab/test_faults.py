@@ -153,7 +153,7 @@ def test_dockerd_is_restarted(cluster, tmp_path, rank):
     assert cluster.lab.run(victim, ["pkill", "-TERM", "-x", "dockerd"]).code == 0
     story = tell(cluster, job, f"dockerd restarted on rank {rank}'s host", since)
     assert (story.state, story.restarts) == ("RUNNING", 1)
-    assert f"{victim}: its Docker engine" in stopping_reason(cluster, job)
+    assert f"{victim}: the host's Docker engine" in stopping_reason(cluster, job)
     told = [e for e in events(cluster, job) if e["kind"] == "host" and "Docker does not answer" in e["state"]]
     assert len(told) <= 3, "gpurun must not report an engine that is out again and again"
 
@@ -171,7 +171,7 @@ def test_dockerd_of_the_first_host_stops_for_good(cluster, tmp_path, how):
             cluster.lab.run(victim, ["kill", "-KILL", str(main_of(cluster, job, victim))])
         story = tell(cluster, job, f"dockerd of the first host stopped for good ({how})", since)
         assert (story.state, story.restarts) == ("RUNNING", 1)
-        assert f"{victim}: its Docker engine has stopped" in stopping_reason(cluster, job)
+        assert f"{victim}: the host's Docker engine has stopped" in stopping_reason(cluster, job)
         assert victim not in hosts_of(cluster, job)
         assert state_of(cluster, victim)["state"] == "lost"
     finally:

@@ -91,7 +91,7 @@ def test_what_a_program_forges_pretends_and_prints_harms_its_own_job_alone(scene
     log = scene.cluster.log(job)
     assert "ROOT" not in log and "WROTE" not in log and "CHANGED" not in log, log[-3000:]
     assert "forged line" not in log
-    assert "tells of rank" in scene.notes(job)
+    assert "reports a rank" in scene.notes(job)
     for word in (scene.words["host"], scene.words["head"]):
         scene.assert_nowhere(word, scene.cluster.home)
 

@@ -179,7 +179,7 @@ def test_who_fills_the_disk_is_ended_and_named_and_its_neighbour_saves_on(cluste
             tell(cluster, hog, "go")
             found = ended(cluster, hog)
         assert (found["state"], found["code"], found["restarts"]) == ("FAILED", 1, 0), found
-        assert "the job filled Docker's disk: it has written" in found["reason"], found
+        assert "the job filled Docker's disk with" in found["reason"], found
     finish(cluster, trainer)
     told = [e["reason"] for e in events(cluster, trainer) if e["kind"] == "host" and e["state"] == "disk-full"]
     assert not [reason for reason in told if "the job filled" in reason], "it may be told of a full disk, not blamed"

@@ -38,7 +38,7 @@ def test_a_program_that_fails_at_once_costs_one_gpu_and_one_that_runs_gets_a_gan
     assert sorted(path.name for path in outputs.iterdir()) == [f"by-4-{rank}" for rank in range(4)]
     assert log.count("by-1-0") == 1, "the gang does not see what the rehearsal wrote"
     said = [event.get("reason", "") for event in events(cluster, runs) if event["kind"] == "state"]
-    assert "rehearsed: one rank ran for 2s; waits for 4 GPUs" in said
+    assert "the rehearsal passed: one rank ran for 2s; the job waits for 4 GPUs" in said
 
 
 def test_the_first_step_ends_the_rehearsal_also_under_another_supervisor(cluster):
@@ -54,4 +54,4 @@ def test_the_first_step_ends_the_rehearsal_also_under_another_supervisor(cluster
     finish(cluster, job, "SUCCEEDED", 0)
     assert grants(cluster, job) == [1, 4]
     said = [event.get("reason", "") for event in events(cluster, job) if event["kind"] == "state"]
-    assert "rehearsed: one rank came to step 1; waits for 4 GPUs" in said
+    assert "the rehearsal passed: one rank reached step 1; the job waits for 4 GPUs" in said

@@ -103,7 +103,7 @@ def test_a_host_that_asks_for_a_second_factor_runs_jobs_once_a_person_has_typed_
     assert f"gpurun inventory connect {host}" in refused.out + refused.err, refused.out + refused.err
     command = [sys.executable, "-m", "gpurun", "inventory", "connect", host, "-i", inventory]
     code, printed = typed(command, {"assword": "wrong"}, asking.environ)
-    assert code == 4 and "let nobody in" in printed, printed
+    assert code == 4 and "refused the login" in printed, printed
     code, printed = typed(command, {"assword": "424 242"}, asking.environ)
     assert code == 0 and "connected" in printed, printed
     times = asked(asking)
@@ -151,5 +151,5 @@ def test_a_changed_host_key_is_refused_on_both_transports(cluster, own_folder):
         text = cluster.inventory.read_text().replace(str(cluster.lab.ssh_config), str(cluster.folder / "ssh_config"))
         cluster.inventory.write_text(text)
         done = cluster.gpurun("doctor", "-i", str(cluster.inventory))
-        assert "its key has changed: it shows ssh-ed25519 SHA256:" in done.out, done.out + done.err
+        assert "the host's key has changed: the host shows ssh-ed25519 SHA256:" in done.out, done.out + done.err
         assert f"{cluster.folder / 'known_hosts'}:1 says" in done.out

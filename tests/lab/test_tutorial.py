@@ -47,7 +47,7 @@ def test_each_command_does_what_the_tutorial_says(cluster, tmp_path):
     assert all(f"[{rank}] rank {rank} of 4" in hello for rank in range(4))
     assert said["gpurun logs @last --rank 3"] == "rank 3 of 4\n"
     assert "hello" in said["gpurun history"]
-    assert "settings, with where they come from:" in said["gpurun submit recipes/fashion-mnist --dry-run"]
+    assert "settings, each with its source:" in said["gpurun submit recipes/fashion-mnist --dry-run"]
     accuracy = re.search(r"test accuracy (0\.\d+)", said[TRAINING])
     assert float(accuracy[1]) >= 0.7
     assert list((tmp_path / "checkpoints").iterdir())

@@ -24,7 +24,7 @@ def test_labs_that_fit_into_the_table_are_not_refused(proc):
 
 
 def test_a_lab_that_could_fill_it_is_refused_with_the_command_that_makes_room(proc):
-    with pytest.raises(LabFailed, match=r"remembers 1024 neighbours.* may have 4160") as refused:
+    with pytest.raises(LabFailed, match=r"at most 1024 entries.* may need 4160") as refused:
         neighbours.check([LabSpec("huge", hosts=32)], proc)
     command, room = refused.value.hint.split("=")
     assert command == "sudo sysctl -w net.ipv4.neigh.default.gc_thresh3"

@@ -138,7 +138,7 @@ def test_a_text_that_is_no_bytes_is_refused():
 @pytest.mark.parametrize("size", [131_071, 131_072])
 def test_a_word_is_as_long_as_linux_takes(size):
     if size > 131_071:
-        with pytest.raises(BadInput, match="131071 bytes"):
+        with pytest.raises(BadInput, match="at most 131071"):
             spec(b"x" * size)
     else:
         subprocess.run(["true", "x" * size], check=True)

@@ -44,7 +44,7 @@ def text_of(lines):
 def test_what_a_script_asks_slurm_for_and_the_job_does_not_have_is_said_with_gpuruns_flags():
     for lines, add, left in CASES:
         said = "\n".join(about_directives(directives_of(text_of(lines)), "a.sh", SPEC8))
-        assert (f"for the same, add: {add}\n" in f"{said}\n") == bool(add), lines
+        assert (f"to ask for the same, add: {add}\n" in f"{said}\n") == bool(add), lines
         assert (f"left out: {left} (" in said) == bool(left), lines
         assert bool(said) == bool(add or left), lines
     same = replace(SPEC8, time_limit_s=5400.0, memory_mib=1024, cpus=2.0, constraints=Constraints(gpus_per_host=4))

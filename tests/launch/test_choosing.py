@@ -14,7 +14,7 @@ from gpurun.launch.launchers.choosing.programs import programs_in, programs_of
 from gpurun.launch.launchers.choosing.sources import read_source
 
 SPEC = JobSpec("n", "i:1", 4, ("python3", "train.py"))
-ONCE = "one process for each host"
+ONCE = "gpurun starts one process (tasks)"
 
 PROGRAMS = {
     "Horovod's pytorch_mnist.py, whose sampler is PyTorch's": (
@@ -127,7 +127,7 @@ def test_a_program_for_one_host_is_refused_where_each_host_shall_give_some_gpus(
     spec = replace(SPEC, constraints=Constraints(gpus_per_host=2))
     for text in ("from torch import nn\nnn.DataParallel(m)", "from ultralytics import YOLO"):
         choice = choice_of(text, spec)
-        assert choice.doubt is not None and "each host gives 2 GPUs" in choice.doubt.message
+        assert choice.doubt is not None and "the job gets 2 GPUs of each host" in choice.doubt.message
 
 
 def test_two_that_differ_are_both_named_with_their_flags():

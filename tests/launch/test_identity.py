@@ -82,7 +82,7 @@ def test_places_that_nothing_replaces_are_refused_for_a_gang_and_stay_on_one_gpu
 
 
 def test_the_only_process_of_a_host_gets_places_and_no_identity_of_a_rank():
-    with pytest.raises(BadInput, match="the rank of each host would have the same RANK"):
+    with pytest.raises(BadInput, match="the ranks of all hosts would have the same RANK"):
         settled(replace(job(RANK="0"), one_per_host=True), is_named=True)
     spec, (said,) = settled(replace(job(NNODES="2", PET_NNODES="2"), one_per_host=True), is_named=True)
     assert (dict(spec.env), "NNODES=2 PET_NNODES=2" in said) == ({}, True)
@@ -94,7 +94,7 @@ def test_a_program_on_one_gpu_may_be_told_that_it_is_alone():
     assert dict(settled(job("tasks", 1, **alone), is_named=True)[0].env) == alone
     with pytest.raises(BadInput, match="torchrun itself sets RANK"):
         settled(job("torchrun", 1, RANK="0"), is_named=True)
-    with pytest.raises(BadInput, match="only a launcher sets HOROVOD_RANK"):
+    with pytest.raises(BadInput, match="only a launcher may set HOROVOD_RANK"):
         settled(job("tasks", 1, HOROVOD_RANK="0"), is_named=True)
 
 

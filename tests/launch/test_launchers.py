@@ -124,7 +124,7 @@ def test_the_main_process_starts_every_rank_of_its_host_and_stays(start, tmp_pat
 def test_a_rank_whose_end_cannot_be_noted_ends_the_container_or_nobody_would_know(start, shell, code):
     process = start(shell, f"exit {code}")
     assert process.wait(LIMIT_S) == UNTOLD
-    assert b"rank 0 has ended, and its end could not be noted" in process.stderr.read()
+    assert b"rank 0 has ended, but gpurun could not write its exit code" in process.stderr.read()
 
 
 @SHELLS
@@ -223,8 +223,8 @@ def test_torchrun_takes_a_python_file_for_a_program_of_python():
         ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "for the launcher horovod"),
         ({"command": ("torchrun", "--nproc-per-node")}, "--nproc-per-node"),
         ({"command": ("torchrun", "--frob=1", "x.py")}, "--frob"),
-        ({"command": ("mpirun", "-np", "4")}, "no command behind it"),
-        ({"command": ("mpirun",)}, "no command behind it"),
+        ({"command": ("mpirun", "-np", "4")}, "no command follows"),
+        ({"command": ("mpirun",)}, "no command follows"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):
@@ -243,7 +243,7 @@ def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):
 def test_a_launcher_of_another_name_is_named_as_gpurun_calls_it(name, hint):
     with pytest.raises(BadInput, match="there is no launcher") as caught:
         settled(replace(SPEC, launcher=name), is_named=True)
-    first, all_names = caught.value.hint.split(" There are: ")
+    first, all_names = caught.value.hint.split(" The launchers are: ")
     assert hint in first and all_names == ", ".join(NAMES)
 
 
@@ -251,7 +251,7 @@ def test_a_launcher_of_another_name_is_named_as_gpurun_calls_it(name, hint):
 def test_a_launcher_that_is_like_none_gets_the_list_alone(name):
     with pytest.raises(BadInput) as caught:
         settled(replace(SPEC, launcher=name), is_named=True)
-    assert caught.value.hint.startswith("there are: horovod")
+    assert caught.value.hint.startswith("the launchers are: horovod")
 
 
 @pytest.mark.parametrize("launcher", NAMES)

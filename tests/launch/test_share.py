@@ -34,7 +34,9 @@ def test_a_job_gets_the_part_of_its_gpus_and_the_host_keeps_a_twentieth():
     assert flag(share, "--shm-size") == f"{USABLE_MIB // 16}m"
     assert flag(share, "--label") == "gpurun.cpus=8.00"
     assert flag(share, "--oom-score-adj") is None
-    assert share.words == "47.5GiB of memory (up to 23.8GiB of it in /dev/shm), 8 cores while other jobs run there"
+    assert (
+        share.words == "47.5GiB of memory (up to 23.8GiB of it in /dev/shm), 8 cores while other jobs run on the host"
+    )
 
 
 def test_who_has_all_gpus_has_all_that_the_host_gives():
@@ -47,7 +49,7 @@ def test_gangs_that_share_a_host_without_gpus_are_not_promised_its_memory_twice_
     host = replace(HOST, gpus=0)
     share, more = of(0, host=host), of(0, replace(SPEC, memory_mib=100 * 1024, cpus=2), host=host)
     assert (share.memory_mib, share.is_over, flag(share, "--label")) == (USABLE_MIB // 8, False, "gpurun.cpus=64.00/n")
-    assert share.words.endswith("64 cores, divided evenly while other jobs run there")
+    assert share.words.endswith("64 cores, divided evenly while other jobs run on the host")
     assert (more.memory_mib, more.is_over, flag(more, "--label")) == (100 * 1024, True, "gpurun.cpus=2.00")
     assert flag(of(0, engine=None, host=host), "--label") is None
 

@@ -115,9 +115,9 @@ TEXTS = [
     (8, "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py", "", 4),
     (9, "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR x.py", "", "cannot be divided by 2"),
     (16, "torchrun --nnodes=2 --nproc_per_node=8 --node_rank=0 --master_addr=192.168.1.19 x.py", "",
-     "names the hosts of torchrun itself"),
+     "names the hosts of torchrun, but"),
     (16, "NODES=$2\ntorchrun --nnodes=$NODES --node_rank=$3 --master_addr=$4 x.py", "cfg 2 0 host1",
-     "names the hosts of torchrun itself"),
+     "names the hosts of torchrun, but"),
     (8, "export OMP_NUM_THREADS=1\ntorchrun $EXTRA train.py", "", 8),
     (8, 'ARGS=(\n  --nproc_per_node 4\n  --nnodes ${NNODES:-1}\n)\ntorchrun "${ARGS[@]}" train.py', "", 4),
     (8, "OPTIONS='--nproc_per_node=4'\nrun_cmd=\"torchrun ${OPTIONS} train.py\"\necho ${run_cmd}\neval ${run_cmd}", "",
@@ -196,7 +196,8 @@ def test_behind_srun_a_text_finds_the_hosts_by_slurms_variables():
     [
         (SLURM, "-- srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_backend c10d ddp.py"),
         ("export L=\"accelerate launch --num_machines $N --main_process_ip $(a) --debug \"\nsrun -c 4 $L t.py",
-         "-- srun accelerate launch --debug t.py\n    gpurun reads it, and leaves srun out\n    -c 4: write "),
+         "-- srun accelerate launch --debug t.py\n    gpurun reads the line, and starts the ranks without srun\n"
+         "    -c 4: write "),
         ("export L=\"torchrun --nproc_per_node 4 --nnodes $N --master_addr $(a) \" C='x.py --lr 1'\n"
          "srun --jobid $J bash -c '$L --node_rank $SLURM_PROCID $C' 2>&1 | tee x",
          "-- srun torchrun --nproc_per_node 4 x.py --lr 1\n"),
@@ -226,7 +227,7 @@ def test_a_text_that_leaves_its_launcher_in_the_background_is_refused():
     for text in left:
         spec = replace(SPEC, command=("bash", "-c", text))
         for wanted in (replace(spec, gpus=1), spec):
-            with pytest.raises(BadInput, match=r"in the background \(&\) and ends without it") as refused:
+            with pytest.raises(BadInput, match=r"in the background \(&\) and does not wait") as refused:
                 settled(wanted, is_named=False)
         assert "wait" in refused.value.hint
         with pytest.raises(BadInput, match=r"train\.sh starts"):
@@ -252,7 +253,7 @@ def test_a_text_without_a_launcher_starts_none():
 def test_the_gpus_of_a_host_that_a_person_wants_do_not_change():
     spec = replace(SPEC, gpus=8, constraints=Constraints(gpus_per_host=4))
     assert once_on_hosts(spec, launches_in("torchrun x.py"), "x.sh")[0].constraints.gpus_per_host == 4
-    with pytest.raises(BadInput, match="for 8 GPUs on each host, and gpus_per_host is 4"):
+    with pytest.raises(BadInput, match="for 8 GPUs on each host, but gpus_per_host is 4"):
         once_on_hosts(spec, launches_in("torchrun --standalone x.py"), "x.sh")
 
 

@@ -38,7 +38,7 @@ LINES = [
     (2, "torchrun --nnodes 2 --node_rank=1 --master_addr=10.20.1.170 --nproc_per_node 8  benchmark.py -p 3d",
      "refused: torchrun: the command asks for 16 processes"),  # ColossalAI
     (4, "torchrun --virtual-local-rank --nproc-per-node=4 train.py",
-     "refused: torchrun: gpurun cannot do what --virtual-local-rank says"),
+     "refused: torchrun: gpurun does not support the flag --virtual-local-rank"),
     (2, "OMP_NUM_THREADS=1 python3 /opt/conda/bin/torchrun --nproc_per_node=2 train.py",
      "torchrun: python3 -u train.py"),
     # uv, poetry, conda, env and shells in front of it
@@ -67,7 +67,7 @@ LINES = [
      "torchrun: python3 -u scripts/train.py config.yaml"),  # OLMo
     (6, "srun bash -c 'torchrun --nproc_per_node=3 --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 "
         "pretrain_modify.py'",
-     "refused: the command names the hosts of torchrun itself"),  # scBERT
+     "refused: the command names the hosts of torchrun, but"),  # scBERT
     (8, "bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'",
      "tasks, once on each host: bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'"),
     (2, "timeout 3600 nohup torchrun --nproc_per_node=2 train.py",
@@ -83,7 +83,7 @@ LINES = [
      "torchrun: python3 -u train.py"),
     (16, "OMPI_MCA_btl_tcp_if_include=eth0 srun --exclusive --mem=0 --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 "
          "--mpi=pmix all_reduce_perf_mpi -b 512M -e 8G -f 2 -g 1",
-     "refused: srun: gpurun cannot do what --mem=0 says"),  # nebius/soperator
+     "refused: srun: gpurun does not support the flag --mem=0"),  # nebius/soperator
     (2, "srun -N2 --ntasks-per-node=1 --mpi=pmix python train.py",
      "srun: python train.py"),
     (1, "srun python -m torch.distributed.launch --nproc_per_node=1 diora/scripts/train_bert.py --arch mlp-shared",
@@ -235,10 +235,10 @@ LINES = [
     (4, "srun -lu -K1 --resv-ports --mpi=pmi2 -n 4 torchrun --nproc_per_node=4 train.py",
      "torchrun: python3 -u train.py"),
     (4, "srun --network=disable_rdzv_get --container-writable torchrun train.py",
-     "refused: srun: gpurun cannot do what --container-writable says"),
+     "refused: srun: gpurun does not support the flag --container-writable"),
     (2, "torchrun \u2014nproc_per_node=2 train.py",
-     "refused: torchrun: \u2014nproc_per_node=2 begins with a dash"),  # pasted from a web page
-    (2, "mpirun \u2013np 2 ./a", "refused: mpirun: \u2013np begins with a dash"),
+     "refused: torchrun: \u2014nproc_per_node=2 begins with a typographic dash"),  # pasted from a web page
+    (2, "mpirun \u2013np 2 ./a", "refused: mpirun: \u2013np begins with a typographic dash"),
     # ... and right before, of kinds that are not above
     (16, "mpirun -np 16 --bind-to numa --map-by ppr:8:node -x LD_LIBRARY_PATH=/usr/local/plugins/lib:/x "
          "-x NCCL_DEBUG=INFO -mca coll_hcoll_enable 0 "
@@ -263,7 +263,8 @@ LINES = [
     (4, "lrun -n 4 ./a", "refused: lrun starts processes of its own on each host"),
     (8, "torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=26",
      "torchrun: python3 -u -m scripts.base_train -- --depth=26"),  # nanochat
-    (4, "torchrun --nproc_per_node ${NPROC} train.py", "refused: torchrun: --nproc-per-node is '${NPROC}'"),
+    (4, "torchrun --nproc_per_node ${NPROC} train.py",
+     "refused: torchrun: --nproc-per-node must be a number, not '${NPROC}'"),
     (4, "horovodrun --hostfile hostfile -np 4 --mpi-args='--map-by socket:pe=3 -x A=/a' bash ./train_eval_test.sh",
      "horovod: bash ./train_eval_test.sh"),
     # flags of other MPIs and of Slurm, and texts of env
@@ -272,14 +273,14 @@ LINES = [
     (8, "mpiexec.hydra -n 8 -ppn 4 -l -rr -print-rank-map -genv I_MPI_PIN 1 -bootstrap ssh ./a.out -l",
      "mpirun: ./a.out -l"),  # Intel MPI
     (4, "mpirun -prepend-rank -rmk pbs -binding cell:numa -n 4 ./a", "mpirun: ./a"),  # MPICH
-    (4, "mpirun -genvexcl A -n 4 ./a", "refused: mpirun: gpurun cannot do what -genvexcl says"),
-    (4, "mpirun --version", "refused: mpirun: gpurun cannot do what --version says"),
+    (4, "mpirun -genvexcl A -n 4 ./a", "refused: mpirun: gpurun does not support the flag -genvexcl"),
+    (4, "mpirun --version", "refused: mpirun: gpurun does not support the flag --version"),
     (8, "srun --mpi=pmix --gpu-freq=high --profile=task -L foo:1 torchrun --nproc_per_node=8 t.py",
      "torchrun: python3 -u t.py"),
     (8, "srun --dependency=afterok:1 torchrun t.py",
-     "refused: srun: gpurun cannot do what --dependency=afterok:1 says"),
+     "refused: srun: gpurun does not support the flag --dependency=afterok:1"),
     (8, "srun --ear=on torchrun t.py",
-     "refused: srun: gpurun does not know what to do with --ear=on"),  # a site's plugin
+     "refused: srun: gpurun does not know the flag --ear=on"),  # a site's plugin
     (4, "env -S 'A=1 torchrun --nproc_per_node=4 x.py' --lr 1", "torchrun: python3 -u x.py --lr 1"),
     (4, "env -u B -vS 'torchrun x.py'", "torchrun: env -u B python3 -u x.py"),
     (4, "env --split-string='torchrun x.py ${A}'",
@@ -342,7 +343,7 @@ LINES = [
     (2, "sh -c 'cd /out && exec python3 /workspace/train.py'",
      "horovod: sh -c 'cd /out && exec python3 /workspace/train.py'"),
     (2, "nsys profile -o report torchrun --nproc_per_node=2 train.py",
-     "refused: the command starts torchrun where gpurun cannot read its flags: 2 rank"),
+     "refused: the command starts torchrun where gpurun cannot read its flags: each of 2"),
     (1, "terminus composer -n live -- require drupal",
      "horovod: terminus composer -n live -- require drupal"),
 ]  # fmt: skip

@@ -196,7 +196,7 @@ def test_the_lease_of_an_attempt_that_is_over_starts_nothing_when_it_is_put_back
 def test_who_finds_that_another_supervisor_has_decided_the_end_does_not_decide_again(running):
     folder, _, lock = running
     folder.move(State.STOPPING, outcome=State.CANCELLED)
-    with pytest.raises(StateError, match="decided already"):
+    with pytest.raises(StateError, match="already decided the outcome"):
         folder.move(State.STOPPING, outcome=State.FAILED)
     assert folder.record().outcome is State.CANCELLED
     lock.close()
@@ -210,7 +210,7 @@ def test_a_supervisor_that_lives_on_without_its_lease_does_not_undo_the_end_that
     job.amend(uncut=("h1",))
     finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.FAILED
-    with pytest.raises(StateError, match="somebody else has moved it: it is FAILED"):
+    with pytest.raises(StateError, match="another process has changed the job: the state is FAILED"):
         job.amend(uncut=())
     assert folder.record().state is State.FAILED
     lock.close()
@@ -309,7 +309,7 @@ def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory,
         submit(home, inventory, gpus=1, roles=Roles(ps=1, workers=1, chief=True))
     done = run_pass(home, now_s=2.0)
     assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
-    assert ["of 9 ports for jobs 4 in a row are not free" in str(problem) for problem in done.problems] == [True]
+    assert ["the 9 ports for jobs have no 4 free ports in a row" in str(problem) for problem in done.problems] == [True]
     for _, lock in done.granted:
         lock.close()
 

@@ -228,7 +228,7 @@ def test_a_gang_whose_inventory_cannot_be_used_is_waited_for(home):
     found = run_pass(home, now_s=10.0)
     assert folder.cancel_request() is None and found.problems
     (said,) = departures_of(look(home, now_s=10.0), lambda _: None)
-    assert (said.fate, said.why) == ("waits", "its inventory cannot be used")
+    assert (said.fate, said.why) == ("waits", "the job's inventory cannot be used")
 
 
 GANG = Lease(

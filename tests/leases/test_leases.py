@@ -94,9 +94,9 @@ def test_a_lease_on_gpus_that_cannot_be_is_damaged(home, gpus):
     document = {**json.loads(path.read_text()), "grants": [{"host": "h1", "gpus": json.loads(gpus)}]}
     path.write_text(json.dumps(document))
     (error,) = LeaseStore(home).read_all().damaged
-    assert "are no GPUs of a host" in error.message
+    assert "is not a list of GPU indices of a host" in error.message
     submit(home, 1)
-    with pytest.raises(StateError, match="nothing is granted"):
+    with pytest.raises(StateError, match="gpurun grants no GPUs"):
         run_pass(home, now_s=2.0)
 
 
@@ -141,7 +141,7 @@ def test_a_job_whose_lease_was_discarded_ends(home):
     LeaseStore(home).release(lock)
     finish_interrupted(home, own_jobs(home))
     assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
-    assert "its lease is gone" in folder.record().reason
+    assert "the job's lease is gone" in folder.record().reason
 
 
 def test_a_second_lease_of_a_job_is_refused(home):

@@ -186,7 +186,7 @@ def test_of_two_that_take_over_one_stale_claim_the_slower_one_removes_nothing_of
 
     host.on_remove.append(rival)
     (refused,) = take(host, ALICE, CARDS[:1])
-    assert "taken it over" in refused.why
+    assert "taken over the claim" in refused.why
     assert host.holder(CARDS[0]) == BOB.job
 
 

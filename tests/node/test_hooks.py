@@ -336,7 +336,7 @@ def test_an_attempt_that_was_refused_its_gpus_has_no_epilog(host, program):
     """They are another job's, and epilogs reset GPUs and end processes on them."""
     fence(call(), JOB, 1, timeout_s=LIMIT_S)
     gang.prepare(call(), JOB, 2, "", True, True)
-    with pytest.raises(OpError, match="others hold"):
+    with pytest.raises(OpError, match="other jobs hold"):
         claimed(2, [claims.refusal((0, ""), claims.Claimant("j-ffffffff", 1, "1" * 8, "eve", 1, "h"), NOTHING, "runs")])
     assert not any(fenced(program(noting(host)), attempt=2).values())
     assert runs(host) == [] and not host.folder.exists()

@@ -239,7 +239,7 @@ class Agents:
 
     def agent(self, host: str) -> Agent:
         if not self.is_open(host):
-            raise HostUnreachable("there is no connection to it", host=host)
+            raise HostUnreachable("there is no connection to the host", host=host)
         return Agent(self._world, host, self.machine(host), self.ident)
 
     def each(self, call: Callable[[Any], Any], hosts: Iterable[str] | None = None) -> Results[Any]:

@@ -34,12 +34,12 @@ def waits(inventory, gang, *running, now_s=0.0):
 def test_the_scheduler_and_the_live_view_count_one():
     running = runs(Gang("r", 1), ("r0h0", (0,)))
     said = waits(cluster(1, 1, 2), Gang("g", 2), running)
-    assert said.startswith("it needs 2 GPUs; 1 such GPU of one generation is free for it")
+    assert said.startswith("the job needs 2 GPUs; 1 suitable GPU of one generation is free for the job")
     never = schedule(Snapshot(cluster(1, 1, 1), queue=(Gang("g", 2),))).never["g"].message
-    assert never.endswith("the inventory has at most 1 such GPU of one generation")
+    assert never.endswith("the inventory has at most 1 suitable GPU of one generation")
     near = Gang("g", 2, wants=Wants(constraints=Constraints(prefer="host", locality_wait_s=9.0)))
     spread = waits(cluster(1, 2, 2), near, running, runs(Gang("q", 1), ("r0h1", (0,))))
-    assert spread == "fits on 2 hosts in 1 rack, but prefers one host"
+    assert spread == "the job fits on 2 hosts in 1 rack, but prefers one host"
     cells = ("A", "j-1", "me", "n", "RUNNING", "1", "–", "–", "5s", "h1", "")
     for gpus, shown in (("1", "1 GPU,"), ("1 of 2", "1 of 2 GPUs,"), ("8", "8 GPUs,")):
         assert f": RUNNING, {shown} 5s" in _job_line(TopRow("j-1", (*cells[:5], gpus, *cells[6:])))
@@ -53,10 +53,10 @@ def test_commands_and_imports_count_one(tmp_path):
     event = {"hosts": [{"host": "h1", "gpus": [0]}], "racks": ["r1"], "generation": "pascal"}
     assert placement_text(event).startswith("1 pascal GPU on h1 (1 each)")
     assert [_files(1), _files(1000), plural(0, "file")] == ["1 file", "1,000 files", "files"]
-    with pytest.raises(BadInput, match=r"is 2, but there is 1 host$"):
+    with pytest.raises(BadInput, match=r"is 2 addresses, but there is 1 host$"):
         shares(HostSetting("address", "", "10.0.0.[1-2]", "10.0.0.[1-2]"), ("h1",))
     for name, text, took in (
-        ("hosts", "n1 slots=1\n", "1 host, their slots as gpus"),
+        ("hosts", "n1 slots=1\n", "1 host, with slots as gpus"),
         ("hosts.csv", "name,gpus\nh1,1\n", "1 host; columns name, gpus"),
         ("slurm.conf", "NodeName=n1 Gres=gpu:1\n", "1 node, 0 leaf switches as racks, 0 partitions as labels"),
         ("inventory.ini", "[gpu]\nh1 gpus=1\n", "1 host in 1 group"),

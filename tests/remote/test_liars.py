@@ -187,7 +187,7 @@ def test_what_is_no_frame_ends_the_session_and_nothing_else(frame):
     with agent_of(lambda _request: [frame]) as agent:
         with pytest.raises(HostUnreachable) as caught:
             agent.call("ranks.count", timeout_s=LIMIT_S)
-        assert caught.value.host == "liar" and "frames" in caught.value.message
+        assert caught.value.host == "liar" and "malformed answer" in caught.value.message
         assert not agent.alive
 
 

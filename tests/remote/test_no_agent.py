@@ -22,7 +22,7 @@ def ended(said, code=1):
     ("said", "message", "remedy"),
     [
         ("gpurun.node.agent.place.NotOwn: /local/gpurun-7 is not a folder that only this user may enter",
-         "/local/gpurun-7 is not a folder", "remove that folder"),
+         "/local/gpurun-7 is not a folder", "remove the other user's folder"),
         ("gpurun.node.agent.place.NotUsable: /local/gpurun-7 is on a read-only file system (ext4 on /local: ro,ro)",
          "/local/gpurun-7 is on a read-only file system (ext4 on /local: ro,ro)", "let the SSH user create files"),
     ],
@@ -39,8 +39,8 @@ def test_a_folder_that_cannot_be_used(said, message, remedy):
     [
         ("bash: python3: command not found", 127, "python3 cannot be started"),
         ("gpurun needs Python 3.8 or newer, this is 3.6.8", 1, "gpurun needs Python"),
-        ("", None, "the agent did not start: its shell ended"),
-        ("\x1b[2J$(x)", 1, "its shell ended with code 1"),
+        ("", None, "the agent did not start: the login shell ended"),
+        ("\x1b[2J$(x)", 1, "the login shell ended with code 1"),
     ],
 )
 def test_another_reason(said, code, message):

@@ -266,7 +266,7 @@ def test_a_head_that_can_open_no_file_says_nothing_about_a_host(net, monkeypatch
 def test_a_head_without_threads_or_memory_says_nothing_about_a_host(error, why):
     found = session.as_host_failure(error, "gpu1")
     assert isinstance(found, HeadShort) and found.host == "gpu1"
-    assert found.message == f"this machine cannot connect to it now: {why}"
+    assert found.message == f"this machine cannot connect to the host now: {why}"
 
 
 def test_an_unknown_host_key_is_refused(net):

@@ -266,4 +266,4 @@ def test_a_directory_service_that_is_away_is_each_hosts_failure(config, monkeypa
     monkeypatch.setattr(pwd, "getpwuid", away)
     (route,) = resolve_all([target]).values()
     assert isinstance(route, BadInput)
-    assert f"no user has uid {os.getuid()}" in route.message
+    assert f"uid {os.getuid()} has no account" in route.message

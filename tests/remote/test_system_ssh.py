@@ -299,7 +299,7 @@ def test_a_person_answers_once_and_everybody_shares_the_connection(net, short, t
     )
     command = [sys.executable, "-m", "gpurun", "inventory", "connect", "gpu1", "-i", str(inventory)]
     nobody = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert nobody.returncode == 2 and "run it in a terminal: gpurun inventory connect gpu1" in nobody.stderr
+    assert nobody.returncode == 2 and "run this command in a terminal: gpurun inventory connect gpu1" in nobody.stderr
     code, printed = typed(command, {"passphrase for key": "open sesame"})
     assert code == 0, printed
     assert "open sesame" not in printed

@@ -87,7 +87,7 @@ def test_the_most_gpus_above_an_efficiency(model, inventory):
     assert choice.larger.ranks == choice.prediction.ranks + 1
     assert f"{choice.prediction.ranks} GPUs" in in_words(choice, 0.8) and "below 80%" in in_words(choice, 0.8)
     assert chosen(model, inventory, 0.1).prediction.ranks == 9 and chosen(model, inventory, 0.1).larger is None
-    with pytest.raises(BadInput, match="no size reaches 100%"):
+    with pytest.raises(BadInput, match="no number of GPUs reaches an efficiency of 100%"):
         most_gpus(model, inventory, 1.0, lambda gpus: replace(SPEC, gpus=gpus), range(2, 10))
 
 
@@ -107,7 +107,7 @@ def test_of_links_without_a_sample_nothing_is_said(model, tmp_path):
                 source=tmp_path / "i.yaml")  # fmt: skip
     choice = chosen(model, two, 0.1)
     assert choice.prediction.ranks == 6 and isinstance(choice.larger, CannotPredict)
-    assert "of more nothing is known" in in_words(choice, 0.1)
+    assert "more GPUs cannot be predicted" in in_words(choice, 0.1)
 
 
 def test_what_the_bench_measured_between_racks_allows_a_prediction_there(tmp_path):

@@ -177,7 +177,7 @@ def test_other_rates_need_samples_that_know_theirs():
     samples = [replace(sample, rates=LinkRates()) for sample in Truth(5).campaign()]
     model = fit(samples)
     assert model.predict(in_a_rack(8, LinkRates())).ranks == 8
-    with pytest.raises(CannotPredict, match="at which rate") as raised:
+    with pytest.raises(CannotPredict, match="do not say the rate") as raised:
         model.predict(in_a_rack(8))
     assert raised.value.reason is Unknown.RATE
 

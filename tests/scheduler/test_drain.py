@@ -58,7 +58,7 @@ def test_an_elastic_gang_that_cannot_release_hosts_moves_and_one_that_can_shrink
 )
 def test_a_gang_that_no_other_hosts_could_run_is_waited_for(gang):
     found = one(tenant(gang, may_restart=True))
-    assert found.fate == "waits" and "no other hosts could run it" in found.why
+    assert found.fate == "waits" and "no other hosts could run the job" in found.why
 
 
 def test_hosts_that_are_out_of_use_for_another_reason_do_not_count_as_a_place_to_go():
@@ -121,17 +121,19 @@ def test_a_host_says_how_many_leave_and_how_many_are_waited_for():
         tenant(Gang("c", 1)),
     ]  # fmt: skip
     found = departures(FOUR, {"r0h0"}, {"r0h0": None}, gangs, 1.0)
-    assert host_state("r0h0", found, is_empty=False) == "draining: 2 gangs leave, 1 waited for"
-    assert host_state("r0h0", found[1:], is_empty=False) == "draining: 1 gang leaves, 1 waited for"
-    assert host_state("r0h0", found[2:], is_empty=False) == "draining: 1 waited for"
+    assert host_state("r0h0", found, is_empty=False) == "draining: 2 gangs leave, 1 must end first"
+    assert host_state("r0h0", found[1:], is_empty=False) == "draining: 1 gang leaves, 1 must end first"
+    assert host_state("r0h0", found[2:], is_empty=False) == "draining: 1 must end first"
     assert host_state("r0h1", found, is_empty=False) == "draining", "somebody else's gpurun holds its GPUs"
     assert host_state("r0h0", (), is_empty=True) == "drained"
 
 
 def test_each_fate_has_words():
     waits = one(tenant(Gang("c", 1)), until_s=161.0)
-    assert in_words(waits, 102.0).startswith("is waited for, and ended in 59s if it still runs")
-    assert "and ended in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
+    assert in_words(waits, 102.0).startswith(
+        "must end before the drain is complete, and is stopped in 59s if it still runs"
+    )
+    assert "and is stopped in 1h00m if" in in_words(replace(waits, until_s=3700.0), 100.0)
     assert "deadline is over" in in_words(one(tenant(Gang("c", 1)), until_s=1.0), 100.0)
     assert in_words(one(tenant(Gang("c", 1), may_restart=True)), 0.0) == (
         "stops, is queued again and continues on other hosts"

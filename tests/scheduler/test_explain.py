@@ -132,8 +132,8 @@ def test_what_starts_runs_or_is_nowhere():
 def test_what_can_never_start_has_no_place_in_the_queue_and_hosts_are_told_as_they_are():
     snapshot = busy(Gang("huge", 99, 1.0), Gang("g", 8, 2.0), unusable={"r0h1": "lost"})
     text = said(snapshot, "huge")
-    assert "huge can never start: it needs 99 GPUs" in text and "place in the queue" not in text
-    assert "r0h0: pascal: every GPU in use" in text and "r0h1: lost" in text
+    assert "huge can never start: the job needs 99 GPUs" in text and "place in the queue" not in text
+    assert "r0h0: pascal: all GPUs in use" in text and "r0h1: lost" in text
     assert "place in the queue: 1\n" in said(snapshot) and "huge" not in said(snapshot)
 
 
@@ -160,7 +160,7 @@ def said(snapshot, gang="g", now_s=10.0):
 
 def test_words_say_what_an_expected_start_depends_on():
     assert "in 1m30s if running gangs use their whole time limits" in said(busy(Gang("g", 4, 1.0)))
-    assert "unknown: it depends on gangs without a time limit" in said(busy(Gang("g", 8, 1.0)))
+    assert "unknown: the start depends on gangs without a time limit" in said(busy(Gang("g", 8, 1.0)))
 
 
 def test_gangs_have_the_names_that_people_know():
@@ -173,7 +173,7 @@ def test_gangs_have_the_names_that_people_know():
 def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_nothing_runs():
     snapshot = Snapshot(cluster([0], 2, 4), (), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
     text = said(snapshot)
-    assert "unknown: it depends on hosts that are out of use" in text and "time limit" not in text
+    assert "unknown: the start depends on hosts that are out of use" in text and "time limit" not in text
     foreign = Snapshot(cluster([0], 1, 4), (), (Gang("g", 4),), taken={"r0h0": (0,)})
     assert "GPUs that others hold" in said(foreign)
 
@@ -183,7 +183,7 @@ def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_others_run_where_it_
     endless = runs(Gang("r", 2), ("r0h0", range(2)))
     snapshot = Snapshot(cluster([0], 2, 4), (endless,), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
     text = said(snapshot)
-    assert "unknown: it depends on hosts that are out of use" in text and "depends on gangs" not in text
+    assert "unknown: the start depends on hosts that are out of use" in text and "depends on gangs" not in text
 
 
 def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
@@ -198,11 +198,13 @@ def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
     snapshot = Snapshot(cluster([0], 2, 4), (stops, endless), (Gang("g", 4),), now_s=10.0)
     text = said(snapshot)
     assert "expected start: in 30s when the gangs that stop have ended" in text
-    assert "gpurun keeps r0h0 for it until the gangs that stop have ended there" in text and "time limits" not in text
+    assert (
+        "gpurun keeps r0h0 for the job until the gangs that stop have ended there" in text and "time limits" not in text
+    )
     limited = replace(
         snapshot, running=(replace(stops, stopping=False, gang=stops.gang.wanting(time_limit_s=60)), endless)
     )
-    assert "gpurun keeps r0h0 for it until time limits end there" in said(limited)
+    assert "gpurun keeps r0h0 for the job until time limits end there" in said(limited)
 
 
 def test_the_expected_end_of_a_gang_that_stops_comes_nearer():
@@ -239,7 +241,7 @@ def test_pools_are_named_when_they_give_back():
     lends = replace(runs(Gang("l", 8, wants=Wants(preemptible=True)), ("r0h0", range(8))), granted_s=-1e6)
     (preemption,) = schedule(Snapshot(inventory, (lends,), (Gang("g", 4, wants=Wants(pool="a")),), now_s=10.0)).preempts
     assert "None" not in preemption.message
-    assert "of pool a is entitled to it" in preemption.message
+    assert "of pool a is entitled to them" in preemption.message
 
 
 LATE_S = 1.5 * DEFAULT.patience_s
@@ -267,7 +269,7 @@ def test_what_a_pool_sets_aside_for_a_gang_depends_on_that_gang():
     first = Gang("first", 4, 1.0, wants=Wants(pool="a", constraints=Constraints(locality="host")))
     snapshot = pool_where_nothing_runs(first, Gang("g", 2, 2.0, wants=Wants(pool="a", priority=9)))
     text = said(snapshot, now_s=LATE_S)
-    assert "is for first, which has waited longest" in text
+    assert "for first, which has waited longest" in text
     assert "expected start: in 5d00h" in text
 
 
@@ -277,8 +279,8 @@ def test_a_gang_that_waits_for_gpus_kept_for_another_is_told_for_which():
     queue = (first, Gang("g", 2, 2.0, wants=Wants(constraints=Constraints(hosts=("r0h1",)))))
     snapshot = Snapshot(cluster([0], 2, 4), (endless,), queue, now_s=LATE_S)
     text = said(snapshot, now_s=LATE_S)
-    assert "unknown: it depends on first, for which GPUs are kept" in text
-    assert "gpurun keeps GPUs of r0h0 and 1 more host for it" in said(snapshot, "first", now_s=LATE_S)
+    assert "unknown: the start depends on first, for which GPUs are kept" in text
+    assert "gpurun keeps GPUs of r0h0 and 1 more host for the job" in said(snapshot, "first", now_s=LATE_S)
 
 
 def test_the_pool_whose_limit_is_reached_is_named():
@@ -289,7 +291,7 @@ def test_the_pool_whose_limit_is_reached_is_named():
     )
     text = said(snapshot)
     assert "pool org uses 4 of at most 4 GPUs" in text
-    assert "unknown: it depends on gangs of pool org without a time limit" in text
+    assert "unknown: the start depends on gangs of pool org without a time limit" in text
 
 
 def test_a_start_that_only_time_brings_promises_no_time_limits():
@@ -309,7 +311,7 @@ def test_a_start_that_only_time_brings_promises_no_time_limits():
 
 def test_lost_gpus_are_not_said_to_be_another_inventorys():
     snapshot = Snapshot(cluster([0], 1, 4), (), (Gang("g", 4),), taken={"r0h0": (0,)})
-    assert "GPUs that others hold, or that are lost; `gpurun status` shows them" in said(snapshot)
+    assert "GPUs that others hold, or that are lost; `gpurun status` shows these GPUs" in said(snapshot)
 
 
 @pytest.mark.parametrize("name", ["g", "a'; touch /tmp/x #", "ü\n"])

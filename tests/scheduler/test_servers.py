@@ -63,10 +63,10 @@ def test_a_host_it_failed_on_comes_last():
 @pytest.mark.parametrize(
     ("hosts", "said"),
     [
-        (("nowhere",), "host 'nowhere', for parameter servers, is not in the inventory"),
-        (("r0h0",), "host 'r0h0' is for parameter servers, but has GPUs"),
-        (("role=db",), "no host without GPUs is labelled role=db"),
-        (("=", "role=ps=x"), "no host without GPUs is labelled = or role=ps=x"),
+        (("nowhere",), "host 'nowhere' for parameter servers is not in the inventory"),
+        (("r0h0",), "host 'r0h0' for parameter servers has GPUs"),
+        (("role=db",), "no host without GPUs has the label role=db"),
+        (("=", "role=ps=x"), "no host without GPUs has the label = or role=ps=x"),
     ],
 )
 def test_what_could_never_be_is_refused(hosts, said):

@@ -128,8 +128,8 @@ def test_a_replay_that_is_stuck_says_since_when_and_why(monkeypatch):
     with pytest.raises(Stuck) as caught:
         replay((BORROWER, OWNER), cluster(1, 4, 4, (Pool("p", 4, 8),)), DEFAULT)
     said = str(caught.value)
-    assert f"stuck at {20 * DAY:.0f} s, because nothing runs" in said and "2 jobs wait" in said
-    assert "owner'; --: what pool p has left is for 000000000" in said
+    assert f"stuck at {20 * DAY:.0f} s: no job runs" in said and "2 jobs wait" in said
+    assert "owner'; --: gpurun keeps the rest of pool p for 000000000" in said
     assert "old: pool p uses 0 of at most 8 GPUs; 4 are kept for 000000001" in said
 
 
@@ -141,7 +141,7 @@ def test_jobs_that_last_no_time_at_all():
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"gpus": 99}, "it needs 99 GPUs"),
+        ({"gpus": 99}, "the job needs 99 GPUs"),
         ({"gpus": 3, "gpus_per_host": 2}, "per host"),
         ({"gpus": 1, "pool": "x"}, "pool"),
     ],

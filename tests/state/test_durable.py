@@ -60,7 +60,7 @@ def test_a_new_file_that_another_user_locks_first_is_made_again(tmp_path, monkey
 
 def test_the_place_of_a_folder_is_taken_by_a_file(tmp_path):
     (tmp_path / "home").write_text("")
-    with pytest.raises(StateError, match=r"is not a folder|is not what gpurun made"):
+    with pytest.raises(StateError, match=r"is not a folder|is not the file or folder that gpurun made"):
         durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
 
 

@@ -58,7 +58,7 @@ def mountinfo(point: str, kind: str, source: str, options: str) -> str:
         ("(errno = ENOSYS, -1)", "locking fails: Function not implemented"),
         ("(errno = EINVAL, -1)", "locking fails: Invalid argument"),
         ("unlocks(lock) || !told++ ? 0 : (errno = EWOULDBLOCK, -1)", "one lock was granted to two processes"),
-        ("unlocks(lock) || !is_probe() ? 0 : (errno = EWOULDBLOCK, -1)", "stays taken"),
+        ("unlocks(lock) || !is_probe() ? 0 : (errno = EWOULDBLOCK, -1)", "stays held after its release"),
     ],
 )
 def test_locks_that_do_not_lock_are_refused(tmp_path, lies, said):
@@ -169,12 +169,12 @@ def test_a_machine_that_can_start_no_process_says_nothing_about_its_file_system(
         raise OSError(number, os.strerror(number))
 
     own_copy(filesystem, "subprocess", Popen=fails)
-    with pytest.raises(StateUnavailable, match="cannot be tried now"):
+    with pytest.raises(StateUnavailable, match="cannot test the locks of the state directory now"):
         filesystem.check_locks(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_is_killed_as_it_tries_the_locks_says_nothing_about_them(tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "PROBE", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(StateUnavailable, match="cannot be tried now"):
+    with pytest.raises(StateUnavailable, match="cannot test the locks of the state directory now"):
         filesystem.check_locks(tmp_path)

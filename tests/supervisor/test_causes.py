@@ -140,7 +140,7 @@ def test_who_fills_the_disk_is_ended_for_it():
     by_container = replace(BY_LAUNCHER, suspects=("b",))
     end = explained(by_container, first_cause([cause], []))
     assert (end.suspects, end.code) == ((), 1), "another host would be filled, too"
-    assert "the job filled Docker's disk: it has written 37 GiB there" in end.reason
+    assert "the job filled Docker's disk with 37 GiB" in end.reason
 
 
 def test_a_limit_of_processes_is_a_hint():

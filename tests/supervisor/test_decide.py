@@ -195,7 +195,7 @@ def test_a_gang_that_is_ending_and_one_that_was_not_heard_do_not_hang():
     assert decide(replace(hung, ranks=[rank(0, "a", 143, T - 1), rank(1, "b")])) is None
     assert decide(replace(hung, heard_since_s=T - 1)) is None, "what it printed meanwhile is still on its way"
     alone = end_of(decide(replace(hung, ranks=[rank(0, "a"), rank(1, "b", 0, T - 1)])))
-    assert alone.reason.endswith("; 1 of 2 ranks have returned 0 already, rank 1 among them"), "it never joined, say"
+    assert alone.reason.endswith("; 1 of 2 ranks have already returned 0, including rank 1"), "it never joined, say"
     elastic = replace(hung, members=THREE, least=2, ranks=[rank(0, "a"), rank(1, "b", 1, T - 1), rank(2, "c")])
     assert end_of(decide(elastic)).failure.kind == "hang", "no rank's failure ends an elastic gang"
 
@@ -233,9 +233,9 @@ def test_a_command_that_the_image_lacks_is_named(said):
     for other in (said.format("true"), f"train.py: {command}: not found", "", said.format(command) + " yet"):
         assert with_last_words(end, [Line(1, "stderr", other)], spec).reason == end.reason
     named = with_last_words(end, [Line(1, "stderr", said.format("python"))], replace(spec, command=("python", "t.py")))
-    assert f"has no python (most images have python3, so write that): {end.reason}" in named.reason
+    assert f"has no python (most images have python3, so write python3): {end.reason}" in named.reason
     named = with_last_words(end, [Line(1, "stderr", said.format("time"))], replace(spec, command=("time", "a", "-b")))
-    assert f"has no time (it is a word of bash, so write bash -c 'time a -b'): {end.reason}" in named.reason
+    assert f"has no time (time is a keyword of bash, so write bash -c 'time a -b'): {end.reason}" in named.reason
     ran = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])))
     assert with_last_words(ran, [Line(1, "stderr", said.format(command))], spec).reason == ran.reason
 

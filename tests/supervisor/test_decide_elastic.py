@@ -132,11 +132,15 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
     assert found.reason == (
         "c: the job's container ended; then a rank on a failed first, with exit code 134 "
-        "(SIGABRT: it aborted itself, as after a failed assertion)"
+        "(SIGABRT: the program aborted, for example after a failed assertion)"
     )
     assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
     assert after_loss(end, {}, 0.0) == end
-    idle = {"c": FirstFailure("its ranks have ended, those of others have not", host="c", kind="rank")}
+    idle = {
+        "c": FirstFailure(
+            "the ranks on this host have ended, but ranks on other hosts still run", host="c", kind="rank"
+        )
+    }
     assert hosts_at_fault({**lost, **idle}) == {} and hosts_at_fault(lost) == lost, "the program may have failed there"
     blamed = replace(end, suspects=("b",))
     assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"

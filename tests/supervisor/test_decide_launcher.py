@@ -105,7 +105,7 @@ def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0()
 @pytest.mark.parametrize(
     ("found", "word", "code"),
     [
-        (container(None, is_removed=True), "removed by somebody else", 4),
+        (container(None, is_removed=True), "somebody removed the job's container", 4),
         (container(137, is_oom=True), "ran out of memory", 4),
         (container(137, is_oom=True, memory_bytes=1 << 30), "the job had 1024 MiB on this host", 1),
         (container(None, engine_out="no such file"), "Docker engine has stopped", 4),
@@ -158,7 +158,7 @@ def test_a_rank_that_failed_before_the_first_container_fell_is_to_blame():
 def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_the_likely_reasons():
     """gpurun's start script ends then with a code of its own."""
     seen = replace(GANG, has_launcher=False, exits={"b": container(UNTOLD, T)}, now_s=T + SETTLE_S)
-    assert "disk is full, or PATH leads to no mkdir or mkfifo" in end_of(decide(seen)).reason
+    assert "disk is full, or no folder in PATH has mkdir and mkfifo" in end_of(decide(seen)).reason
 
 
 def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_what_its_host_says_of_the_disk():
@@ -166,4 +166,4 @@ def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_what_its_host_says_
     why = "/home/train/.gpurun/jobs/j-1/run is on a read-only file system (ext4 on /home: ro,errors=remount-ro)"
     end = replace(container(UNTOLD, T), unwritable=why)
     reason = end_of(decide(replace(GANG, has_launcher=False, exits={"b": end}, now_s=T + SETTLE_S))).reason
-    assert "cannot say how: /home/train" in reason and "full" not in reason and "mkfifo" not in reason
+    assert "could not report its exit code: /home/train" in reason and "full" not in reason and "mkfifo" not in reason

@@ -1,4 +1,4 @@
-"""An end is decided once: what fails while it is carried out is tried again, and changes nothing about it."""
+"""An end is decided once: what fails while it is carried out is retries, and changes nothing about it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monke
     assert record.first_failure == XID
     assert read_cordons(home)["h1"].state == "cordoned"
     texts = [json.loads(line).get("text", "") for line in running.folder.events.read_text().splitlines()]
-    assert len([text for text in texts if "tried again" in text]) == len(pauses) == 3
+    assert len([text for text in texts if "retries" in text]) == len(pauses) == 3
 
 
 def test_a_gang_is_fenced_before_its_damaged_cordons_are_mended(running, monkeypatch, own_copy, home):

@@ -16,9 +16,9 @@ from gpurun.supervisor.verdicts import container_ended, rank_failed, with_last_w
     ("code", "words"),
     [
         (135, "exit code 135 (SIGBUS: usually /dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger)"),
-        (137, "exit code 137 (SIGKILL: somebody, or the kernel for lack of memory, killed it)"),
-        (139, "exit code 139 (SIGSEGV: it used memory that it does not have)"),
-        (134, "exit code 134 (SIGABRT: it aborted itself, as after a failed assertion)"),
+        (137, "exit code 137 (SIGKILL: a person, or the kernel for lack of memory, killed the program)"),
+        (139, "exit code 139 (SIGSEGV: the program used memory that it does not have)"),
+        (134, "exit code 134 (SIGABRT: the program aborted, for example after a failed assertion)"),
         (143, "exit code 143 (SIGTERM)"),
         (130, "exit code 130 (SIGINT)"),
         *((code, f"exit code {code}") for code in (0, 1, 127, 128, 255, -1, 1 << 70, None)),
@@ -87,5 +87,5 @@ def test_a_path_that_the_user_replaced_is_said_before_the_image_is_blamed():
     end = with_last_words(rank_failed(3, "h1", 127, who="rank 3"), lines, spec)
     assert end.reason.startswith("`env` replaces the image's PATH by '/opt/x/bin:$PATH'") and end.code == 2
     untold = container_ended("h1", ContainerEnd(1.0, code=UNTOLD))
-    assert "cannot say how: `env` replaces the image's PATH" in with_last_words(untold, [], spec).reason
+    assert "could not report its exit code: `env` replaces the image's PATH" in with_last_words(untold, [], spec).reason
     assert "disk is full" in with_last_words(untold, [], replace(spec, env={})).reason

@@ -127,7 +127,7 @@ def test_a_log_that_cannot_be_ended_keeps_no_end_from_being_written(granted, mon
     assert LeaseStore(home).read(folder.id) is None
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(log.descriptor)
-    assert "the log lacks its end, which could not be written: No space left on device" in folder.events.read_text()
+    assert "gpurun could not write the end of the log: No space left on device" in folder.events.read_text()
     job.log_copy.close()
 
 

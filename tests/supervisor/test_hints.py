@@ -34,7 +34,7 @@ def raised(error, *more, **options):
     return said(*TRACEBACK, error, *more, **options)
 
 
-GPU = "the memory of its GPU is full"
+GPU = "the memory of the rank's GPU is full"
 DRIVER = "does not fit the NVIDIA driver of h1"
 PORT = "another process on h1 has this port"
 HIDDEN = "has data on the head, but .gitignore leaves it out"
@@ -49,7 +49,7 @@ def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath(
         for words in (("python3", script, "--x"), ("sh", "-c", f"python3 {script}")):
             hint = raised(error, spec=replace(SPEC, command=words))
             assert "--requirements FILE" in hint
-            assert ("or -e PYTHONPATH=/workspace" in hint) is (is_said and words[0] == "python3")
+            assert ("add -e PYTHONPATH=/workspace" in hint) is (is_said and words[0] == "python3")
     assert "PYTHONPATH" not in raised(error, spec=replace(SPEC, command=("python3", "a/b.py"), workdir=None))
 
 
@@ -91,13 +91,13 @@ def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath(
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.csv'", HIDDEN),
         ("FileNotFoundError: [Errno 2] No such file or directory: './data'", HIDDEN),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "has runs/old.pt on"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "--data NAME=runs, as"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/workspace/runs/old.pt'", "--data NAME=runs and"),
         ("ModuleNotFoundError: No module named 'yaml'", "--requirements FILE installs packages"),
         ("ImportError: libstdc++.so.6: cannot open shared object file: No such file or directory", "no libstdc++"),
         ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", "no libcudart.so.12:"),
         ("ModuleNotFoundError: No module named 'secrets'", "has secrets on the head, but .gitignore leaves it out"),
         (f"torch.distributed.DistBackendError: {NCCL}, unhandled system error (run with", "NCCL_DEBUG="),
-        (f"RuntimeError: {NCCL}, unhandled cuda error, NCCL version 2.10.3", "-e NCCL_DEBUG=WARN prints"),
+        (f"RuntimeError: {NCCL}, unhandled cuda error, NCCL version 2.10.3", "add -e NCCL_DEBUG=WARN"),
         (f"torch.distributed.DistBackendError: {NCCL}, remote process exited or there was a network error", "lost its"),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_an_interface_that_the_user_named_and_that_is_not_there():
 def test_a_path_that_the_user_replaced():
     assert path_hint({}) == ""
     assert path_hint({"PATH": "/x"}) == "`env` replaces the image's PATH by '/x'"
-    assert "expands no $PATH" in path_hint({"PATH": "/opt/x/bin:$PATH"})
+    assert "does not expand $PATH" in path_hint({"PATH": "/opt/x/bin:$PATH"})
 
 
 @given(st.lists(st.text(max_size=80), max_size=20), st.integers(-5, 300) | st.none())

@@ -67,7 +67,7 @@ def test_the_beginning_and_the_end_stay_and_what_is_missing_is_said(tmp_path):
     assert path.stat().st_blocks * 512 <= LIMIT + (64 << 10)
     assert hole > 500 and 20_000 - found[hole + 1] > 500
     gone_mib = -(-(path.stat().st_size - LIMIT // 2) >> 20)
-    assert said == [f"gpurun: {gone_mib} MiB of the log are gone here: log_limit keeps its beginning and its end"]
+    assert said == [f"gpurun: {gone_mib} MiB of the log are gone here: log_limit keeps the log's beginning and end"]
 
 
 def test_a_log_within_its_limit_is_whole(tmp_path):

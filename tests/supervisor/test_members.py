@@ -273,7 +273,7 @@ def test_a_file_that_nobody_can_copy_holds_no_gpus_and_stays_where_the_person_is
     assert (
         leaving.host in said
         and "'secret' Permission denied" in said
-        and f"`gpurun outputs {leaving.job.lease.job}` brings it" in said
+        and f"`gpurun outputs {leaving.job.lease.job}` copies the missing outputs later" in said
     )
 
 
@@ -295,7 +295,7 @@ def test_what_is_repeated_for_a_gang_outlives_a_failure_and_tells_it_once(gang, 
         stop.set()
 
     members._repeat(tend)
-    assert notes == [f"the gang could not be tended: {words_of(error)}"]
+    assert notes == [f"gpurun could not update the gang and retries: {words_of(error)}"]
 
 
 @pytest.mark.parametrize("error", SHORT, ids=repr)

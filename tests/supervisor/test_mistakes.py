@@ -32,7 +32,7 @@ def gang_of(launcher, **seen):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("constraints: {gpus_per_host: 2}", "3 GPUs cannot be split into hosts of exactly 2"),
+        ("constraints: {gpus_per_host: 2}", "3 GPUs cannot be split over hosts with exactly 2 GPUs each"),
         ("min_gpus: 4", r"min_gpus \(4\) is more than gpus \(3\)"),
         ("gpus: 0", "gpus"),
         ("gpus: -1", "gpus"),
@@ -71,7 +71,7 @@ def test_a_launcher_that_the_image_lacks_is_named(launcher):
     end = by_launcher(seen, [said], spec, ["a", "b"])
     assert (end.code, end.exit_code, end.suspects) == (2, 127, ())
     lacks = f"the image {spec.image} has no {launcher_of(spec).program}"
-    assert end.reason == f"{lacks}: choose another --launcher, or see recipes/images"
+    assert end.reason == f"{lacks}: choose another --launcher, or use an image of recipes/images"
 
 
 @pytest.mark.parametrize("launcher", NAMES)
@@ -82,7 +82,7 @@ def test_a_rank_that_never_joins_the_others_ends_the_gang_when_it_hangs_and_is_n
     end = end_of(decide(replace(seen, hung="no rank has printed for 60 s")))
     assert (end.outcome, end.code, end.failure.kind, end.suspects) == (State.FAILED, 1, "hang", ())
     assert end.ladder, "those that wait are ended"
-    assert end.reason.endswith("; 1 of 2 ranks have returned 0 already, rank 1 among them")
+    assert end.reason.endswith("; 1 of 2 ranks have already returned 0, including rank 1")
     assert with_last_words(end, [], spec) == end
 
 

@@ -305,7 +305,7 @@ def test_a_content_that_does_not_end(kept):
             yield frames.encode({"n": 0}, b"x")
 
     lying(kept, [entry("a")], forever())
-    with pytest.raises(HostFailure, match="more comes than its 3 bytes"):
+    with pytest.raises(HostFailure, match="the file has more than the announced 3 bytes"):
         copy_outputs(kept)
 
 

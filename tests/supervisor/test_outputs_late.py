@@ -42,7 +42,7 @@ def files(folder):
 
 def test_it_is_brought_once_the_host_is_back(lost):
     home, lease, links, folder, there = lost
-    assert f"h1 keeps its copy, and `gpurun outputs {folder.id}` brings it" in folder.record().reason
+    assert f"copies remain on h1, and `gpurun outputs {folder.id}` fetches them" in folder.record().reason
     bring_late(home, lease, links, ["h1"])
     assert files(folder) == {"model": "newest", "log": "on the head alone"}
     assert (folder.record().outputs_left, folder.record().reason) == (None, "h1 is lost")

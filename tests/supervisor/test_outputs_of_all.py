@@ -112,7 +112,7 @@ def test_of_a_silent_host_what_it_gave_stays_and_the_others_are_brought(job, sil
     assert collect_outputs(job) == {silent}
     assert files(job.head) == {silent: "1", other: "2"}
     assert job.record.outputs_left == OutputsLeft(
-        1, (f"{silent}: did not answer, so it may have newer ones",), (silent,)
+        1, (f"{silent}: did not answer, so this host may have newer outputs",), (silent,)
     )
     assert job.host(silent).exists() and not job.host(other).exists()
 
@@ -174,7 +174,7 @@ def test_a_folder_where_another_host_has_a_link_or_file_comes_and_the_other_stay
         write(job, "h2", "best", "a file")
     os.utime(job.host(newer) / "best", (2_000_000, 2_000_000), follow_symlinks=False)
     (left,) = copy_outputs(job)
-    assert left.words == "'best' stays on its host: one host has a folder of this name, another has none"
+    assert left.words == "'best' stays on its host: on another host, a folder has this name"
     assert collect_outputs(job) == {"h2"}
     assert files(job.head) == {"best/model.pt": "five gigabytes", "step-900/shard": "x"}
     assert not job.host("h1").exists() and os.path.lexists(job.host("h2") / "best")

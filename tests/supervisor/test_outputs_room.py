@@ -59,7 +59,7 @@ def test_what_is_over_the_limit_stays_and_is_named_and_smaller_files_come(tmp_pa
     left = job.record.outputs_left
     assert left.hosts == ("h1",)
     assert left.first == ("'b' does not fit: outputs_limit is 2 MiB",)
-    assert f"`gpurun outputs {job.folder.id}` brings it" in left.words(job.folder.id)
+    assert f"`gpurun outputs {job.folder.id}` fetches them" in left.words(job.folder.id)
     assert (job.host() / "b").stat().st_size == 4 * MIB, "the host keeps it"
 
 

@@ -112,7 +112,7 @@ def test_people_are_told_once_and_only_of_what_lasts(job):
     append(job, "h1", "other", "x")
     copy_outputs(job)
     assert list(job.outputs.keeper.notes()) == [
-        "hosts have different files of one name: 'model' of h2 is kept as 'model.h2', and 1 more"
+        "hosts have different files of one name: the head keeps 'model' of h2 as 'model.h2', and renames 1 more"
     ]
 
 
@@ -120,7 +120,9 @@ def test_at_the_end_people_are_told(job):
     for host in job.hosts:
         write(job, host, "model", f"model of {host}")
     assert collect_outputs(job) == set()
-    assert job.notes == ["hosts have different files of one name: 'model' of h2 is kept as 'model.h2', and 1 more"]
+    assert job.notes == [
+        "hosts have different files of one name: the head keeps 'model' of h2 as 'model.h2', and renames 1 more"
+    ]
     assert job.record.outputs_left is None
 
 
@@ -358,7 +360,7 @@ def test_a_whole_copy_holds_versions_and_a_restart_gets_them(job, own_copy):
             append(job, host, "train.log", f"{host} {number}\n")
         clock.now_s += 60
         copy_outputs(job)
-    assert "'train.log', 'train.log.h2' changes all the time" in "".join(job.outputs.keeper.notes())
+    assert "the job changes 'train.log', 'train.log.h2' all the time" in "".join(job.outputs.keeper.notes())
     for host in job.hosts:
         write(job, host, "rng", f"half of 2 of {host}")
     write(job, "h1", "rng.h2", "a program's")

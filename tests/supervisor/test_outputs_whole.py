@@ -262,7 +262,7 @@ def test_a_disk_that_makes_no_links_stops_no_copy_and_is_said(job, clock, monkey
     monkeypatch.setattr(os, "link", fails)
     look(job, clock)
     assert newest(job) is None and texts(job.head) == {"model": "1"}
-    assert job.outputs.keeper.notes() == [f"the head keeps no whole copy of the outputs: {os.strerror(number)}"]
+    assert job.outputs.keeper.notes() == [f"the head could not keep a whole copy of the outputs: {os.strerror(number)}"]
 
 
 @pytest.mark.parametrize("about", ["", "{", "[]", '{"at_s": "x"}', '{"at_s": 1, "step": [], "logs": 7}', "[" * 9999])
@@ -284,7 +284,9 @@ def test_a_limit_holds_for_copy_and_whole_copy_together(tmp_path, world, clock):
     put(job.host(), model="2" * 2 * MIB)
     look(job, clock)
     assert newest(job) is None and texts(job.head)["model"][0] == "2"
-    assert job.outputs.keeper.notes() == ["the newest outputs need the room of the last whole copy, which is removed"]
+    assert job.outputs.keeper.notes() == [
+        "gpurun removed the last whole copy of the outputs, because the newest outputs need its disk space"
+    ]
     look(job, clock)
     assert newest(job) is not None, "links alone take no room"
 
@@ -315,8 +317,8 @@ def test_a_program_that_never_rests_is_told_once_and_its_last_whole_copy_stays(t
 
     virtual = VirtualTime(rests_at_first(), 900)
     run_program(job, program, virtual, own_copy, top=job.host())
-    assert [note for note in job.notes if "never rest" in note] == [
-        "the outputs never rest for 5s, so the head has no whole copy of their newest state: call"
+    assert [note for note in job.notes if "changes at least" in note] == [
+        "some output changes at least every 5s, so the head has no whole copy of the newest outputs: call"
         " gpurun_runtime.checkpointed(step) after each save, or save less often"
     ]
     assert job.outputs.restore() and program.read([job.head]) < 100
@@ -426,7 +428,8 @@ def test_what_a_host_kept_is_removed_for_a_whole_state_even_if_size_and_time_are
     send_outputs(job)
     assert texts(job.host("h1")) == texts(job.host("h2")) == {"model": "1"}
     assert job.notes[-1] == (
-        "h1: outputs of an earlier attempt that are not on the head are removed: all hosts get the last whole copy"
+        "gpurun removed outputs of an earlier attempt from h1: the head has no copy of these outputs, and all hosts get"
+        " the last whole copy"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_gang_waits_for_a_process_that_no_job_started_and_never_fails_because_
     end = end_of(job, monkeypatch, processes=[(EVE,), (), (EVE,)])
     assert (end.outcome, end.suspects, end.failure, end.restart) == (State.QUEUED, (), None, None)
     assert job.record.placements == 4 and end.by_host == {}
-    assert end.reason == "h1: python3 of eve (pid 7) holds GPUs 0, 2: no job of gpurun started it"
+    assert end.reason == "h1: python3 of eve (pid 7) holds GPUs 0, 2: no gpurun job started this process"
     (holder,) = end.refused["h1"]
     assert (holder.gpus, holder.job, holder.user, holder.process) == ((0, 2), "", "eve", "python3 of eve (pid 7)")
     ((kind, told),) = job.told

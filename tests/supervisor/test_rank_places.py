@@ -53,12 +53,12 @@ def test_a_rank_that_has_ended_is_refused_and_the_living_are_named():
     places = [*living("h1", 0, 1, 2, 5), *living("h2", 4), RankPlace("h2", 3, 137, 1.0), RankPlace("h2", 3, 1, 9.0)]
     with pytest.raises(BadInput, match="rank 3 has ended with code 137 on h2") as caught:
         host_of(3, places, {})
-    assert caught.value.hint == "ranks that live: 0-2,5 on h1; 4 on h2"
+    assert caught.value.hint == "ranks that run now: 0-2,5 on h1; 4 on h2"
     with pytest.raises(BadInput, match="ranks 0 to 5, not 77"):
         host_of(77, places, {})
     with pytest.raises(BadInput) as caught:
         host_of(3, places[-1:], {})
-    assert caught.value.hint == "no rank of this job lives now"
+    assert caught.value.hint == "no rank of this job runs now"
 
 
 def test_a_rank_may_be_on_a_host_that_does_not_answer():

@@ -31,7 +31,7 @@ def test_a_rank_that_has_failed_and_a_cancel_come_first():
 def test_after_a_rehearsal_that_passed_the_gang_is_queued():
     end = judged(End(State.SUCCEEDED, "", 0, exit_code=0), 64)
     assert (end.outcome, end.exit_code) == (State.QUEUED, None)
-    assert end.reason == "rehearsed: one rank returned 0; waits for 64 GPUs"
+    assert end.reason == "the rehearsal passed: one rank returned 0; the job waits for 64 GPUs"
 
 
 @pytest.mark.parametrize("outcome", [State.CANCELLED, State.QUEUED, State.TIMED_OUT])

@@ -65,7 +65,7 @@ def setback(kind="container", *, reason="ended (exit code 137)", code=137, step=
         (None, setback(), False),
         (setback(), setback(code=1), False),
         (setback(), setback(code=None), True),
-        (setback(), setback(reason="removed by somebody else"), True),  # which of both is seen is a race
+        (setback(), setback(reason="somebody removed the container"), True),  # which of both is seen is a race
         (setback("launcher", reason="no x"), setback("launcher", reason="no y"), False),
         (setback(), setback(ran_s=3600.0), False),  # it ran for long, so it got somewhere
         (setback(step=10), setback(step=11, ran_s=3600.0), False),

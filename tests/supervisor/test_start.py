@@ -84,8 +84,10 @@ def test_a_host_on_which_the_layer_is_a_copy_is_named_with_the_reason(prepared):
     job.links.made = dict(zip(job.hosts, (said, {"container": "c"}), strict=True))
     start._create_all(job)
     events = job.folder.events.read_text()
-    assert events.count("no layer can lie above the code") == 1, events
-    assert f"{job.hosts[0]}: no layer can lie" in events and "copy of it: mount overlay: invalid argument" in events
+    assert events.count("cannot put a layer above the code") == 1, events
+    assert (
+        f"{job.hosts[0]} cannot put a layer" in events and "copy of the code: mount overlay: invalid argument" in events
+    )
 
 
 def test_only_a_host_whose_inventory_allows_caches_is_asked_for_them(prepared):
@@ -110,7 +112,7 @@ def test_a_port_that_something_else_has_is_left_to_it(prepared, launcher):
     plan = start._create_all(job)
     assert job.lease.ssh_port != taken
     assert job.leases.read(job.lease.job).ssh_port == job.lease.ssh_port, "later passes know of it"
-    assert f"port {taken} is in use on {job.hosts[1]}: taking another one" in job.folder.events.read_text()
+    assert f"port {taken} is in use on {job.hosts[1]}: gpurun takes another port" in job.folder.events.read_text()
     assert job.links.counted("gang.create") == 4 and job.links.counted("gang.fence") == 2, "all is made again"
     assert str(taken) not in str(plan) and str(job.lease.ssh_port) in str(plan)
 

@@ -102,7 +102,9 @@ def test_outputs_that_cannot_be_copied_do_not_keep_gpus_for_ever_and_the_job_say
     gang.copied_at, gang.copy_s = 10**9, 3.0
     stop.stop(gang.job)
     assert gang.lost == set()
-    assert gang.notes == ["h1: the last outputs of this attempt could not be copied and are still there"]
+    assert gang.notes == [
+        "h1: the last outputs of this attempt are still on the host, because the head could not copy them"
+    ]
 
 
 def test_outputs_of_a_host_that_is_lost_are_not_waited_for(gang):

@@ -47,7 +47,7 @@ def test_a_supervisor_that_lives_and_says_nothing_is_fine(granted):
 def test_none_at_all(granted):
     folder, leases, lock = granted
     lock.close()
-    assert "it has no supervisor" in supervisor_trouble(folder, folder.record(), leases)
+    assert "the job has no supervisor" in supervisor_trouble(folder, folder.record(), leases)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_last_words_of_one_that_could_not_start(granted, text):
     folder, leases, _ = granted
     folder.supervisor_log.plain.write_text(text)
     said = supervisor_trouble(folder, folder.record(), leases)
-    assert said == "its supervisor could not start: ModuleNotFoundError: No module named 'gpurun'"
+    assert said == "the job's supervisor could not start: ModuleNotFoundError: No module named 'gpurun'"
 
 
 def test_last_words_count_until_something_happens(granted):
     folder, leases, _ = granted
     folder.supervisor_log.plain.write_text("trouble\n")
     folder.move(State.PREPARING)
-    assert supervisor_trouble(folder, folder.record(), leases) == "its supervisor has trouble: trouble"
+    assert supervisor_trouble(folder, folder.record(), leases) == "the job's supervisor has trouble: trouble"
     EventLog(folder.events, clock=time.time).emit("state")
     os.utime(folder.supervisor_log.plain, (1, 1))
     assert supervisor_trouble(folder, folder.record(), leases) is None
@@ -92,7 +92,7 @@ def test_status_shows_it(granted, tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "gpurun", *args], env={**environ, "COLUMNS": "300"}, capture_output=True, text=True
         )
-        assert "its supervisor could not start: ImportError" in done.stdout, done.stdout + done.stderr
+        assert "the job's supervisor could not start: ImportError" in done.stdout, done.stdout + done.stderr
         assert "\x1b" not in done.stdout
         done = subprocess.run([sys.executable, "-m", "gpurun", *args, "--json"], env=environ, capture_output=True)
         assert "could not start" in json.loads(done.stdout)["jobs"][0]["reason"]

@@ -189,7 +189,7 @@ def test_what_no_job_brings_about_never_ends_it(error):
 def test_the_end_names_the_cause_and_the_hosts_and_no_host_is_at_fault():
     job = Job(step_s=30.0)
     end = [job.fails(RemoteOpFailed(f"no such device on {host}", kind="docker", host=host)) for host in sorted(SIX)][2]
-    assert end.reason == "h1, h2, h3: no such device on h3; a check finds nothing wrong with them"
+    assert end.reason == "h1, h2, h3: no such device on h3; a check finds no fault on these hosts"
     assert (end.suspects, end.code, end.failure.reason) == ((), 4, "no such device on h3")
     assert end.restart is None
 

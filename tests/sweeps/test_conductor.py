@@ -297,7 +297,7 @@ def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
         0: ("complete", 0.75), 1: ("failed", None), 2: ("failed", None), 3: ("failed", None), 4: ("cancelled", None),
     }  # fmt: skip
     reasons = {trial.number: trial.reason for trial in folder.trials().by_number.values()}
-    assert "never reported accuracy; it reported acc" in reasons[1] and "not a number at step 2" in reasons[2]
+    assert "never reported accuracy; the job reported acc" in reasons[1] and "not a number at step 2" in reasons[2]
     assert "exit code 1" in reasons[3] and "somebody" in reasons[4]
 
 
@@ -320,7 +320,10 @@ def test_a_sweep_stops_at_its_first_trial_without_the_metric(world, metric, line
     to_its_end(world, folder)
     assert [outcome for outcome, _ in outcomes(folder).values()] == ["failed", "cancelled"]
     why = folder.trouble()
-    assert why.startswith(f"trial 0: it ended with 0 and never reported {metric}") and f"report(step, {line})" in why
+    assert (
+        f"like trial 0: the job ended with exit code 0 and never reported {metric}" in why
+        and f"report(step, {line})" in why
+    )
     reopen(folder, also_failed=False)
     assert folder.trouble() == "" and not carry(world, folder).step(), "a person who resumes it knows better"
     report(world, live(world)[1], (1, 0.5), metric=metric)
@@ -460,7 +463,7 @@ def test_a_trial_whose_job_somebody_removed_is_no_hang(world):
     end(world, job)
     world.jobs.get(job).path.rmtree()
     assert one.step()
-    assert folder.trials().by_number[0].reason == "its job was removed"
+    assert folder.trials().by_number[0].reason == "the job of the trial was removed"
 
 
 def test_a_trial_whose_record_is_damaged_does_not_hold_up_the_others(world):
@@ -476,7 +479,7 @@ def test_a_trial_whose_record_is_damaged_does_not_hold_up_the_others(world):
             world.jobs.retire(job)
     found = outcomes(folder)
     assert found.pop(0) == ("failed", None) and {outcome for outcome, _ in found.values()} == {"complete"}
-    assert "its record is damaged" in folder.trials().by_number[0].reason
+    assert "the job's record is damaged" in folder.trials().by_number[0].reason
 
 
 def test_a_sweep_goes_with_its_last_job(world):

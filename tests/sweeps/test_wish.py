@@ -34,7 +34,7 @@ def test_points_are_drawn_from_ranges_and_from_lists():
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({}, "there is no parameter"),
+        ({}, "the sweep has no parameter"),
         ({"grid": {"lr": ("0..1",)}}, "a grid needs a list"),
         ({"tpe": 3, "grid": LR}, "by a metric"),
         ({"grid": LR, "stop": "asha"}, "by a metric"),
@@ -42,11 +42,11 @@ def test_points_are_drawn_from_ranges_and_from_lists():
         ({"grid": LR, "space": LR}, "given twice"),
         ({"grid": LR, "metric": "a b"}, "not a metric"),
         ({"grid": LR, "metric": "a:most"}, "not a metric"),
-        ({"grid": LR, "metric": "a", "stop": "median"}, "not a rule"),
-        ({"grid": LR, "metric": "a", "stop": "asha:factor=1"}, "not a rule"),
-        ({"grid": LR, "metric": "a", "stop": "asha:min=0"}, "not a rule"),
-        ({"grid": LR, "metric": "a", "stop": "asha:min=1,min=2"}, "not a rule"),
-        ({"grid": LR, "metric": "a", "stop": "asha:x=1"}, "not a rule"),
+        ({"grid": LR, "metric": "a", "stop": "median"}, "not a stop rule"),
+        ({"grid": LR, "metric": "a", "stop": "asha:factor=1"}, "not a stop rule"),
+        ({"grid": LR, "metric": "a", "stop": "asha:min=0"}, "not a stop rule"),
+        ({"grid": LR, "metric": "a", "stop": "asha:min=1,min=2"}, "not a stop rule"),
+        ({"grid": LR, "metric": "a", "stop": "asha:x=1"}, "not a stop rule"),
     ],
 )
 def test_what_contradicts_itself_is_refused(wish, said):

@@ -44,7 +44,7 @@ def test_it_ends_when_nobody_looks_and_what_a_killed_call_left_goes_with_the_nex
     board = call("cnn", "--idle", "1s")
     _, said = board.process.communicate(timeout=60)
     assert board.process.returncode == 0
-    assert "nobody has looked for 1s" in said and "no event file has come here yet" in said
+    assert "no request for 1s: TensorBoard ended" in said and "the head has no event file yet" in said
     assert killed.folders() == [] and board.folders() == []
 
 

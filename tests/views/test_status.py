@@ -145,7 +145,7 @@ def test_a_pipe_gets_whole_lines_and_a_narrow_terminal_gets_all_of_them_below_ea
     picture = picture_of([host("n1", [FREE])], [record], 10.0, fold)
     assert len(table(picture)) == 2 and table(picture)[1].endswith(why)
     narrow = table(picture, 60)
-    assert "`gpurun status j-00000001` shows all of it" in narrow[-1] and max(map(width_of, narrow)) <= 60
+    assert "`gpurun status j-00000001` shows the whole reason" in narrow[-1] and max(map(width_of, narrow)) <= 60
     short = picture_of([host("n1", [FREE])], [record.but(name="n", reason=why[:150])], 10.0, fold)
     lines = table(short, 60)
     assert max(map(width_of, lines)) <= 60 and "".join(lines[2:]).replace(" ", "") == why[:150].replace(" ", "")

@@ -50,7 +50,7 @@ def test_over_http_the_url_lets_in_and_ctrl_c_ends_it(call, home):
     answer = connection.getresponse()
     assert answer.status == 200 and b"GPUs free" in answer.read()
     taken, _ = call("--port", str(port))
-    assert taken.wait(30) == 2 and "cannot be used" in taken.stderr.read()
+    assert taken.wait(30) == 2 and "gpurun cannot use port" in taken.stderr.read()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 0 and "Traceback" not in said

@@ -25,7 +25,7 @@ class TrialShape(TypedDict):
     Attributes:
         state: `open`, `waits`, `stopping`, `complete`, `pruned`, `failed` or `cancelled`.
         value: the newest value of the metric; null: no value yet, or not a number.
-        step: the step of that value.
+        step: the step at which the metric had this value.
     """
 
     trial: int
@@ -43,7 +43,7 @@ class BestTrialShape(TrialShape):
     """The best trial.
 
     Attributes:
-        outputs: the folder of its outputs; empty: there are none.
+        outputs: the folder of the trial's outputs; empty: the trial has no outputs.
     """
 
     outputs: str
@@ -195,7 +195,7 @@ class ReportShape(TypedDict):
 
     Attributes:
         since_s: start of the period, seconds since 1970.
-        until_s: its end.
+        until_s: end of the period.
         capacity: GPUs in the inventory; null: unknown.
         outcomes: attempts by outcome.
         causes: failures by cause.
@@ -241,7 +241,7 @@ class RestartedShape(TypedDict):
 
     Attributes:
         adopted: jobs that have a supervisor again, or the fence of a host that was lost.
-        waiter: the process that looks after the user's queue started.
+        waiter: whether gpurun started the user's waiter.
     """
 
     user: str
@@ -254,7 +254,7 @@ class RecoverShape(TypedDict):
 
     Attributes:
         adopted: jobs that have a supervisor again, or the fence of a host that was lost.
-        waiter: the process that looks after this user's queue started.
+        waiter: whether gpurun started this user's waiter.
         others: the same for other users; only root recovers their jobs.
     """
 
@@ -273,7 +273,7 @@ class SettingShape(TypedDict):
 
 
 class ConfigShape(TypedDict):
-    """What commands use."""
+    """Files and variables that commands use."""
 
     settings: list[SettingShape]
 

@@ -130,7 +130,7 @@ class ShippedHostShape(_ShippedAlways, total=False):
 
     Attributes:
         state: `present`: the host had the image.
-        error: why it failed.
+        error: why the copy failed.
     """
 
     error: str
@@ -188,11 +188,11 @@ class PlacedImageShape(TypedDict):
     """An image that gpurun put on a host.
 
     Attributes:
-        names: tags that gpurun gave it.
+        names: tags that gpurun gave the image.
         present: whether the image is still there.
-        temporary: it only holds layers of an interrupted copy.
-        shipped_s: when gpurun copied it, by the host's clock; null: unknown.
-        used_by: containers that use it.
+        temporary: whether the image only holds layers of an interrupted copy.
+        shipped_s: when gpurun copied the image, by the host's clock; null: unknown.
+        used_by: containers that use the image.
     """
 
     id: str
@@ -222,9 +222,9 @@ class DataSetShape(TypedDict):
     """A data set.
 
     Attributes:
-        source: where it came from; empty: unknown.
-        used_s: when a job used it last; seconds since 1970.
-        jobs: jobs that need it and have not ended.
+        source: where the data set came from; empty: unknown.
+        used_s: when a job last used the data set; seconds since 1970.
+        jobs: jobs that need the data set and have not ended.
     """
 
     digest: str
@@ -273,8 +273,8 @@ class EvictShape(TypedDict):
     """What was removed.
 
     Attributes:
-        evicted: by digest: hosts that removed the set.
-        kept: by digest and host: why the set stays.
+        evicted: by digest: hosts that removed the data set.
+        kept: by digest and host: why the host keeps the data set.
     """
 
     evicted: dict[str, list[str]]
@@ -286,7 +286,7 @@ class CachesShape(TypedDict):
     """A user's caches on one host.
 
     Attributes:
-        jobs: jobs that use them there.
+        jobs: jobs that use the caches on the host.
         freed_bytes: what a prune removed.
         stuck: some entries that could not be removed, and why.
     """
@@ -299,14 +299,14 @@ class CachesShape(TypedDict):
 
 
 class CachesSizeShape(TypedDict):
-    """With `--caches`: what they take on hosts."""
+    """With `--caches`: the disk space of caches on hosts."""
 
     caches: list[CachesShape]
     failed: dict[str, str]
 
 
 class CachesPruneShape(TypedDict):
-    """With `--caches`: what a prune did on hosts; with `--dry-run`, what they take."""
+    """With `--caches`: what a prune removed on hosts; with `--dry-run`, the disk space of caches."""
 
     dry_run: bool
     caches: list[CachesShape]

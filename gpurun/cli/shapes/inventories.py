@@ -17,8 +17,8 @@ class KnownHostShape(Host):
     """A host with its defaults and its state.
 
     Attributes:
-        drain: in words, while the host is drained.
-        cordon: null: nobody keeps new jobs off the host.
+        drain: the progress of the drain in words, during a drain.
+        cordon: null: the host is not cordoned.
         out: why the last check found the host broken; only if it did.
     """
 

@@ -56,7 +56,7 @@ class WholeShape(TypedDict):
 
     Attributes:
         at_s: when gpurun found the outputs at rest; seconds since 1970.
-        step: the last step that the program had said it saved; null if it never said.
+        step: the last step that the program reported as saved; null if it reported no step.
         path: the folder with the copy. Its files may be read, not changed.
     """
 
@@ -94,16 +94,16 @@ class JobShape(_JobAlways, total=False):
         hosts: the hosts that the job holds now.
         pool: null: no pool.
         started_s: when RUNNING began; null before.
-        exit_code: the first failed rank's, or 0.
+        exit_code: the exit code of the first rank that failed, or 0.
         reason: why the job is in this state; empty: no reason.
         owner: the user who submitted the job.
         attempt: how often gpurun has started the job.
         restarts: how often gpurun restarted the job after a host's fault.
         restart: when gpurun starts the job again; null if no restart is planned.
         outputs_left: outputs that are not on the head; null if all are.
-        whole: the last whole copy of its outputs beside the newest; null if there is none. Only `status JOB` says it.
-        beside: files that ranks wrote beside their code, and that are on the head. Only `status JOB` says it.
-        warnings: what is likely wrong with the job's last attempt, though it runs. Only `status JOB` says it.
+        whole: the last whole copy of the job's outputs; null if there is none. Only `status JOB` prints this key.
+        beside: files on the head that ranks wrote beside their code. Only `status JOB` prints this key.
+        warnings: likely problems of the job's last attempt. Only `status JOB` prints this key.
     """
 
     whole: WholeShape | None
@@ -141,8 +141,8 @@ class HostShape(_HostAlways, total=False):
     Attributes:
         free: GPUs that no job holds; 0 while the host is out.
         state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
-        seen_s: when this user's processes last looked at it; seconds since 1970; null: never.
-        drain: in words, while the host is drained.
+        seen_s: when this user's processes last checked the host; seconds since 1970; null: never.
+        drain: the progress of the drain in words, during a drain.
         out: why the last check found it broken; only if it did.
         foreign: GPUs that another gpurun or a process holds there; only if there are any.
     """
@@ -283,10 +283,10 @@ class WhyShape(_WhyAlways, total=False):
 
     Attributes:
         state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
-        reason: why its last attempt ended; only if it had one.
-        position: 1: first in the queue; null: the job has no place in it.
-        ahead: ids of the jobs before it.
-        behind: the job or pool in the way.
+        reason: why the job's last attempt ended; only if the job had an attempt.
+        position: 1: first in the queue; null: the job has no place in the queue.
+        ahead: ids of the jobs before this job.
+        behind: the job or pool that keeps this job waiting.
         groups: hosts, grouped by what keeps the job off them.
         holders: the jobs that hold GPUs which this job could use, the soonest to end first.
         expected_start_s: seconds since 1970; null: unknown.
@@ -339,7 +339,7 @@ class EventShape(TypedDict):
     """One event of a job. The command prints one such object a line.
 
     Attributes:
-        time_s: seconds since 1970; null: its time is damaged.
+        time_s: seconds since 1970; null: the event's time is damaged.
         kind: `state`, `placement`, `host`, `note`, `notify`, or what goes to hosts: `ship`, `stage`, `workdir`.
         text: the event in one line, for people.
         details: what this kind of event says, such as `host`, `state`, `reason` or `attempt`.
@@ -378,7 +378,7 @@ class ShowShape(TypedDict):
     """A job's inputs and results.
 
     Attributes:
-        inputs: settings that differ from their defaults, by path such as `constraints.locality`.
+        inputs: settings that differ from their defaults, by path, such as `constraints.locality`.
         metrics: the last value of each metric.
         code_files: files and folders of the workdir; null: the job has none.
         placements: the hosts and GPUs of each attempt.

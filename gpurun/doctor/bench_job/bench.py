@@ -79,12 +79,14 @@ def _say(text: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", required=True)
-    parser.add_argument("--leaders", required=True, help="the first rank of each host, with commas")
-    parser.add_argument("--racks", default="{}", help="JSON: host name → rack; only alike links are compared")
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure, after warming up")
+    parser.add_argument("--leaders", required=True, help="the first rank of each host, separated by commas")
+    parser.add_argument(
+        "--racks", default="{}", help="JSON: host name → rack; a link is compared with links between the same racks"
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds for each measurement, after a warm-up")
     parser.add_argument("--sizes", default="8,1024,65536,1048576,8388608,67108864", help="allreduce sizes, bytes")
     parser.add_argument("--engine", choices=["auto", "mpi", "horovod"], default="auto")
-    parser.add_argument("--at-once", action="store_true", help="every host in one pair at a time, not one pair alone")
+    parser.add_argument("--at-once", action="store_true", help="measure several pairs at once, each host in one pair")
     return parser.parse_args()
 
 
@@ -294,7 +296,7 @@ def _horovod_allreduce(engine: str) -> tuple[Callable[[int], Callable[[], None]]
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         if engine == "auto":
-            return None, "no CUDA driver in the container: nothing but host memory to measure"
+            return None, "the container has no CUDA driver, so there is only host memory to measure"
     try:
         hvd = importlib.import_module("horovod.tensorflow")
         tf = importlib.import_module("tensorflow")

@@ -127,18 +127,20 @@ def _compared(inventory: Inventory, draft: Draft, last: Said | None) -> _Changes
             changes.tell("added", "{hosts}", name)
         else:
             changes.said[name] = before
-            changes.tell("kept", "{hosts} was removed here and stays out; the source still has it", name)
+            changes.tell(
+                "kept",
+                "{hosts}: in the source, but removed here earlier; gpurun does not add removed hosts again",
+                name,
+            )
     for host in inventory.hosts:
         if host.name in draft.values:
             continue
         if last is None:
-            changes.tell(
-                "kept", "{hosts} is not in the source; `gpurun inventory remove {quoted}` removes it", host.name
-            )
+            changes.tell("kept", "{hosts}: not in the source; to remove: `gpurun inventory remove {quoted}`", host.name)
         elif host.name in last:
             changes.gone.append(host.name)
             own = sorted(f"labels.{key}" for key in host.labels if f"labels.{key}" not in last[host.name])
-            changes.tell("gone", "{hosts}" + (f", with its own {', '.join(own)}" if own else ""), host.name)
+            changes.tell("gone", "{hosts}" + (f", with {', '.join(own)} from the inventory" if own else ""), host.name)
     return changes
 
 
@@ -154,21 +156,23 @@ def _compare_host(
         if mine == _value(key, new):
             continue
         if key == "fabric" and new is not None and new not in inventory.fabrics:
-            changes.tell("kept", f"{{hosts}}: the inventory has no fabric {new}; add it, then import again", host.name)
+            changes.tell(
+                "kept", f"{{hosts}}: the inventory has no fabric {new}; add this fabric, then import again", host.name
+            )
             _stays(changes, host.name, key, old)
         elif mine == _value(key, old) or (before is None and mine is None):
             changes.settings.setdefault(host.name, []).append(_setting(key, new or ""))
             what = f"another {key}" if key in PER_HOST else f"{key} {_shown(mine)} → {_shown(_value(key, new))}"
             changes.tell("changed", f"{{hosts}}: {what}", host.name)
         elif new is None:
-            changes.tell("kept", f"{{hosts}}: {key} is {_shown(mine)} here; the source has none now", host.name)
+            changes.tell("kept", f"{{hosts}}: {key} stays {_shown(mine)}; the source has no {key} now", host.name)
             _stays(changes, host.name, key, old)
         else:
-            was = "says" if before is None else f"said {old}, now" if old is not None else "says now"
+            was = "says" if before is None else f"said {old}, now" if old is not None else "now says"
             changes.tell(
                 "kept",
-                f"{{hosts}}: {key} is {_shown(mine)} here; the source {was} {new}: "
-                f"`gpurun inventory set {{quoted}} {shlex.quote(f'{key}={new}')}` takes it",
+                f"{{hosts}}: {key} stays {_shown(mine)}; the source {was} {new}. To use {new}: "
+                f"`gpurun inventory set {{quoted}} {shlex.quote(f'{key}={new}')}`",
                 host.name,
             )
             if before is not None:
@@ -254,7 +258,7 @@ def _additions(
         if "fabric" in own and own["fabric"].text not in inventory.fabrics:
             raise BadInput(
                 f"host {name} is on fabric {own['fabric'].text}, which the inventory does not have", where=str(path),
-                hint="add it under fabrics with `gpurun inventory edit`, then import again",
+                hint="add the fabric under `fabrics` with `gpurun inventory edit`, then import again",
             )  # fmt: skip
         for key, text in stated.items():
             if key not in own and inherited.get(key) != text:

@@ -55,7 +55,7 @@ _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
 """Groups such as kubespray's, whose hosts are jump hosts."""
 AS_YAML = "ansible-inventory -i SOURCE --list --yaml > hosts.yml"
 _OVER_SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "")
-_TO_TAKE = "; --groups GLOB takes the hosts of these groups"
+_TO_TAKE = "; --groups GLOB imports all hosts of the groups that match GLOB"
 
 VariableFiles = Callable[[str], Sequence[tuple[str, bytes]]]
 """Returns the files of ``group_vars/NAME`` or ``host_vars/NAME``, each with its name; later files win."""
@@ -109,7 +109,7 @@ def read_ini(text: str, draft: Draft, file: str, beside: VariableFiles, meant: M
             group, kind = section.group(1).strip(), section.group(2) or "hosts"
             source.group(group)
         elif bare.startswith("["):
-            raise BadInput(f"{shown(bare)} is not a section", where=where)
+            raise BadInput(f"{shown(bare)} is not a section such as [gpu_nodes]", where=where)
         elif kind == "children":
             source.group(group).children[_words(bare, where)[0]] = None
         elif kind == "vars":
@@ -128,8 +128,8 @@ def read_yaml(data: bytes, draft: Draft, file: str, beside: VariableFiles, meant
         groups = entries(root, report, "the inventory")
         if "plugin" in groups:
             raise BadInput(
-                "this configures a plugin of Ansible's, which asks a cloud for its hosts",
-                where=_place(groups["plugin"][0], report), hint=f"{AS_YAML}, then import hosts.yml",
+                "this file configures an Ansible plugin and lists no hosts",
+                where=_place(groups["plugin"][0], report), hint=f"run `{AS_YAML}`, then import hosts.yml",
             )  # fmt: skip
         for name, (_, node) in groups.items():
             _group(name, node, source, draft, report, 0)
@@ -139,7 +139,7 @@ def read_yaml(data: bytes, draft: Draft, file: str, beside: VariableFiles, meant
 
 def _group(name: str, node: Node, source: _Source, draft: Draft, report: ProblemReport, depth: int) -> None:
     if depth > MOST_DEPTH:
-        report.wrong(node, "groups are nested too deeply")
+        report.wrong(node, f"groups are nested more than {MOST_DEPTH} deep")
         return
     group = source.group(name)
     for part, (key, value) in entries(node, report, f"group {name}").items():
@@ -229,7 +229,7 @@ def _expanded(pattern: str, where: str) -> Iterator[str]:
     else:
         raise BadInput(f"{shown(pattern)} is not a range such as node[01:16]", where=where)
     if len(middle) > MAX_HOSTS:
-        raise BadInput(f"{shown(pattern)} is more than {MAX_HOSTS} hosts", where=where)
+        raise BadInput(f"{shown(pattern)} names more than {MAX_HOSTS} hosts", where=where)
     for part in middle:
         yield from _expanded(pattern[: found.start()] + part + pattern[found.end() :], where)
 
@@ -254,7 +254,7 @@ def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) 
             _variable(host, key, text, source, draft, where)
     draft.with_gpus |= {host for host, groups in lineage.items() if any(says_gpu(name) for name in groups)}
     for way, hosts in source.unreached.items():
-        draft.leave_out(hosts, f"ansible_connection={way}: not reached over SSH", source.file)
+        draft.leave_out(hosts, f"left out, because ansible_connection={way} does not use SSH", source.file)
     _leave_out_jumps(source, lineage, draft)
     _leave_out_others(source, lineage, draft, meant)
     _say_what(source, kinds, draft)
@@ -272,12 +272,12 @@ def _leave_out_others(source: _Source, lineage: Mapping[str, Sequence[str]], dra
     """Leave out hosts that the user did not select; if the user selected none, hosts without GPUs."""
     if meant.groups is not None:
         others = [h for h in draft.values if not any(fnmatchcase(name, meant.groups) for name in lineage.get(h, ()))]
-        draft.leave_out(others, f"in no group {meant.groups}", source.file)
+        draft.leave_out(others, f"left out, because no group of the host matches {meant.groups}", source.file)
         return
     draft.leave_out_without_gpus(source.file, _TO_TAKE)
     idle = [h for h in draft.values if (own := source.direct(h)) and all(NO_WORKERS.match(name) for name in own)]
     if not any("gpus" in draft.values[host] for host in idle) and len(idle) < len(draft.values):
-        draft.leave_out(idle, f"the names of their groups say no GPUs, so no hosts of gangs{_TO_TAKE}", source.file)
+        draft.leave_out(idle, f"left out, because the names of the groups suggest no GPUs{_TO_TAKE}", source.file)
 
 
 def _kind(name: str, racks: str | None) -> str:
@@ -325,7 +325,7 @@ def _way(host: str, key: str, text: str, source: _Source, draft: Draft, where: s
             source.unreached.setdefault(text, []).append(host)
         return
     source.jumps |= jumps_of(text)
-    draft.leave(f"{key}: gpurun reads from ~/.ssh/config how SSH reaches hosts", where)
+    draft.leave(f"{key}: gpurun takes SSH settings from ~/.ssh/config", where)
 
 
 def _variables_beside(name: str, beside: VariableFiles) -> Variables:
@@ -348,4 +348,4 @@ def _say_what(source: _Source, kinds: Mapping[str, str], draft: Draft) -> None:
         names = [name for name, own in kinds.items() if own == kind]
         if names:
             listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            draft.guess(f"groups that are a {kind}: {listed}")
+            draft.guess(f"groups used as {kind}s: {listed}")

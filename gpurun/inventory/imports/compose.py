@@ -49,7 +49,7 @@ def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str
     named = Counter(values["fabric"].text for values in draft.values.values() if "fabric" in values)
     if not named:
         return [kind]
-    draft.guess(f"every fabric is {kind}, as said of the one: {', '.join(named)}")
+    draft.guess(f"kind {kind} for every fabric: {', '.join(named)}")
     if named.total() < len(draft.values):
         named[kind] += len(draft.values)
     defaults["fabric"] = written("fabric", named.most_common(1)[0][0])

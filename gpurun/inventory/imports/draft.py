@@ -27,7 +27,7 @@ NO_WORKERS = re.compile(
     re.IGNORECASE,
 )
 """Groups whose hosts run no jobs, unless they are in another group, too; and names of such hosts, without numbers."""
-A_SLICE = "a slice of a GPU (MIG); gpurun gives jobs whole GPUs"
+A_SLICE = "a slice of a GPU (MIG); gpurun gives jobs only whole GPUs"
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 _NVML_NAME = re.compile(r"[A-Z].*[ -].*\d")
@@ -72,7 +72,7 @@ class Draft:
             self.leave(f"{shown(name)} is not a host name", where)
             return False
         if len(self.values) >= MAX_HOSTS:
-            raise BadInput(f"more than {MAX_HOSTS} hosts", where=where)
+            raise BadInput(f"the source names more than {MAX_HOSTS} hosts", where=where)
         self.values[name] = {}
         return True
 
@@ -123,7 +123,7 @@ class Draft:
         generation = generation_of(kind)
         if generation is None:
             generation = _NOT_LABEL.sub("-", kind.lower()).strip("-._")
-            self.guess(f"GPU type {kind} is its own generation")
+            self.guess(f"generation {generation}, named after the unknown GPU type {kind}")
         self.put(host, "generation", generation, where)
 
     def leave(self, what: str, where: str, host: str | None = None) -> None:
@@ -144,13 +144,15 @@ class Draft:
 
     def leave_out_sliced(self, where: str) -> None:
         """Remove the hosts whose GPUs are slices."""
-        self.leave_out([host for host in self.values if host in self.sliced], "its only GPUs are slices (MIG)", where)
+        self.leave_out(
+            [host for host in self.values if host in self.sliced], "left out, because all GPUs are slices (MIG)", where
+        )
 
     def leave_out_by_name(self, where: str) -> None:
         """Remove the hosts whose names say that they run no jobs, such as login01, if others have other names."""
         idle = [host for host in self.values if NO_WORKERS.match(_NUMBER.sub("", host.partition(".")[0]))]
         if len(idle) < len(self.values):
-            why = "its name says that it runs no jobs; gpurun inventory add adds it"
+            why = "left out, because the name suggests no GPUs; to add the host: `gpurun inventory add`"
             self.leave_out([host for host in idle if not says_gpu(host)], why, where)
 
     def leave_out_twins(self, where: str) -> None:
@@ -160,7 +162,9 @@ class Draft:
             address, port = (values[key].text if key in values else "" for key in ("address", "port"))
             machine = machine_at(address or host, int(port or SSH_PORT))
             if machine in first:
-                self.leave_out([host], f"another name of {first[machine]}: both are {machine}", where)
+                self.leave_out(
+                    [host], f"left out, because this is the same machine as {first[machine]}: {machine}", where
+                )
             first.setdefault(machine, host)
 
     def telling(self) -> set[str]:
@@ -180,7 +184,7 @@ class Draft:
         telling = self.telling()
         others = [host for host in self.values if host not in telling] if telling else []
         without = [host for host in others if not (names_tell and says_gpu(host))]
-        self.leave_out(without, f"no GPUs, as far as this source says, so no hosts of gangs{hint}", where)
+        self.leave_out(without, f"left out, because the source has no GPUs for the host{hint}", where)
 
     def guess(self, what: str) -> None:
         """Add a note about a guessed value, once."""

@@ -24,7 +24,7 @@ def read(text: str, draft: Draft, file: str) -> None:
         if not _is_of_hosts(address) or _OF_EVERY_MACHINE.fullmatch(name):
             continue
         if name in draft.values:
-            draft.leave(f"{address}: the first address of {name} is taken", where)
+            draft.leave(f"{address}: gpurun uses only the first address of {name}", where)
         elif draft.host(name, where):
             draft.put(name, "address", address, where)
             if len(words) > 2:

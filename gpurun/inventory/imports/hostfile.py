@@ -67,11 +67,13 @@ def _count(found: dict[str, _HostLines], draft: Draft, file: str) -> None:
             if host.slots != 0:
                 draft.put(name, "gpus", str(host.lines if host.slots is None else host.slots), host.where)
         if by_line:
-            draft.guess(f"{fold(by_line)}: no slots, so a GPU for each line, as Open MPI and PBS count")
+            draft.guess(f"{fold(by_line)}: the lines have no slots, so each line counts as one GPU")
         draft.leave_out(
-            [name for name, host in found.items() if host.slots == 0], "no slots, or no gpus: nothing runs there", file
+            [name for name, host in found.items() if host.slots == 0],
+            "left out, because the file gives 0 slots or GPUs",
+            file,
         )
-    draft.took.append(count(len(draft.values), "host") + (", their slots as gpus" if has_slots or has_lines else ""))
+    draft.took.append(count(len(draft.values), "host") + (", with slots as gpus" if has_slots or has_lines else ""))
 
 
 def _slots(words: list[str], draft: Draft, where: str) -> tuple[str, int | None]:

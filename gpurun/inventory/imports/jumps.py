@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-IS_JUMP = "other hosts are reached through it, so it is no host of gangs"
+IS_JUMP = "left out, because SSH reaches other hosts through this jump host"
 _WITH_VALUE = frozenset("bBcDEeFIiJLlmOoPpQRSWw")
 """Options of ``ssh`` with a value of their own; source: ssh(1)."""
 _MOST_DEPTH = 4

@@ -21,7 +21,7 @@ from gpurun.quantities.counts import count
 _NAMES = ("ip", "hostname")
 _VALUES = {"user": "user", "port": "port", "internal_ip": "fabric_address"}
 _KEYS = ("identity_file", "ssh_key", "private_key")
-_BY_SSH = "gpurun reads from ~/.ssh/config how SSH reaches hosts"
+_BY_SSH = "gpurun takes SSH settings from ~/.ssh/config"
 _SECRETS = ("password", "ssh_key", "private_key")
 
 
@@ -56,13 +56,13 @@ def read_dstack(data: bytes, draft: Draft, file: str) -> None:
     reader = _MachineLists(draft, file)
     top = reader.top(data, "the fleet")
     if _text(top, "type") != "fleet":
-        raise BadInput(f"type {_text(top, 'type')!r} lists no hosts; a file of type fleet does", where=file)
+        raise BadInput(f"type {_text(top, 'type')!r} lists no hosts; import a file of type fleet", where=file)
     ssh = entries(top["ssh_config"][1], reader.report, "ssh_config") if "ssh_config" in top else {}
     if "hosts" not in ssh:
-        raise BadInput("this fleet has no ssh_config with hosts: a cloud makes its machines", where=file)
+        raise BadInput("this fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
     for key in ("placement", "resources", "blocks", "env"):
         if key in top:
-            draft.leave(f"{key}: a setting of dstack alone", reader.place(top[key][0]))
+            draft.leave(f"{key}: only dstack has this setting", reader.place(top[key][0]))
     name = _text(top, "name")
     reader.hosts(ssh, {"fleet": name} if name else {})
     reader.finish("")
@@ -127,7 +127,7 @@ class _MachineLists:
         elif key in _KEYS:
             self._draft.leave(f"{key}: {_BY_SSH}", where)
         else:
-            self._draft.leave(f"{key}: not a setting of gpurun's hosts", where)
+            self._draft.leave(f"{key}: gpurun's inventory has no such key for hosts", where)
 
     def finish(self, took: str) -> None:
         self.report.raise_if_any()

@@ -24,7 +24,7 @@ _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([K
 _DEVICES = re.compile(r"/dev/nvidia(?:\[([\d,-]+)\]|(\d+))(?=,|\Z)")
 _MAX_INCLUDES = 64
 _TAKEN = ("nodename", "nodeaddr", "nodehostname", "gres", "feature", "features", "state")
-_STATE = "it is state, not inventory; see gpurun inventory cordon"
+_STATE = "the inventory records no state; to keep jobs away, use `gpurun inventory cordon`"
 
 ReadBeside = Callable[[str], str | None]
 """Returns the text of a file, by its name in the configuration; None if there is no such file."""
@@ -64,7 +64,7 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
     draft.leave_out_without_gpus(file, " (Gres)", names_tell=False)
     racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
     if beside("topology.yaml") is not None:
-        draft.leave("gpurun reads topology.conf only", _beside(file, "topology.yaml"))
+        draft.leave("gpurun reads only topology.conf, not this file", _beside(file, "topology.yaml"))
     _partitions(partitions, _node_sets(sets, draft), {*nodes}, draft)
     draft.took.append(
         f"{count(len(draft.values), 'node')}, {count(racks, 'leaf switch', 'leaf switches')} as racks, "
@@ -136,7 +136,7 @@ def _nodes(line: _Line, values: Mapping[str, str], draft: Draft, nodes: dict[str
 def _leave_slurms_own(line: _Line, draft: Draft) -> None:
     own = [word for word in line.words if word.lower() not in _TAKEN]
     if own:
-        draft.leave(f"{', '.join(own)}: settings of Slurm alone", line.where)
+        draft.leave(f"{', '.join(own)}: only Slurm has these settings", line.where)
 
 
 def _gpus(name: str, gres: str, draft: Draft, where: str) -> bool:
@@ -164,7 +164,7 @@ def _gpus(name: str, gres: str, draft: Draft, where: str) -> bool:
     if kinds:
         draft.gpu_type(name, kinds[0], where)
     for kind in kinds[1:]:
-        draft.leave(f"GPUs of several types; {kind} is taken for {kinds[0]}", where, name)
+        draft.leave(f"GPUs of several types; gpurun counts {kind} as {kinds[0]}", where, name)
     return total > 0
 
 
@@ -178,7 +178,8 @@ def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) 
         pairs = line.pairs
         if pairs.get("autodetect", "off").lower() not in ("off", ""):
             draft.leave(
-                f"AutoDetect={pairs['autodetect']}: gpurun inventory probe --write reads it off the hosts", line.where
+                f"AutoDetect={pairs['autodetect']}: to read GPUs from the hosts: `gpurun inventory probe --write`",
+                line.where,
             )
         if pairs.get("name", "").lower() != "gpu":
             continue
@@ -218,7 +219,7 @@ def _topology(text: str | None, file: str, draft: Draft) -> int:
     for line in _lines(text or "", file, draft, lambda _: None, set()):
         switch, names = line.pairs.get("switchname"), line.pairs.get("nodes")
         if switch and not names:
-            draft.leave(f"switch {switch} is no rack: only switches with nodes are", line.where)
+            draft.leave(f"switch {switch} is not used as a rack, because it has no nodes", line.where)
         elif not switch:
             draft.leave(f"{line.words[0]}={line.pairs[line.first]}", line.where)
         if not switch or not names:
@@ -230,7 +231,7 @@ def _topology(text: str | None, file: str, draft: Draft) -> int:
                 draft.put(name, "rack", switch, line.where)
         others = [name for name in members if name not in draft.values]
         if others:
-            draft.leave(f"switch {switch} also has {fold(others)}", line.where)
+            draft.leave(f"switch {switch} also has {fold(others)}, which gpurun does not import", line.where)
     return racks
 
 
@@ -259,4 +260,4 @@ def _partitions(
                 draft.label(name, f"partition.{partition}", "yes", line.where)
         unknown = [name for name in members if name not in nodes]
         if unknown:
-            draft.leave(f"partition {partition} also has {fold(unknown)}", line.where)
+            draft.leave(f"partition {partition} also has {fold(unknown)}, which no NodeName line names", line.where)

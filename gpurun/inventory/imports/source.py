@@ -38,21 +38,25 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
     file = file_of(path)
     data = read_bytes(file)
     if len(data) > MAX_BYTES:
-        raise BadInput(f"larger than {MAX_BYTES >> 20} MiB", where=str(file))
+        raise BadInput(f"the file is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     if b"\0" in data:
         raise BadInput(
-            f"this is no text: it has a NUL byte on line {data[: data.index(0)].count(10) + 1}", where=str(file)
+            f"this file is not text: line {data[: data.index(0)].count(10) + 1} has a NUL byte", where=str(file)
         )
     text = data.decode("utf-8-sig", "replace")
     kind = kind or detect(file, text)
     draft = Draft(str(file))
     _read_as(kind, data, text, draft, file, meant)
     if file != path and kind == "ansible" and (others := _others(path, file)):
-        draft.leave(f"not read, though Ansible reads each file of a folder: {', '.join(others)}", str(path))
+        draft.leave(f"gpurun reads one file of a folder, and did not read {', '.join(others)}", str(path))
     draft.leave_out_sliced(str(file))
     draft.leave_out_twins(str(file))
     if not draft.values:
-        raise BadInput(f"no host was found, read as {kind}", where=str(file), hint=_short(draft.out or draft.left))
+        raise BadInput(
+            f"no host was found in this file, which gpurun read as {kind}",
+            where=str(file),
+            hint=_short(draft.out or draft.left),
+        )
     return draft
 
 
@@ -65,8 +69,8 @@ def _file_in(folder: Path) -> Path:
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
         raise BadInput(
-            "this folder has no file with a name that lists hosts", where=str(folder),
-            hint=f"name the file; in a folder, gpurun looks for {', '.join(_FILES)}",
+            "no file in this folder has the usual name of a host list", where=str(folder),
+            hint=f"name the file; in a folder, gpurun looks only for {', '.join(_FILES)}",
         )  # fmt: skip
     return found
 
@@ -107,8 +111,8 @@ def detect(path: Path, text: str) -> str:
         return pool
     if text.lstrip().startswith("{") and '"_meta"' in text:
         raise BadInput(
-            "this is the JSON of an Ansible inventory script; gpurun imports Ansible's YAML", where=str(path),
-            hint=f"{ansible.AS_YAML}, then import hosts.yml",
+            "this file is JSON from an Ansible inventory script; gpurun imports Ansible's YAML", where=str(path),
+            hint=f"run `{ansible.AS_YAML}`, then import hosts.yml",
         )  # fmt: skip
     signs = {
         "csv": path.suffix in (".csv", ".tsv"),
@@ -129,7 +133,8 @@ def detect(path: Path, text: str) -> str:
             return kind
     odd = next((line for line in lines if not _HOSTFILE_LINE.match(line)), None)
     raise BadInput(
-        "cannot tell which format this is" + (f"; it has a line {shown(odd.strip())}" if odd else ": it has no lines"),
+        "gpurun does not know the format of this file"
+        + (f": one line is {shown(odd.strip())}" if odd else ": the file has no line with text"),
         where=str(path),
         hint=f"name the format with --from: {', '.join(FORMATS)}",
     )

@@ -45,15 +45,15 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
         if {name, machine[0]} & reader.jumps:
             draft.leave(f"{name}: {IS_JUMP}", named.where)
         elif named.settings.get("user") == "git":
-            draft.leave(f"{name}: User git", named.where)
+            draft.leave(f"{name}: left out, because SSH logs in as git", named.where)
         elif machine in known:
-            draft.leave(f"{name}: another name of {known[machine]}", named.where)
+            draft.leave(f"{name}: another name of the host {known[machine]}", named.where)
         elif draft.host(name, named.where):
             known[machine] = name
     draft.leave_out_by_name(file)
     draft.ssh_config = file
     taken = fold(draft.values) if draft.values else "no host"
-    draft.took.append(f"{taken}; how they are reached stays in {file}")
+    draft.took.append(f"{taken}; the SSH settings stay in {file}")
 
 
 class _BlockReader:
@@ -67,7 +67,9 @@ class _BlockReader:
 
     def file(self, text: str, file: str, depth: int) -> None:
         if depth > _MAX_DEPTH:
-            raise BadInput(f"Include goes more than {_MAX_DEPTH} files deep: a loop?", where=file)
+            raise BadInput(
+                f"Include is nested more than {_MAX_DEPTH} files deep; does a file include itself?", where=file
+            )
         self._block = []
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip() and not line.lstrip().startswith("#"):
@@ -76,14 +78,16 @@ class _BlockReader:
     def _line(self, line: str, where: str, depth: int) -> None:
         found = _KEYWORD.match(line)
         if not found:
-            raise BadInput(f"not a keyword and a value: {shown(line)}", where=where)
+            raise BadInput(f"this line is not a keyword and a value: {shown(line)}", where=where)
         keyword, value = found.group(1).lower(), found.group(2)
         if keyword == "host":
             names = _names(value, self._draft, where)
             self._block = [self.hosts.setdefault(name, _Named(where)) for name in names]
         elif keyword == "match":
             self._block = []
-            self._draft.leave(f"Match {value}: what it sets is used, hosts it means are not known", where)
+            self._draft.leave(
+                f"Match {value}: SSH uses the settings of this block, but gpurun cannot tell which hosts match", where
+            )
         elif keyword == "include":
             block = self._block
             for inner_file, inner in self._included(value):

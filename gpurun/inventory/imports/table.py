@@ -38,7 +38,7 @@ def read(text: str, draft: Draft, file: str) -> None:
             if any(row):
                 _row(dict(zip(columns, row, strict=False)), columns[at], draft, f"{file}:{rows.line_num}")
     except csv.Error as error:
-        raise BadInput(f"not CSV: {error}", where=f"{file}:{rows.line_num}") from error
+        raise BadInput(f"the file is not CSV: {error}", where=f"{file}:{rows.line_num}") from error
     draft.leave_out_without_gpus(file)
     taken = ", ".join(column for column in columns if column)
     draft.took.append(f"{count(len(draft.values), 'host')}; columns {taken}")

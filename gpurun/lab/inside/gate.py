@@ -21,5 +21,5 @@ def announce(record: Path, teller: int, gate: int) -> None:
     os.write(teller, b"!")
     os.close(teller)
     if os.read(gate, 1) == b"":
-        sys.exit("the command that was starting this has gone")
+        sys.exit("the command that started this process has ended")
     os.close(gate)

@@ -48,7 +48,7 @@ def launcher_of(spec: JobSpec) -> Launcher:
     """
     found = _TABLE.get(spec.launcher)
     if found is None:
-        hint = f"{_likely(spec.launcher)} are: {', '.join(NAMES)}"
+        hint = f"{_likely(spec.launcher)} launchers are: {', '.join(NAMES)}"
         raise Disagreement(f"there is no launcher {spec.launcher!r}", "launcher", hint=hint)
     return MPI if found is GLOO and spec.controller == "mpi" else found
 
@@ -57,9 +57,9 @@ def _likely(name: str) -> str:
     """Return which launcher a person may mean, before the list of all."""
     wanted = name[:40].lower()
     if wanted == "accelerate":
-        return "write `accelerate launch …` as the command, or choose torchrun. There"
+        return "write `accelerate launch …` as the command, or choose torchrun. The"
     found = _LIKELY.get(wanted) or next(iter(difflib.get_close_matches(wanted, NAMES, n=1)), "")
-    return f"did you mean {found}? There" if found else "there"
+    return f"did you mean {found}? The" if found else "the"
 
 
 def settled(
@@ -95,21 +95,22 @@ def _check(spec: JobSpec, launcher: Launcher) -> None:
     if spec.min_gpus is not None and launcher.elastic == "no":
         if spec.launcher == GLOO.name:
             what = "an elastic gang (min_gpus) cannot use the controller mpi"
-            raise Disagreement(what, "min_gpus", hint="Horovod's elastic mode is Gloo's")
-        what = f"the launcher {launcher.name} cannot be elastic (min_gpus)"
-        raise Disagreement(what, "min_gpus", hint="its gang has one size")
+            raise Disagreement(what, "min_gpus", hint="remove min_gpus, or use `controller: gloo`")
+        what = f"a job with the launcher {launcher.name} cannot be elastic (min_gpus)"
+        raise Disagreement(what, "min_gpus", hint="remove min_gpus, or choose another launcher")
     if spec.launcher != GLOO.name and (spec.controller != "gloo" or spec.horovod != HorovodKnobs()):
         raise Disagreement(
             f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
-            "horovod" if spec.controller == "gloo" else "controller", hint="leave them out",
+            "horovod" if spec.controller == "gloo" else "controller",
+            hint=f"remove 'controller' and 'horovod', or choose --launcher {GLOO.name}",
         )  # fmt: skip
     if spec.one_per_host and launcher.one_per_gpu:
         raise Disagreement(
             f"one_per_host is not for the launcher {launcher.name}: {launcher.one_per_gpu}",
             "one_per_host",
-            hint=f"leave it out, or choose --launcher {ALONE}, which runs the command once on each host",
+            hint=f"remove one_per_host, or choose --launcher {ALONE}, which runs the command once on each host",
         )
     if spec.roles is not None and launcher.with_roles is None:
         able = ", ".join(each.name for each in _TABLE.values() if each.with_roles is not None)
         what = f"the ranks of the launcher {launcher.name} have no roles"
-        raise Disagreement(what, "roles", hint=f"those of {able} have")
+        raise Disagreement(what, "roles", hint=f"remove 'roles', or choose --launcher {able}")

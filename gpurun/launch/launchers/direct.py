@@ -26,7 +26,7 @@ for gpurun_each in $gpurun_ranks; do
   while kill -0 $gpurun_pid 2>/dev/null; do sleep 1 & wait $!; wait $gpurun_pid; done  # a signal interrupts `wait`
   set -- "$GPURUN_RUN/ranks/$GPURUN_ATTEMPT/$gpurun_rank".*/end.*
   if [ ! -e "$1" ]; then
-    echo "rank $gpurun_rank has ended, and its end could not be noted in $GPURUN_RUN" >&2
+    echo "rank $gpurun_rank has ended, but gpurun could not write its exit code to $GPURUN_RUN" >&2
     exit {UNTOLD}
   fi
 done

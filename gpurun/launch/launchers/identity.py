@@ -95,10 +95,10 @@ def with_own_variables(spec: JobSpec, launcher: Launcher) -> tuple[JobSpec, tupl
     places, is_replaced = [name for name in spec.env if PLACES.has(name)], any(map(PLACES.has, sets))
     if places and not is_replaced and spec.gpus > 1:
         raise Disagreement(
-            f"{', '.join(sorted(places))} would have the same value on each rank. gpurun chooses the hosts; "
-            f"{launcher.name} sets other variables for its ranks", "env", min(places),
-            hint="for PyTorch, choose --launcher torchrun: it sets these variables for each rank. "
-            "Otherwise remove them from env",
+            f"{', '.join(sorted(places))} would have the same value on each rank, but gpurun chooses the hosts",
+            "env", min(places),
+            hint="for PyTorch, choose --launcher torchrun, which sets these variables for each rank. "
+            f"Otherwise remove {', '.join(sorted(places))} from env",
         )  # fmt: skip
     left = [f"{name}={spec.env[name]}" for name in places if is_replaced]
     kept = [name for name in spec.env if is_told(name) and not (is_replaced and name in places)]
@@ -124,22 +124,22 @@ def _refuse(spec: JobSpec, each: RankIdentity, names: list[str], launcher: Launc
     if launcher.name in each.launchers or {*names} & {*sets}:
         raise Disagreement(
             f"{launcher.name} itself sets {shown} for each rank", "env", names[0],
-            hint=f"leave {them} out of env, -e and the command",
+            hint=f"remove {shown} from env, -e and the command",
         )  # fmt: skip
     if each.is_always_refused:
         raise Disagreement(
-            f"only a launcher sets {shown}, for each rank", "env", names[0],
-            hint=f"leave {them} out, or choose --launcher {each.launchers[0]}, which sets {them}",
+            f"only a launcher may set {shown}, with another value for each rank", "env", names[0],
+            hint=f"remove {shown}, or choose --launcher {each.launchers[0]}, which sets {them}",
         )  # fmt: skip
     if spec.one_per_host:
         raise Disagreement(
-            f"the rank of each host would have the same {shown}", "env", names[0],
-            hint=f"leave {them} out; gpurun sets NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT for each host",
+            f"the ranks of all hosts would have the same {shown}", "env", names[0],
+            hint=f"remove {shown}; gpurun sets NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT for each host",
         )  # fmt: skip
     if spec.gpus > 1:
         raise Disagreement(
             f"each of {spec.gpus} ranks would have the same {shown}", "env", names[0],
-            hint=f"leave {them} out, or choose --launcher {each.launchers[0]}, which sets {them} for each rank",
+            hint=f"remove {shown}, or choose --launcher {each.launchers[0]}, which sets {them} for each rank",
         )  # fmt: skip
 
 

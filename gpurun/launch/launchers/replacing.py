@@ -43,7 +43,7 @@ def typed_line(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ..
     line = read_line(spec.command)
     if (not line.whole and line.is_read) or (line.typed is not None and not line.words):
         name = line.typed.name if line.typed is not None else spec.command[0]
-        raise BadInput(f"{name}: there is no command behind it", hint="write the command of each rank behind it")
+        raise BadInput(f"{name}: no command follows", hint=f"write the command of each rank after {name} and its flags")
     copies = is_named and spec.launcher == ALONE and not spec.one_per_host
     is_own = line.typed is not None and (spec.one_per_host or not line.typed.launcher) and not copies
     if is_own and line.typed is not None and line.typed.each_host is not None and spec.gpus > 1:
@@ -60,7 +60,8 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
     """Start the ranks in the place of a launcher."""
     found, words = read_flags(typed, line.words)
     if not words:
-        raise BadInput(f"{typed.name}: there is no command behind it", hint="write the command of each rank behind it")
+        hint = f"write the command of each rank after {typed.name} and its flags"
+        raise BadInput(f"{typed.name}: no command follows", hint=hint)
     assert typed.read is not None
     reading = typed.read(found, words, line.interpreter)
     name = spec.launcher if is_named else typed.launcher
@@ -97,7 +98,7 @@ def _refuse_two(
     if (other := inner.typed or inner.hidden) is None or spec.gpus == 1:
         return
     alone = words if (by_name := read_line(words)).typed or by_name.hidden else command
-    write = f"write the inner line alone: {_front(line)}{shlex.join(alone)}"
+    write = f"write only the inner command: {_front(line)}{shlex.join(alone)}"
     if inner.typed is not None and other.instead is in_the_image:
         own = line.whole[: len(line.whole) - len(words)]
         instead = other.instead(inner.words, spec.gpus).replace(" -- ", f" -- {shlex.join(own)} ", 1)
@@ -105,8 +106,8 @@ def _refuse_two(
     elif inner.typed is not None and other.instead is not None:
         write = f"write: {other.instead(inner.words, spec.gpus)}"
     raise BadInput(
-        f"{typed.name} starts {other.name}: {spec.gpus} ranks would each start it",
-        hint=f"{write}\n    or choose --launcher {ALONE}, and leave {typed.name} out, to run copies of it",
+        f"{typed.name} starts {other.name}, so each of {spec.gpus} ranks would start {other.name}",
+        hint=f"{write}\n    or, to run copies of {other.name}, choose --launcher {ALONE} and remove {typed.name}",
     )
 
 
@@ -114,9 +115,10 @@ def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: b
     """Run a launcher once on each host, with the gang's hosts, ranks, addresses and ports in place of typed ones."""
     if is_named and spec.launcher != ALONE:
         raise BadInput(
-            f"{typed.name} starts the processes of each host itself, and the launcher is {spec.launcher}: "
-            f"{spec.gpus} ranks would each start it",
-            hint=f"leave the launcher out, or write what {spec.launcher} shall start instead of {typed.name}",
+            f"{typed.name} itself starts the processes of each host, but with the launcher {spec.launcher} each of "
+            f"{spec.gpus} ranks would start {typed.name}",
+            hint=f"remove the launcher {spec.launcher}, or write the program that {spec.launcher} starts in place of "
+            f"{typed.name}",
         )
     assert typed.each_host is not None
     reading = typed.each_host(line.whole[: len(line.whole) - len(line.words)], line.words)
@@ -139,8 +141,8 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
     """
     if other.is_queue and other.instead is not None:
         raise BadInput(
-            f"{other.name} asks another queue for machines, and gpurun is the queue of this job",
-            hint=f"write what {other.name} and its files ask for as gpurun's own flags, and the command itself: "
+            f"{other.name} asks another queue for machines, but gpurun is the queue of this job",
+            hint=f"write the command itself, and the settings of {other.name} as flags of gpurun: "
             f"{_proposed(line, other.instead(line.words, spec.gpus))}",
         )
     if spec.gpus == 1 and (several := _several(line)):
@@ -157,9 +159,9 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
         elif line.typed is None or other.instead is None:
             raise BadInput(
                 f"the command starts {other.name} where gpurun cannot read its flags: "
-                f"{spec.gpus} ranks would each start it",
+                f"each of {spec.gpus} ranks would start {other.name}",
                 hint=f"write {other.name} and its flags as the command itself\n    "
-                "or, if that is right, run this command once on each host: --one-per-host\n    "
+                "or run the whole command once on each host: --one-per-host\n    "
                 f"or once for each GPU: --launcher {ALONE}",
             )
         else:
@@ -191,12 +193,12 @@ def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
     why = (
         f"{other.name} starts a container, and gpurun itself starts the container of each host"
         if other.instead is in_the_image
-        else f"{other.name} starts processes of its own on each host, and gpurun runs a command once for each GPU: "
-        f"{spec.gpus} ranks would each start it"
+        else f"{other.name} starts processes of its own on each host, but gpurun would run {other.name} for each of "
+        f"{spec.gpus} GPUs"
     )
     raise BadInput(
         why,
-        hint=f"write, with gpurun's own flags for what {other.name} sets besides: "
+        hint="write this command, and the other settings as flags of gpurun: "
         f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
         f"or choose --launcher {ALONE}, which runs this command once for each GPU",
     )
@@ -238,7 +240,7 @@ def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec
     launcher = SRUN.name if line.by_srun and not is_named else spec.launcher
     spec, lines = _with_env(replace(spec, launcher=launcher), line.env)
     spec = replace(spec, command=(*line.around, *line.whole))
-    how = f" ({launcher}: it has Slurm's variables, and PyTorch's)" if line.by_srun and launcher == SRUN.name else ""
+    how = f" ({launcher}: with the variables of Slurm and PyTorch)" if line.by_srun and launcher == SRUN.name else ""
     return spec, (f"each rank{how} runs: {shlex.join(spec.command)}", *left_out(line.taken), *lines)
 
 
@@ -272,7 +274,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         some = count(most, "process", "processes") if least == most else f"{least} to {most} processes"
         raise BadInput(
             f"{name}: the command asks for {some}, but the job has {count(spec.gpus, 'GPU')} and starts one process "
-            "for each",
+            "for each GPU",
             hint=f"use gpurun submit -n {most}{elastic}, or remove the numbers from the command"
             + (
                 ", or choose --one-per-host if each process uses all GPUs of its host"
@@ -285,8 +287,8 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
     if spec.min_gpus not in (None, least):
         raise BadInput(
             f"{name}: the command continues with {count(least, 'process', 'processes')} or more, "
-            f"and min_gpus is {spec.min_gpus}",
-            hint="remove one of the two numbers",
+            f"but min_gpus is {spec.min_gpus}",
+            hint="remove min_gpus, or write the same number in the command",
         )
     return replace(spec, min_gpus=least)
 

@@ -53,23 +53,25 @@ def with_roles(spec: JobSpec) -> JobSpec:
     """
     roles = spec.roles or Roles()
     if roles.workers not in (None, spec.gpus):
-        workers, gpus = count(roles.workers, "worker has", "workers have"), count(spec.gpus, "GPU")
-        what = f"roles: {workers} a GPU each, and the job has {gpus}"
-        raise Disagreement(what, "roles", "workers", hint="leave 'workers' out, or say the same number under 'gpus'")
+        workers, gpus = count(roles.workers, "worker needs", "workers need"), count(spec.gpus, "GPU")
+        what = f"roles: {workers} one GPU each, but the job has {gpus}"
+        raise Disagreement(what, "roles", "workers", hint="remove 'workers', or write the same number under 'gpus'")
     if roles.chief and not roles.ps:
-        what = "roles: a chief coordinates parameter servers, and there are none"
-        hint = "say how many under 'ps'; without parameter servers worker 0 is the chief"
+        what = "roles: a chief coordinates parameter servers, but the job has no parameter servers"
+        hint = "write the number of parameter servers under 'ps', or remove 'chief': worker 0 is then the chief"
         raise Disagreement(what, "roles", "chief", hint=hint)
     if roles.flags and not roles.ps:
-        what = "roles: 'flags' name parameter servers, and there are none"
-        raise Disagreement(what, "roles", "flags", hint="say how many under 'ps'")
+        what = "roles: 'flags' name parameter servers, but the job has no parameter servers"
+        hint = "write the number of parameter servers under 'ps', or remove 'flags'"
+        raise Disagreement(what, "roles", "flags", hint=hint)
     if roles.ps_hosts and not roles.ps:
-        what = "roles: 'ps_hosts' are for parameter servers, and there are none"
-        raise Disagreement(what, "roles", "ps_hosts", hint="say how many under 'ps'")
+        what = "roles: 'ps_hosts' are for parameter servers, but the job has no parameter servers"
+        hint = "write the number of parameter servers under 'ps', or remove 'ps_hosts'"
+        raise Disagreement(what, "roles", "ps_hosts", hint=hint)
     if roles.ps > spec.gpus and not roles.ps_hosts:
         raise Disagreement(
             f"roles: {roles.ps} parameter servers are more than the {count(spec.gpus, 'worker')}", "roles", "ps",
-            hint="a second server behind the same NIC makes nothing faster; 'ps_hosts' are hosts without GPUs for them",
+            hint="write a smaller number under 'ps', or name hosts without GPUs for the servers under 'ps_hosts'",
         )  # fmt: skip
     chief = roles.ps > 0 and not roles.flags if roles.chief is None else roles.chief
     command = (*WITH_FLAGS, *spec.command) if roles.flags else spec.command

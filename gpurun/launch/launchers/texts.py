@@ -37,25 +37,26 @@ def once_on_hosts(
         srun = found.line if found is not None else "PROGRAM ARGUMENTS"
         besides = "".join(f"\n    {each}" for each in (found.besides if found is not None else ()))
         raise BadInput(
-            f"{where} calls {slurms[0].typed.name}, and gpurun takes the place of such a queue",
+            f"{where} calls {slurms[0].typed.name}, but gpurun itself queues jobs and starts ranks",
             hint=f"write the line that starts the ranks as the command: gpurun submit -n {spec.gpus} … -- {srun}\n    "
-            f"gpurun reads it, and leaves srun out{besides}",
+            f"gpurun reads the line, and starts the ranks without srun{besides}",
         )
     if any(each.names_hosts for each in launches):
         raise BadInput(
-            f"{where} names the hosts of {names} itself, and gpurun chooses the hosts",
-            hint=f"write {VARIABLES} in it, which gpurun sets on each host\n    or write the launcher's line itself: "
+            f"{where} names the hosts of {names}, but gpurun chooses the hosts",
+            hint=f"use {VARIABLES} in {where}: gpurun sets these variables on each host\n    "
+            f"or write the launcher's line as the command: "
             f"gpurun submit -n {spec.gpus} … -- {next(each.line for each in launches if each.names_hosts)}",
         )
     each_host, why = _gpus_of_a_host(spec, launches, where)
     given = spec.constraints.gpus_per_host
     if each_host is not None and given not in (None, each_host):
         raise BadInput(
-            f"{where} starts {names} for {count(each_host, 'GPU')} on each host, and gpus_per_host is {given}",
-            hint="leave gpus_per_host out, or change the numbers in it",
+            f"{where} starts {names} for {count(each_host, 'GPU')} on each host, but gpus_per_host is {given}",
+            hint=f"remove gpus_per_host, or change the numbers in {where}",
         )
     constraints = replace(spec.constraints, gpus_per_host=each_host if each_host is not None else given)
-    said = f"{where} starts {names}, so it runs once on each host{why}"
+    said = f"{where} starts {names}, so gpurun runs {where} once on each host{why}"
     launcher = BY_SLURM.name if by_srun else TASKS.name
     return replace(spec, launcher=launcher, one_per_host=True, constraints=constraints), said
 
@@ -64,8 +65,8 @@ def refuse_left(launches: Sequence[ScriptLaunch], where: str) -> None:
     """Refuse a text that ends while a launcher runs in the background: the job would end with it, and succeed."""
     if left := next((each for each in launches if each.is_left), None):
         raise BadInput(
-            f"{where} starts {left.typed.name} in the background (&) and ends without it: the job would end at once",
-            hint=f"leave out the & (and nohup), or write `wait` at the end of {where}",
+            f"{where} starts {left.typed.name} in the background (&) and does not wait, so the job would end at once",
+            hint=f"remove the & (and nohup), or write `wait` at the end of {where}",
         )
 
 
@@ -83,19 +84,22 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         on = "on each host" if hosts is None else "on one host" if hosts == 1 else f"on {hosts} hosts"
         some = count(wanted, "process", "processes")
         taken = next((each.line for number, each in numbers if number == per_host and each.typed.launcher), "")
-        line = f"\n    or the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
+        line = f"\n    or write the launcher's own line as the command: gpurun submit -n {wanted} … -- {taken}"
         raise BadInput(
-            f"{where} starts {some} {on}, but the job has {count(spec.gpus, 'GPU')} and starts one process for each",
+            f"{where} starts {some} {on}, but the job has {count(spec.gpus, 'GPU')} and starts one process for each "
+            "GPU",
             hint=f"use gpurun submit -n {wanted}, or change the numbers in {where}"
             + (line if taken and "…" not in taken else ""),
         )
     if hosts is not None and spec.gpus % hosts:
         raise BadInput(
             f"{where} starts its processes on {hosts} hosts: {count(spec.gpus, 'GPU')} cannot be divided by {hosts}",
-            hint="write another -n, or change the numbers in it",
+            hint=f"choose another number of GPUs with -n, or change the numbers in {where}",
         )
     if hosts == 1:
-        return spec.gpus, f"; it knows of one host only, so the gang stays on one (in it, {VARIABLES} mean the gang's)"
+        return spec.gpus, (
+            f"; {where} is written for one host, so the gang stays on one host (for more hosts, use {VARIABLES})"
+        )
     if hosts is not None:
         return spec.gpus // hosts, f": {hosts} hosts"
     return per_host, "" if per_host is None else f", with {count(per_host, 'GPU')} on each"

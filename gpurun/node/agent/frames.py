@@ -99,7 +99,7 @@ class Decoder:
             while len(view) - position >= PREFIX.size:
                 head, payload = PREFIX.unpack_from(view, position)
                 if head > MAX_HEADER or payload > MAX_PAYLOAD:
-                    raise FrameError("a frame claims %d + %d bytes" % (head, payload))
+                    raise FrameError("a frame of %d + %d bytes is too large" % (head, payload))
                 start = position + PREFIX.size
                 if len(view) < start + head + payload:
                     break

@@ -20,7 +20,7 @@ class Child:
 
     def __init__(self, argv: List[str], env: Optional[Dict[str, str]], cwd: Optional[str]) -> None:
         if not argv or not isinstance(argv, list) or not all(isinstance(part, str) for part in argv):
-            raise OpError("bad-request", "an argv is a list of at least one text")
+            raise OpError("bad-request", "an argv must be a list of at least one text")
         if any("\0" in part for part in [*argv, *(env or {}).keys(), *(env or {}).values()]):
             raise OpError("bad-request", "a NUL character cannot be passed to a program")
         self._lock = threading.Lock()

@@ -149,7 +149,7 @@ def hold(path: str, shared: bool = True) -> int:
     try:
         descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise OpError("not-found", "the data set is not here") from None
+        raise OpError("not-found", "the data set is not on this host") from None
     if not _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
         os.close(descriptor)
         raise OpError("conflict", "another process has locked the data set")
@@ -293,8 +293,9 @@ def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Ite
         used = sum(each.taken for each in all_sets if each.digest not in going)
         raise OpError(
             "no-space",
-            "a data set of %d MiB does not fit: %d MiB of its disk may be filled, and jobs use sets of %d MiB; at most "
-            "%d MiB are for data sets" % (size >> 20, max(0, spare) >> 20, used >> 20, quota >> 20),
+            "a data set of %d MiB does not fit: the disk has room for %d MiB; the data sets of jobs take %d "
+            "MiB, and all "
+            "data sets may take at most %d MiB" % (size >> 20, max(0, spare) >> 20, used >> 20, quota >> 20),
         )
     return going
 

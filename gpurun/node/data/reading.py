@@ -25,7 +25,7 @@ def damage(path: str, digest: str) -> Iterator[int]:
     try:
         top = below.open_top(os.path.join(path, TREE))
     except OSError as error:
-        raise OpError("corrupt", "its files cannot be read: %s" % error.strerror) from None
+        raise OpError("corrupt", "the data set's files cannot be read: %s" % error.strerror) from None
     try:
         with below.Cursor(top) as cursor:
             for row in rows:
@@ -36,13 +36,13 @@ def damage(path: str, digest: str) -> Iterator[int]:
     finally:
         os.close(top)
     if chunks.hashes() != hashes:
-        raise OpError("corrupt", "the hashes of its chunks are others")
+        raise OpError("corrupt", "the data set's chunks do not match their hashes")
 
 
 def _rows(path: str, digest: str) -> List[Row]:
     rows = data_store.unpacked(_content(os.path.join(path, ENTRIES)))
     if data_store.digest_of(rows) != digest or not {row[1] for row in rows} <= _KINDS:
-        raise OpError("corrupt", "its list of files does not match the digest of the data set")
+        raise OpError("corrupt", "the list of files does not match the digest of the data set")
     return rows
 
 
@@ -62,7 +62,7 @@ def _entry(cursor: below.Cursor, row: Row, chunks: ChunkHashes) -> Iterator[int]
         cursor.at(parts)
     elif kind == "link":
         if os.readlink(parts[-1], dir_fd=above) != target.encode("utf-8", "surrogateescape"):
-            raise OpError("corrupt", "%.200r leads elsewhere" % path)
+            raise OpError("corrupt", "the link %.200r has another target" % path)
     else:
         descriptor, whole = below.open_file(above, parts[-1]), ContentDigest(like=digest)
         try:

@@ -259,7 +259,7 @@ def evict(call: Call, digests: List[str], job: str = "") -> Dict[str, str]:
             if users:
                 kept[digest] = "used by %s" % ", ".join(users)
             elif one is not None and one.is_moving:
-                kept[digest] = "it is being received or sent"
+                kept[digest] = "the host receives or sends the data set now"
             else:
                 data_store.remove(digest)
         data_store.sweep()
@@ -279,7 +279,7 @@ def folders(call: Call, paths: List[str]) -> Dict[str, str]:
         except OSError as error:
             wrong[path] = str(error.strerror)
             if place.filesystem(os.path.realpath(path), place.mounts()) == "autofs":
-                wrong[path] = "the automounter does not mount it: %s" % error.strerror
+                wrong[path] = "the automounter does not mount this folder: %s" % error.strerror
     return wrong
 
 

@@ -125,7 +125,7 @@ def request(
         raise OpError("timeout", "Docker did not answer %s %s within %g s" % (method, path, time_limit_s)) from None
     except http.client.HTTPException as error:
         call.check()
-        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+        raise OpError("no-docker", "Docker closed the connection during %s %s: %r" % (method, path, error)) from None
     finally:
         connection.close()
     call.check()
@@ -245,7 +245,7 @@ def wait(call: Call, container: str) -> Dict[str, Any]:
         status, answer = exchange(connection, "POST", "/containers/%s/wait" % checked_name(container))
     except http.client.HTTPException as error:
         call.check()
-        raise OpError("no-docker", "Docker broke off the wait: %r" % error) from None
+        raise OpError("no-docker", "Docker closed the connection during the wait: %r" % error) from None
     finally:
         connection.close()
     parsed = parse(answer)

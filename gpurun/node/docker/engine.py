@@ -114,11 +114,15 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
     except OSError as error:  # no leave to ask, say
         return {"state": "unknown", "up_s": None, "why": str(error)}
     if engine is None or noted is None:
-        return {"state": "unknown", "up_s": None, "why": "no process is known to serve the socket"}
+        return {"state": "unknown", "up_s": None, "why": "no process that serves Docker's socket is known"}
     if noted == (engine.pid, engine.started):
         return {"state": "same", "up_s": None, "why": ""}
     up_s = _since_boot_s() - engine.started / os.sysconf("SC_CLK_TCK")
-    return {"state": "restarted", "up_s": up_s, "why": "dockerd was pid %d and is pid %d" % (noted[0], engine.pid)}
+    return {
+        "state": "restarted",
+        "up_s": up_s,
+        "why": "dockerd restarted: its pid was %d and is now %d" % (noted[0], engine.pid),
+    }
 
 
 def serving(path: str, call: Optional[Call] = None, answer_s: float = ANSWER_S) -> Optional[processes.Process]:

@@ -89,21 +89,21 @@ def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
     except frames.FrameError as error:
         raise OpError("corrupt", "%s" % error) from None
     if decoder.waits:
-        raise OpError("corrupt", "the last frame is not whole")
+        raise OpError("corrupt", "the last frame is incomplete")
 
 
 def _apart(together: frames.Frame) -> Iterator[frames.Frame]:
     heads, payload = together.header["all"], together.payload
     if payload and together.header.get("sha") != hashlib.sha256(payload).hexdigest():
-        raise OpError("corrupt", "a frame of many has another digest")
+        raise OpError("corrupt", "a frame does not match its digest")
     position = 0
     for head in heads if isinstance(heads, list) else [heads]:
         if not (isinstance(head, list) and len(head) == 2 and isinstance(head[0], dict) and type(head[1]) is int):
-            raise OpError("corrupt", "a frame of many is damaged")
+            raise OpError("corrupt", "a frame of several files is damaged")
         header, size = head
         if not 0 <= size <= len(payload) - position:
-            raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
+            raise OpError("corrupt", "a frame has a wrong size, %d bytes" % len(payload))
         yield frames.Frame(header, payload[position : position + size])
         position += size
     if position != len(payload):
-        raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
+        raise OpError("corrupt", "a frame has a wrong size, %d bytes" % len(payload))

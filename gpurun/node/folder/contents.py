@@ -99,7 +99,7 @@ def listed(header: Dict[str, Any]) -> Listed:
     parts = below.parts_of(path)
     target = header.get("to", "")
     if kind == "link" and not _is_target(target):
-        raise OpError("refused", "%.200r is a link to %.200r" % (path, target))
+        raise OpError("refused", "the link %.200r has an impossible target, %.200r" % (path, target))
     mark = header.get("i", [])
     stored = header.get("b", -1)
     marks: List[Any] = list(mark) if isinstance(mark, (list, tuple)) else [""]
@@ -324,7 +324,7 @@ class Incoming:
             self._go_on(header["from"])
         skip = header.get("skip", 0)
         if type(skip) is not int or skip < 0 or self._position + skip + len(payload) > self._size:
-            raise OpError("corrupt", "more comes than its %d bytes" % self._size)
+            raise OpError("corrupt", "the file has more than the announced %d bytes" % self._size)
         if self._known is not None and (skip or payload):
             os.ftruncate(self._descriptor, 0)  # it comes from its beginning
             self._known = None
@@ -340,7 +340,7 @@ class Incoming:
 
     def _go_on(self, position: object) -> None:
         if self._known is None or position != self._known.size or self._known.size > self._size:
-            raise OpError("corrupt", "it continues at %.40r, which was not requested" % (position,))
+            raise OpError("corrupt", "the file continues at %.40r, which was not requested" % (position,))
         self._whole.update(self._known.counted())
         self._position, self._known = self._known.size, None
 
@@ -351,6 +351,8 @@ class Incoming:
             OpError: ``corrupt``: less arrived than announced, or the digest differs.
         """
         if self._position != self._size or sha != self._whole.hexdigest():
-            raise OpError("corrupt", "%d of its %d bytes came, or others than were sent" % (self._position, self._size))
+            raise OpError(
+                "corrupt", "the file is incomplete or damaged: %d of %d bytes arrived" % (self._position, self._size)
+            )
         if self._known is not None or self._ends_with_hole:
             os.ftruncate(self._descriptor, self._size)

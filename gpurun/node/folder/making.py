@@ -143,7 +143,7 @@ class Receiver:
             OpError: ``corrupt``: the data do not match the announcement.
         """
         if "from" in header and ("gone" in header or "whole" in header):
-            raise OpError("corrupt", "it continues a file that has not begun")
+            raise OpError("corrupt", "the file continues, but has not begun")
         if "gone" in header:
             self.forget()
             return str(header["gone"])[:200] or "it is gone"
@@ -153,7 +153,7 @@ class Receiver:
             return self._keep(entry, header, payload)
         incoming = self._incoming
         if incoming is None:
-            raise OpError("corrupt", "it does not begin at its beginning")
+            raise OpError("corrupt", "the beginning of the file is missing")
         incoming.take(header, payload)
         if "sha" not in header:
             return None
@@ -169,9 +169,9 @@ class Receiver:
         """Create a small file, whose content is one frame. If the frame holds many files, it had their digest."""
         self._marks = marks = self._sound(header["whole"])
         if marks[0] != len(payload):
-            raise OpError("corrupt", "%d of its %d bytes came" % (len(payload), marks[0]))
+            raise OpError("corrupt", "%d of the file's %d bytes arrived" % (len(payload), marks[0]))
         if "sha" in header and header["sha"] != hashlib.sha256(payload).hexdigest():
-            raise OpError("corrupt", "other bytes came than were sent")
+            raise OpError("corrupt", "the file does not match its digest")
         descriptor, _ = self._sink.begin(entry, marks)
         if payload:
             write_all(descriptor, payload, 0)

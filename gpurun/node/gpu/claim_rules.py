@@ -167,7 +167,7 @@ def why_live(volume: Volume, seen: Seen) -> str:
     if not volume.known:
         return "a newer gpurun made the claim"
     if volume.alive:
-        return "its head node is connected"
+        return "the job's head node is connected"
     for container in seen.containers:
         if volume.claimant.job and container.claimant.job == volume.claimant.job:
             return _has(container)
@@ -183,7 +183,7 @@ def refusal(card: Card, holder: Claimant, seen: Seen, why: str) -> Refused:
 
 
 def _has(container: Container) -> str:
-    return "its container %s is %s" % (container.id[:12], container.status or "there")
+    return "the job's container %s is %s" % (container.id[:12], container.status or "there")
 
 
 def same_gpu(one: Card, other: Card) -> bool:

@@ -56,7 +56,7 @@ class ImageApi:
                 self._connection.close()
                 self._connection = None
                 if fresh or last_try:  # a connection that was idle may have been closed by Docker
-                    raise OpError("no-docker", "Docker broke off: %s" % error) from None
+                    raise OpError("no-docker", "Docker closed the connection: %s" % error) from None
         raise AssertionError("unreachable")
 
 

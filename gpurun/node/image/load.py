@@ -124,7 +124,7 @@ class Loading:
         for entry in shipped.read().values():
             if digest in entry.get("sizes", {}):
                 return int(entry["sizes"][digest])
-        raise OpError("load-failed", "the size of %s, which is there, is not known" % digest)
+        raise OpError("load-failed", "the host has the layer %s, but gpurun does not know its size" % digest)
 
     def verify(self) -> str:
         """Compare the loaded image with the sent one; return the engine's ID of it.
@@ -135,7 +135,7 @@ class Loading:
         engine = ImageApi(self._call)
         local = find_image(engine, self._image, self._store, self._loaded)
         if local is None:
-            raise OpError("not-verified", "the image that is there after loading is not the one that was sent")
+            raise OpError("not-verified", "after the load, the image on the host is not the image that was sent")
         return local
 
     def sizes(self) -> Dict[str, int]:

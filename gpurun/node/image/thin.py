@@ -113,7 +113,7 @@ def docker_load(call: Call) -> "Iterator[DockerLoad]":
         yield DockerLoad(connection)
     except (OSError, http.client.HTTPException) as error:
         call.check()
-        raise load_error("docker load broke off: %s" % error) from None
+        raise load_error("docker load stopped early: %s" % error) from None
     finally:
         connection.close()
 
@@ -186,7 +186,7 @@ def _send_file(connection: docker.Connection, blob: Blob) -> None:
         with blob.file() as descriptor:
             sent = os.sendfile(connection.sock.fileno(), descriptor, offset, min(_SEND_BYTES, blob.size - offset))
         if sent == 0:
-            raise OSError("the file of %s has been cut short" % blob.digest)
+            raise OSError("the file of %s has been truncated" % blob.digest)
         offset += sent
 
 

@@ -285,7 +285,7 @@ def _gone(owner: str) -> str:
 
 def _top(owner: str) -> str:
     if not OWNER.match(owner):
-        raise OpError("bad-request", "%r says not whose caches" % owner)
+        raise OpError("bad-request", "%r does not name an owner of caches" % owner)
     return os.path.join(place.root(), "caches", owner)
 
 

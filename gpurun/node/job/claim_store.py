@@ -96,7 +96,7 @@ class DockerStore:
         """
         if volume.claimant.job:
             for process in job_parts.processes_of(volume.claimant.job, everybody=True):
-                return "its process %d is there (%s)" % (process.pid, process.command[:120])
+                return "the job's process %d still runs (%s)" % (process.pid, process.command[:120])
         with Nvml() as nvml:
             users = holders.find(nvml, [volume.card])
         for holder in users.holders:
@@ -128,7 +128,9 @@ class DockerStore:
             return docker.exchange(connection, method, path, body)
         except (socket.timeout, http.client.HTTPException, ConnectionError) as error:
             self._call.check()
-            raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+            raise OpError(
+                "no-docker", "Docker closed the connection during %s %s: %r" % (method, path, error)
+            ) from None
         finally:
             connection.close()
 

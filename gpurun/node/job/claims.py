@@ -46,7 +46,7 @@ def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
         if step.make:
             holder = store.make(me, step.card)
             if holder.key != me.key:
-                refused = [refusal(step.card, holder, seen, "it has just taken the claim")]
+                refused = [refusal(step.card, holder, seen, "this job has just claimed the GPU")]
                 break
             made.append(step.card)
     if refused:
@@ -59,7 +59,7 @@ def _take_over(store: Store, step: Step, seen: Seen) -> List[Refused]:
     for volume in step.over:
         why = store.still_runs(volume)
         if not why and not store.remove(volume):
-            why = "somebody else has just taken it over"
+            why = "another job has just taken over the claim"
         if why:
             return [refusal(step.card, volume.claimant, seen, why)]
     return []
@@ -102,7 +102,7 @@ def take_here(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> N
     refused = take(DockerStore(call), me, [(int(index), str(uuid)) for index, uuid in cards])
     if refused:
         hide_life(me)
-        raise OpError("claimed", "others hold %d of the GPUs" % len(refused), refused=refused)
+        raise OpError("claimed", "other jobs hold %d of the GPUs" % len(refused), refused=refused)
 
 
 def take_first(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> None:

@@ -65,7 +65,7 @@ def _is_decided(connection: docker.Connection, job: str, attempt: int, name: str
     if status == 201:
         docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % docker.parse(answer)["Id"])
     elif status < _FAILED:
-        raise docker.failure(status, answer, "asking for the name %s" % name)
+        raise docker.failure(status, answer, "reserving the container name %s" % name)
     return True  # we had the name, if only for a moment: a disk may be full
 
 

@@ -126,11 +126,11 @@ def create(
             `kinds.of_create` with Docker's message.
     """
     if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
-        raise OpError("bad-request", "not a `docker run --detach --name` argv")
+        raise OpError("bad-request", "the argv is not a `docker run --detach --name`")
     folder = job_parts.folder(job)
     with job_lock.held(call, job) as held:
         if job_lock.owner(job) != attempt:
-            raise OpError("fenced", "the attempt was fenced here, or a later one has come")
+            raise OpError("fenced", "the attempt was fenced on this host, or a later attempt has begun")
         if claim is not None:
             claims.take_here(call, **claim)
         for name, (text, mode) in files.items():
@@ -206,7 +206,7 @@ def _asked(call: Call, connection: docker.Connection, method: str, path: str) ->
         raise OpError("timeout", "Docker did not answer %s %s" % (method, path)) from None
     except (http.client.HTTPException, OSError) as error:
         call.check()
-        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+        raise OpError("no-docker", "Docker closed the connection during %s %s: %r" % (method, path, error)) from None
 
 
 def _note_main(call: Call, connection: docker.Connection, container: str) -> None:

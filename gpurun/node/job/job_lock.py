@@ -74,7 +74,7 @@ def held_by(call: Call, job: str, attempt: int) -> Iterator[None]:
     """
     with held(call, job):
         if owner(job) != attempt:
-            raise OpError("fenced", "the attempt was fenced here, or a later one has come")
+            raise OpError("fenced", "the attempt was fenced on this host, or a later attempt has begun")
         yield
 
 

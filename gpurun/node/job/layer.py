@@ -82,7 +82,9 @@ def _mounted(call: Call, job: str, attempt: int, options: Dict[str, str], contai
         if labels.get(FOLDER_LABEL) == place.root():
             return made
         _remove_container(call, made)
-    raise OpError("engine", "something on this host prunes Docker's volumes while gpurun makes one: stop it")
+    raise OpError(
+        "engine", "a program on this host prunes Docker's volumes while gpurun makes a volume: stop this program"
+    )
 
 
 def _overlay(job: str) -> Tuple[Dict[str, str], str]:
@@ -91,7 +93,7 @@ def _overlay(job: str) -> Tuple[Dict[str, str], str]:
     code = os.path.join(job_parts.folder(job), CODE)
     options = _options(code, written, work)
     if _UNUSABLE.intersection(code + written) or len(options) > _MOST_OPTIONS:
-        return {}, "an overlay takes no such path as %r" % written
+        return {}, "an overlay cannot use the path %r" % written
     return {"type": "overlay", "device": "overlay", "o": options}, ""
 
 
@@ -154,7 +156,7 @@ def _asked(call: Call, method: str, path: str, body: Any = None, tar: bytes = b"
         return docker.exchange(connection, method, path, body, tar)
     except (http.client.HTTPException, OSError) as error:
         call.check()
-        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+        raise OpError("no-docker", "Docker closed the connection during %s %s: %r" % (method, path, error)) from None
     finally:
         connection.close()
 

@@ -116,7 +116,7 @@ def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
             if "p" in header:
                 entry, receiver = makers.make(contents.listed(header))
             elif entry is None or receiver is None:
-                raise OpError("refused", "a content that belongs to no file")
+                raise OpError("refused", "the head sent content that belongs to no file")
             elif receiver.take(entry, header, payload) == "":
                 files, entry = files + 1, None
         with job_lock.held_by(call, job, attempt):

@@ -81,7 +81,7 @@ def _docker_info(path: str) -> Dict[str, Any]:
         if _is_podman(version):
             problem = "Podman answers at %s: gpurun needs Docker's own engine" % path
         elif not isinstance(info, dict) or not info.get("ServerVersion"):
-            problem = "what answers at %s is not Docker" % path
+            problem = "the program that answers at %s is not Docker" % path
         else:
             return info
     raise OpError("no-docker", problem)

@@ -73,7 +73,7 @@ def find(ident: str) -> Transfer:
     with _lock:
         transfer = _transfers.get(ident)
     if transfer is None:
-        raise OpError("not-found", "there is no transfer %s here" % ident)
+        raise OpError("not-found", "this host has no transfer %s" % ident)
     return transfer
 
 
@@ -201,7 +201,7 @@ def fetch(
     done = yield from _keep(call, here, source)
     for digest, ranges in wants:
         if any(here.blob(digest).lacks(first, last) for first, last in ranges):
-            raise OpError("corrupt", "%s said that it had sent all of %s" % (address, digest))
+            raise OpError("corrupt", "%s ended the transfer before it had sent all of %s" % (address, digest))
     return done
 
 

@@ -162,7 +162,7 @@ class Server:
         token = frame.header.get("token") if frame is not None and frame.header.get("t") == "hi" else None
         with self._lock:
             if not isinstance(token, str) or token not in self._tokens:
-                raise OpError("denied", "a connection without a token")
+                raise OpError("denied", "a connection came without a valid token")
             self._tokens.remove(token)
 
     def _send_all(self, connection: socket.socket, wants: Wants) -> None:
@@ -198,7 +198,10 @@ def checked_ranges(blob: Blob, ranges: Iterable[Tuple[int, int]]) -> Iterator[Tu
     behind = -1
     for first, last in ranges:
         if not behind < first <= last < blob.count:
-            raise OpError("bad-request", "%s has %d chunks: none are %d to %d" % (blob.digest, blob.count, first, last))
+            raise OpError(
+                "bad-request",
+                "%s has %d chunks: the range %d to %d is not valid" % (blob.digest, blob.count, first, last),
+            )
         behind = last
         yield first, last
 
@@ -211,7 +214,7 @@ def place_of(header: Dict[str, Any]) -> Tuple[str, int]:
     """
     digest, index = header.get("d"), header.get("i")
     if not isinstance(digest, str) or type(index) is not int or index < 0:
-        raise OpError("corrupt", "a chunk has the place %.60r in %.90r" % (index, digest))
+        raise OpError("corrupt", "a chunk has an invalid place, %.60r in %.90r" % (index, digest))
     return digest, index
 
 
@@ -288,7 +291,7 @@ def _frames_of(connection: socket.socket) -> Iterator[frames.Frame]:
     while _fill(connection, buffer[: frames.PREFIX.size]):
         head, payload = frames.PREFIX.unpack_from(buffer)
         if head > 1 << 16 or payload > CHUNK:
-            raise frames.FrameError("a frame claims %d + %d bytes" % (head, payload))
+            raise frames.FrameError("a frame of %d + %d bytes is too large" % (head, payload))
         _fill(connection, buffer[:head])
         header = frames.header_of(buffer[:head])
         _fill(connection, buffer[:payload])
@@ -303,7 +306,7 @@ def _fill(connection: socket.socket, view: memoryview) -> bool:
         if count == 0:
             if len(left) == len(view):
                 return False
-            raise OSError("it ended in the middle of a frame")
+            raise OSError("the data ended in the middle of a frame")
         left = left[count:]
     return True
 
@@ -323,7 +326,7 @@ def _read_wants(incoming: Iterator[frames.Frame]) -> Wants:
         if left < 0:
             raise frames.FrameError("more than %d ranges" % MOST_RANGES)
         wants.append((str(frame.header.get("d")), [(first, last) for first, last in found]))
-    raise frames.FrameError("the wants are not followed by a go")
+    raise frames.FrameError("the list of wanted chunks has no end")
 
 
 def _is_range(said: Any) -> bool:

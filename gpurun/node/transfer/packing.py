@@ -85,5 +85,5 @@ def unpack(packed: frames.Bytes) -> bytes:
     except zlib.error as error:
         raise OpError("corrupt", "a chunk cannot be unpacked: %s" % error) from None
     if not unpacker.eof:
-        raise OpError("corrupt", "a packed chunk is longer than a chunk")
+        raise OpError("corrupt", "a chunk is too long after unpacking")
     return piece

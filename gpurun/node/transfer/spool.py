@@ -34,7 +34,7 @@ class Corrupt(OpError):
     """A chunk does not match its announced hash."""
 
     def __init__(self, digest: str, index: int) -> None:
-        message = "chunk %d of %s is not what was announced" % (index, digest)
+        message = "chunk %d of %s does not match its hash" % (index, digest)
         super().__init__("corrupt", message, digest=digest, index=index)
 
 
@@ -118,7 +118,9 @@ class Blob:
     def __init__(self, digest: str, size: int, hashes: bytes, descriptor: int, complete: bool = False) -> None:
         count = (size + CHUNK - 1) // CHUNK
         if size < 0 or len(hashes) != count * HASH_BYTES:
-            raise OpError("bad-request", "%s: %d bytes do not have %d bytes of hashes" % (digest, size, len(hashes)))
+            raise OpError(
+                "bad-request", "%s has %d bytes, but a wrong number of hashes (%d bytes)" % (digest, size, len(hashes))
+            )
         self.digest = digest
         self.size = size
         self.count = count
@@ -270,7 +272,7 @@ class Blob:
             while done < len(view):
                 count = self._read_at(descriptor, view[done:], index * CHUNK + done)
                 if count == 0:
-                    raise OSError("the file of %s has been cut short" % self.digest)
+                    raise OSError("the file of %s has been truncated" % self.digest)
                 done += count
         return view
 

@@ -115,7 +115,7 @@ class _Making:
         self._file.close()
         if "sha256:" + self._hash.hexdigest() != self._digest:
             self.drop()
-            raise OpError("corrupt", "what arrived for %s has another digest" % self._digest)
+            raise OpError("corrupt", "the content that arrived for %s has another digest" % self._digest)
         os.replace(self._temporary, self._place)
 
     def drop(self) -> None:
@@ -157,7 +157,7 @@ def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str])
     for path, kind, mode, mtime_ns, length, digest, target in entries:
         call.check()
         if kinds.get(os.path.dirname(path), "dir") != "dir":
-            raise OpError("refused", "%r passes through something that is not a folder" % path)
+            raise OpError("refused", "a part of the path %r is not a folder" % path)
         parts = below.parts_of(path)
         if kind == "dir":
             maker.folder(Listed(path, kind, mode, mtime_ns))
@@ -215,7 +215,7 @@ def _copy(maker: Maker, entry: Listed, digest: str) -> None:
         copied = _digest(_Tee(file, out))
     if copied != digest:
         forget(source)
-        raise OpError("corrupt", "the stored copy of %s has changed; it was removed" % digest)
+        raise OpError("corrupt", "the stored copy of %s had changed, so gpurun removed the copy" % digest)
 
 
 class _Tee:

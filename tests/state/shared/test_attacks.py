@@ -34,7 +34,10 @@ def test_a_wrong_mode_is_refused_and_mended(state, name):
     (state / name).chmod(0o2777)
     with pytest.raises(UnsafeState) as caught:
         enter(state)
-    assert caught.value.hint in (f"as its owner: gpurun share {state} --group {GROUP}", f"chmod o-w {state}")
+    assert caught.value.hint in (
+        f"run as the owner of the directory: gpurun share {state} --group {GROUP}",
+        f"run chmod o-w {state}",
+    )
     make_shared(state, GROUP)
     enter(state)
 
@@ -52,19 +55,19 @@ def test_a_wrong_owner_group_or_kind_is_refused(state):
     with pytest.raises(UnsafeState, match="leases is missing"):
         enter(state)
     (state / "leases").symlink_to("/tmp")
-    with pytest.raises(UnsafeState, match="leases is not what gpurun made"):
+    with pytest.raises(UnsafeState, match="leases is not the file or folder that gpurun made"):
         enter(state)
 
 
 def test_jobs_do_not_change_hands(tmp_path):
     (tmp_path / "jobs" / "j-0000000a").mkdir(parents=True)
-    with pytest.raises(BadInput, match="one user already"):
+    with pytest.raises(BadInput, match="already a state directory of one user"):
         make_shared(tmp_path, GROUP)
 
 
 def test_a_directory_that_everybody_may_write_is_refused(tmp_path):
     tmp_path.chmod(0o1777)
-    with pytest.raises(UnsafeState, match="by everybody"):
+    with pytest.raises(UnsafeState, match="every user of this machine"):
         enter(tmp_path)
     enter(tmp_path / "none")
 
@@ -87,7 +90,7 @@ def test_a_private_directory_is_its_owner_s(tmp_path, bob):
 
 def test_who_is_not_in_the_group_is_told_so(stranger):
     said = stranger.python(PRELUDE)
-    assert "not open to you" in said
+    assert "you have no access to the state directory" in said
     done = stranger.gpurun("status")
     assert done.returncode == 5
     assert f"group {GROUP}" in done.stderr

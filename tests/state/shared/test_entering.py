@@ -72,7 +72,7 @@ def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_cha
     lines = [entry["uid"] for entry in audit.read(state) if entry["what"] == "exec"]
     if whose == "alice's":
         assert done.returncode == 2, done.stderr
-        assert "others than root can change" in done.stderr
+        assert "users other than root can change" in done.stderr
         assert (done.stdout, lines) == ("", [])
     else:
         assert done.returncode == 0, done.stderr

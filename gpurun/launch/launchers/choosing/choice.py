@@ -116,7 +116,10 @@ def _chosen(spec: JobSpec, given: Collection[str], found: ProgramClues) -> Launc
     elif spec.gpus == 1:
         choice = LauncherChoice(alone)
     elif found.is_harmless:
-        said = f"each of the {spec.gpus} GPUs runs a copy ({TASKS.name}): the command starts no launcher and no Python"
+        said = (
+            f"gpurun runs a copy for each of the {spec.gpus} GPUs ({TASKS.name}), because the command starts no "
+            "launcher and no Python"
+        )
         choice = LauncherChoice(alone, (said,))
     else:
         choice = LauncherChoice(alone, doubt=_doubt(spec, found))
@@ -141,15 +144,15 @@ def _as_srun(choice: LauncherChoice, found: ProgramClues) -> LauncherChoice:
         return LauncherChoice(replace(spec, launcher=MPIRUN.name), (said,))
     if found.unknown:
         return LauncherChoice(slurm, doubt=_doubt_of_srun(spec, found))
-    said = "a program that uses MPI needs --launcher mpirun: srun's --mpi is left out"
+    said = "gpurun ignores srun's --mpi. A program that uses MPI needs --launcher mpirun"
     return LauncherChoice(slurm, (said,) if line.by_mpi and spec.launcher != TORCHRUN.name else ())
 
 
 def _doubt_of_srun(spec: JobSpec, found: ProgramClues) -> BadInput:
     return BadInput(
         f"srun starts {found.unknown}, and gpurun does not know whether this program uses MPI",
-        hint=f"if it does: {_way(spec, found, 'launcher', MPIRUN.name)}\n"
-        f"    if it reads Slurm's variables, or PyTorch's: {_way(spec, found, 'launcher', SRUN.name)}",
+        hint=f"if the program uses MPI: {_way(spec, found, 'launcher', MPIRUN.name)}\n"
+        f"    if the program reads variables of Slurm or PyTorch: {_way(spec, found, 'launcher', SRUN.name)}",
     )
 
 
@@ -162,10 +165,10 @@ def refuse_two_starters(spec: JobSpec, found: ProgramClues) -> None:
     if found.launches and spec.gpus > 1 and not spec.one_per_host and spec.launcher != TASKS.name:
         command = shlex.join(spec.command)
         raise BadInput(
-            f"{found.starts} starts {found.launches[0].typed.name}, and {spec.launcher} starts {found.starts}: "
-            f"{spec.gpus} ranks would each start it",
-            hint=f"to run it once on each host, write it alone: gpurun submit -n {spec.gpus} … -- {command}\n    "
-            f"or choose --launcher {TASKS.name}, which runs it once for each GPU",
+            f"{spec.launcher} starts {found.starts} for each of {spec.gpus} ranks, and each copy would start "
+            f"{found.launches[0].typed.name}",
+            hint=f"to run {found.starts} once on each host, name no launcher: gpurun submit -n {spec.gpus} … -- "
+            f"{command}\n    or choose --launcher {TASKS.name}, which runs {found.starts} once for each GPU",
         )
 
 
@@ -179,7 +182,7 @@ def _by_clue(spec: JobSpec, means: str, clues: Mapping[Clue, str]) -> LauncherCh
     if means not in BY_ITSELF:
         return _by(spec, means, f"{where} uses {clue.name}")
     how = "starts the processes of its host itself" if means == "starts" else "uses several GPUs in one process"
-    why = f"{where} uses {clue.name}: the program {how}"
+    why = f"{where} uses {clue.name}, and the program {how}"
     return _once(spec, why)
 
 
@@ -193,7 +196,7 @@ def _once(spec: JobSpec, why: str) -> LauncherChoice:
     if spec.gpus == 1:
         return LauncherChoice(alone)
     chosen = replace(alone, one_per_host=True, constraints=replace(spec.constraints, locality="host"))
-    said = f"one process for each host ({TASKS.name}), and the gang stays on one host: {why}"
+    said = f"gpurun starts one process ({TASKS.name}), and the gang stays on one host: {why}"
     return LauncherChoice(chosen, (said,), stays=why)
 
 
@@ -232,16 +235,16 @@ def _doubt(spec: JobSpec, found: ProgramClues) -> BadInput:
         why = ", and ".join(told[name] for name in names)
     elif own:
         gives = count(spec.constraints.gpus_per_host or spec.gpus, "GPU")
-        why = f"{own}, which runs on one host, and each host gives {gives}"
+        why = f"{own}, which runs on one host, but the job gets {gives} of each host"
     else:
-        why = f"{found.looked or 'the command'} uses no library that says it"
+        why = f"{found.looked or 'the command'} uses no library for distributed training that gpurun knows"
     first, *others = names or [TORCHRUN.name, GLOO.name]
     ors = "".join(f"   (or {_way(None, found, 'launcher', name)})" for name in others)
     return BadInput(
         f"gpurun does not know how {spec.gpus} processes of this program find each other: {why}",
-        hint=f"processes that train together: {_way(spec, found, 'launcher', first)}{ors}\n"
-        f"    {spec.gpus} copies, one for each GPU: {_way(spec, found, 'launcher', TASKS.name)}\n"
-        f"    one process for each host, which sees all its GPUs: {_way(spec, found, 'one_per_host', '')}",
+        hint=f"if the processes train together: {_way(spec, found, 'launcher', first)}{ors}\n"
+        f"    to run {spec.gpus} copies, one for each GPU: {_way(spec, found, 'launcher', TASKS.name)}\n"
+        f"    to run one process on each host, with all GPUs of the host: {_way(spec, found, 'one_per_host', '')}",
     )
 
 

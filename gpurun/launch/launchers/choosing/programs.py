@@ -85,7 +85,7 @@ def programs_in(text: str, folder: str = "") -> tuple[StartedProgram, ...]:
     found = list[StartedProgram]()
     for command in simple_commands(text):
         if len(found) >= MOST_PARTS:
-            found.append(StartedProgram("unread", "a text of so many commands", True))
+            found.append(StartedProgram("unread", "a text with so many commands", True))
             break
         if (typed := read_start(command)) is not None:
             found.append(StartedProgram("launcher", typed.name, True))

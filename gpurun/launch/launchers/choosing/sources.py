@@ -126,7 +126,7 @@ def read_source(data: bytes | str) -> PythonSource:
     except SyntaxError as error:
         return PythonSource(damage=f"line {error.lineno or 1}: {error.msg}")
     except (ValueError, LookupError, RecursionError, MemoryError) as error:
-        return PythonSource(damage=f"it is no Python: {str(error)[:80] or type(error).__name__}")
+        return PythonSource(damage=f"not valid Python: {str(error)[:80] or type(error).__name__}")
     nodes = list(_nodes(tree))
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     bound, used, local = _imported(imports)

@@ -58,8 +58,8 @@ def about_directives(directives: tuple[tuple[str, str], ...], where: str, spec: 
         return ()
     return (
         f"gpurun does not read the #SBATCH lines of {where}",
-        *(f"  → for the same, add: {' '.join(wanted)}" for _ in wanted[:1]),
-        *(f"  left out: {shlex.join(others)} (Slurm's own)" for _ in others[:1]),
+        *(f"  → to ask for the same, add: {' '.join(wanted)}" for _ in wanted[:1]),
+        *(f"  left out: {shlex.join(others)} (only Slurm uses these)" for _ in others[:1]),
     )
 
 

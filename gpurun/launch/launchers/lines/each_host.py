@@ -56,14 +56,14 @@ MULTI_GPU = '$([ "$NNODES$NPROC_PER_NODE" = 11 ] || echo --multi_gpu)'
 """Without it, Accelerate starts one process on each host with one GPU, which trains alone. With it, it refuses one
 process in all. Behind it, it does not read the kind of training from a configuration file."""
 KINDS = ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--config-file")
-ON_CPUS = "ACCELERATE_USE_CPU=1 says it to each process"
+ON_CPUS = "gpurun sets ACCELERATE_USE_CPU=1 for each process instead"
 """Accelerate starts one process for ``--cpu``, or mpirun."""
 STANDARD = {"--deepspeed_multinode_launcher": "standard"}
 """DeepSpeed's other ways start a second launcher, by SSH."""
 IF_ALONE = (
     "$(grep -Eqs 'distributed_type.?: *.?NO.?,? *$' -- {file} && [ \"$NNODES$NPROC_PER_NODE\" != 11 ] && "
-    'echo --multi_gpu && echo "gpurun: this configuration file has distributed_type NO, so gpurun adds --multi_gpu: '
-    'without it, each host trains a model of its own" >&2)'
+    'echo --multi_gpu && echo "gpurun: the configuration file has distributed_type NO, so gpurun adds --multi_gpu: '
+    'without this flag, each host would train its own model" >&2)'
 )
 """Only the container has each configuration file. One that says NO starts one process on each host."""
 
@@ -90,8 +90,8 @@ def _on_cpus(found: Sequence[FoundFlag], taken: dict[str, tuple[str, ...]]) -> d
     words = tuple(each.words[0] for each in found if each.flag.why == ON_CPUS)
     if words and (kinds := [each.words[0] for each in found if each.name in KINDS]):
         raise BadInput(
-            f"accelerate launch: gpurun cannot do what {words[0]} says beside {kinds[0]}",
-            hint=f"leave out {words[0]}, or {kinds[0]}",
+            f"accelerate launch: gpurun cannot combine {words[0]} with {kinds[0]}",
+            hint=f"remove {words[0]} or {kinds[0]} from the command",
         )
     taken.update({ON_CPUS: words} if words else {})
     return {"ACCELERATE_USE_CPU": "1"} if words else {}
@@ -151,8 +151,8 @@ def colossalai(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     theirs = [each for each in more if each and as_gnu(f"--{each.partition('=')[0]}") in TORCHRUN.flags]
     if wrong := [each for each in more if each and each not in theirs]:
         raise BadInput(
-            f"colossalai run: gpurun does not know what to do with {wrong[0]} in --extra_launch_args",
-            hint="leave it out: torchrun gets these flags",
+            f"colossalai run: gpurun does not know {wrong[0]} in --extra_launch_args",
+            hint=f"remove {wrong[0]}: --extra_launch_args may have only flags of torchrun",
         )
     replaced = [each for each in theirs if TORCHRUN.flags[as_gnu(f"--{each.partition('=')[0]}")].why == CHOSEN]
     if replaced:
@@ -182,8 +182,8 @@ def axolotl(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     early, own = _behind_script(_AXOLOTLS_OWN, own)
     if launcher not in ("accelerate", "torchrun"):
         raise BadInput(
-            f"axolotl train: with the launcher {launcher}, it knows nothing of other hosts and GPUs",
-            hint="leave --launcher out",
+            f"axolotl train: with --launcher {launcher}, axolotl does not use other hosts and GPUs",
+            hint="remove --launcher from the command",
         )
     found, more = read_flags(ACCELERATE if launcher == "accelerate" else TORCHRUN, behind)
     taken, kept = replaced_of([*early, *found])
@@ -239,9 +239,10 @@ ACCELERATE = Typed(
             "--parallelism-config-sp-attn-implementation=",
         ),
         **flags("read", "--cpu --use-cpu", ON_CPUS),
-        **flags("refused", "--mpirun-hostfile= --mpirun-ccl=", "write the line with mpirun"),
+        **flags("refused", "--mpirun-hostfile= --mpirun-ccl=",
+                "start the program with mpirun instead of accelerate launch"),
         **flags("refused", "--tpu --tpu-cluster --no-tpu-cluster --tpu-use-cluster --tpu-use-sudo --vm= --env= "
-                "--aws-access-key-id= --aws-secret-access-key=", "leave it out: gpurun's hosts have GPUs"),
+                "--aws-access-key-id= --aws-secret-access-key=", "remove the flag: the hosts have GPUs, not TPUs"),
     },
     each_host=accelerate,
 )  # fmt: skip

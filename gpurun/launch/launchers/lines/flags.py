@@ -144,14 +144,14 @@ def read_flags(typed: Typed, words: tuple[str, ...]) -> tuple[list[FoundFlag], t
             continue
         count = 1 if flag.values == 2 and flag.may_have and "=" in "".join(rest[:1]) else flag.values
         if len(rest) < count:
-            raise BadInput(f"{typed.name}: {word} needs a value", hint=f"write the value behind {word}")
+            raise BadInput(f"{typed.name}: {word} needs a value", hint=f"write the value after {word}")
         values = tuple(rest[:count])
         del rest[:count]
         found.append(FoundFlag(name, flag, (word, *values), values))
     if rest and rest[0][:1] in DASHES:
         raise BadInput(
-            f"{typed.name}: {rest[0]} begins with a dash that no program knows, as web pages print it",
-            hint="type the line's dashes anew: - and --",
+            f"{typed.name}: {rest[0]} begins with a typographic dash, which programs do not accept as - or --",
+            hint="type each dash of the command again, as - or --",
         )
     return found, tuple(rest)
 
@@ -181,11 +181,11 @@ def _known(typed: Typed, word: str) -> tuple[str, Flag, str | None]:
         flag = typed.flags.get(name)
     if flag is None or (equals and flag.values != 1 and not flag.may_have):
         raise BadInput(
-            f"{typed.name}: gpurun does not know what to do with {word}",
-            hint=f"leave it out, or write what each rank runs, without {typed.name}, behind --launcher",
+            f"{typed.name}: gpurun does not know the flag {word}",
+            hint=f"remove {word}, or choose --launcher and write the command of each rank without {typed.name}",
         )
     if flag.does == "refused":
-        raise BadInput(f"{typed.name}: gpurun cannot do what {word} says", hint=flag.why)
+        raise BadInput(f"{typed.name}: gpurun does not support the flag {word}", hint=flag.why)
     return name, flag, value if equals else None
 
 
@@ -246,6 +246,6 @@ def number_of(typed: str, found: Iterable[FoundFlag], *names: str, words: tuple[
         return None
     if not re.fullmatch(r"[0-9]{1,9}", value):
         raise BadInput(
-            f"{typed}: {names[0]} is {value!r}, which is no number", hint="write how many processes to start"
+            f"{typed}: {names[0]} must be a number, not {value!r}", hint=f"write a number, such as {names[0]} 2"
         )
     return int(value)

@@ -151,8 +151,8 @@ def on_one_host(program: str) -> Callable[[tuple[str, ...], int], str]:
 def ray(_words: tuple[str, ...], gpus: int) -> str:
     """Return a line for a script that starts Ray's head on the first host and its workers on the others."""
     return (
-        f"gpurun submit -n {gpus} --one-per-host … -- bash SCRIPT   (it starts `ray start --head` where $GPURUN_NODE "
-        "is 0, and elsewhere a worker for the first of $GPURUN_ADDRESSES)"
+        f"gpurun submit -n {gpus} --one-per-host … -- bash SCRIPT   (SCRIPT runs `ray start --head` on the host "
+        "with GPURUN_NODE=0; on other hosts, it starts a worker for the first address of $GPURUN_ADDRESSES)"
     )
 
 

@@ -120,7 +120,7 @@ def _by_python(words: tuple[str, ...]) -> Start | None:
     while at < len(words) and words[at].startswith("-") and words[at] != "-m" and not words[at].startswith("-c"):
         at += 2 if words[at] in ("-X", "-W") else 1
     own, rest = tuple(word for word in words[1:at] if word != "-u"), words[at:]
-    taken = {"they are for the launcher's own Python": own} if own else {}
+    taken = {"flags of the launcher's own Python": own} if own else {}
     interpreter = (words[0], "-u")
     if rest[:1] == ("-m",):
         for typed in LAUNCHERS:
@@ -155,7 +155,9 @@ def _behind_srun(line: CommandLine) -> CommandLine:
 def _named(each: FoundFlag) -> FoundFlag:
     """Return srun's ``--export`` as a flag that gpurun replaces: its values are set, the rest is the image's."""
     return each._replace(
-        flag=each.flag._replace(does="taken", why="its values are set for each rank, the rest is the image's")
+        flag=each.flag._replace(
+            does="taken", why="gpurun sets the named values for each rank; other variables come from the image"
+        )
     )
 
 

@@ -33,9 +33,9 @@ OWN_PARAMETERS = frozenset({
 """MCA parameters for hosts, the way to them, and the order of ranks."""
 PARAMETERS = ("--mca", "--gmca", "--omca", "--gomca", "--pmca", "--prtemca", "--pmixmca")
 MAPPED = "gpurun gives ranks their GPUs host by host (--map-by slot)"
-SAME = "gpurun says the same"
-UNBOUND = "gpurun binds no rank to cores"
-OTHER = "it is for another MPI: gpurun starts Open MPI's mpirun"
+SAME = "gpurun does the same by itself"
+UNBOUND = "gpurun does not bind ranks to cores"
+OTHER = "flags of another MPI: gpurun starts Open MPI's mpirun"
 
 
 def _decided(each: FoundFlag) -> str:
@@ -60,7 +60,7 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
     if ":" in words:
         raise BadInput(
             "mpirun: the command starts several programs (':'), but all ranks of a job run the same command",
-            hint="let one program choose by its rank, or submit a job for each",
+            hint="start one program that decides by its rank what to run, or submit a job for each program",
         )
     env = dict[str, str]()
     kept, taken = list[FoundFlag](), [each for each in found if each.flag.does == "taken"]
@@ -106,8 +106,8 @@ MPIRUN = Typed(
                 "--profile --enable-x --disable-x --enable-auto-cleanup --disable-auto-cleanup "
                 "--enable-hostname-propagation --disable-hostname-propagation --silent-abort --cleanup "
                 "--branch-count= --no-vni --no-transfer --pmi=", OTHER),
-        **flags("taken", "--max-restarts=", "gpurun starts no failed rank again; `gpurun submit --max-restarts` is for "
-                "hosts that fail"),
+        **flags("taken", "--max-restarts=", "gpurun does not restart a failed rank; `gpurun submit --max-restarts N` "
+                "restarts a job after a host's fault"),
         **flags(
             "kept",
             "-x= --prefix= --noprefix --mca== --gmca== --omca== --gomca== --pmca== --prtemca== --pmixmca== --am= "
@@ -125,18 +125,19 @@ MPIRUN = Typed(
         **flags("read", "--genv==? --env==?"),
         **flags("refused", "--timeout=", "write `gpurun submit --time-limit 1h`"),
         **flags("refused", "--preload-files= --preload-binary -s", "put the files into the workdir, or use --data"),
-        **flags("refused", "--app= --configfile=", "all ranks of a job run the same command: write it on the line"),
-        **flags("refused", "--stdin= --cpus-per-proc= --cpus-per-rank= --cpu-set= --cpu-list=",
-                "gpurun gives each rank /dev/null as stdin and its share of the cores: write `numactl` in front of the "
-                "program to bind it"),
+        **flags("refused", "--app= --configfile=",
+                "write the program and its arguments in the command: all ranks of a job run the same command"),
+        **flags("refused", "--stdin=", "remove the flag: gpurun gives each rank /dev/null as stdin"),
+        **flags("refused", "--cpus-per-proc= --cpus-per-rank= --cpu-set= --cpu-list=",
+                "remove the flag, or write `numactl` in front of the program to bind ranks to cores"),
         **flags("refused", "--genvlist= --genvnone --envlist= --envnone --genvexcl= --envexcl=",
                 "write -x NAME for each variable"),
         **flags("refused", "--dvm= --hnp= --ompi-server= --wait-for-server --server-wait-time= --do-not-launch "
-                "--stop-on-exec --stop-in-init", "leave it out: gpurun starts mpirun and waits for it"),
-        **flags("refused", "-d", "leave it out: it starts a debugger, or is for another MPI's cores"),
+                "--stop-on-exec --stop-in-init", "remove the flag: gpurun itself starts mpirun and waits for its end"),
+        **flags("refused", "-d", "remove -d: the flag starts a debugger in Open MPI, and sets cores in other MPIs"),
         **flags("refused", "--debug --tv --debugger= --gdb --gtool= --gtoolfile= --trace --check-mpi",
-                "start the tool in front of the program: mpirun TOOL PROGRAM"),
-        **flags("refused", "-V --version -h --help", "ask the image: docker run IMAGE mpirun …"),
+                "write the tool in front of the program: mpirun TOOL PROGRAM"),
+        **flags("refused", "-V --version -h --help", "to see what the flag prints, run: docker run IMAGE mpirun …"),
     },
     spelled=as_mpi, read=_mpirun,
 )  # fmt: skip
@@ -180,9 +181,11 @@ HOROVODRUN = Typed(
             "-prefix-timestamp --prefix-output-with-timestamp",
         ),
         **flags("read", "--gloo --mpi"),
-        **flags("refused", "--jsrun", "leave it out: gpurun starts Horovod by Gloo, or by --mpi"),
-        **flags("refused", "--config-file=", "write its settings as flags, or under `horovod:` in a recipe"),
-        **flags("refused", "-v --version -cb --check-build", "ask the image: docker run IMAGE horovodrun …"),
+        **flags("refused", "--jsrun", "remove the flag: gpurun starts Horovod by Gloo or, with --mpi, by MPI"),
+        **flags("refused", "--config-file=",
+                "write the settings of the file as flags, or under `horovod:` in a recipe"),
+        **flags("refused", "-v --version -cb --check-build",
+                "to see what the flag prints, run: docker run IMAGE horovodrun …"),
     },
     read=_horovodrun,
 )  # fmt: skip

@@ -33,7 +33,7 @@ def about_operators(words: tuple[str, ...]) -> tuple[str, ...]:
     first = next(words[at] for at in range(1, len(words)) if _is_operator(words, at))
     text = " ".join(word if word in OPERATORS else shlex.quote(word) for word in words)
     return (
-        f"the program gets {first!r} as an argument, because gpurun starts no shell. To let one read it, write:",
+        f"the program gets {first!r} as an argument, because gpurun starts no shell. To use a shell, write:",
         f"  → bash -o pipefail -c {shlex.quote(text)}",
     )
 

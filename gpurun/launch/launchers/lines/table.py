@@ -109,7 +109,7 @@ SRUN = Typed(
         **flags("taken", "--pty?", "ranks have no terminal"),
         **flags("taken", "--cpu-bind= --mem-bind= --tres-bind= --hint= --threads-per-core= -B= "
                 "--extra-node-info= --cpu-freq= -S= --core-spec=",
-                "gpurun binds no rank to cores"),
+                "gpurun does not bind ranks to cores"),
         **flags("taken", "-J= --job-name= --comment=", "write `gpurun submit --name N` for a name"),
         **flags("taken", "--mail-type= --mail-user=", "write `notify:` in a recipe"),
         **flags("taken", "--profile= --acctg-freq= --slurmd-debug= --quit-on-interrupt --oom-kill-step?",
@@ -123,11 +123,13 @@ SRUN = Typed(
                 "--container-env= --no-container-mount-home --container-mount-home --container-remap-root "
                 "--container-writable", "write `gpurun submit --image IMAGE --mount A:B`"),
         **flags("refused", "-D= --chdir=", "write `sh -c 'cd DIR && exec …'` as the command"),
-        **flags("refused", "--multi-prog", "all ranks of a job run the same command: write it on the line"),
+        **flags("refused", "--multi-prog",
+                "write the program and its arguments in the command: all ranks of a job run the same command"),
         **flags("refused", "-d= --dependency= -b= --begin= --deadline= -H --hold",
-                "a job of gpurun waits only for its GPUs: leave it out, and submit when the job may start"),
+                "remove the flag, and submit the job when it may start: a job of gpurun waits only for its GPUs"),
         **flags("refused", "--bcast? --prolog= --epilog= --task-prolog= --task-epilog= --uid= --gid= --x11? "
-                "--test-only -Z --no-allocate -T= --threads= -h --help -V --version --usage", "leave it out"),
+                "--test-only -Z --no-allocate -T= --threads= -h --help -V --version --usage",
+                "remove the flag from the command"),
     },
 )  # fmt: skip
 """Slurm's ``srun``: a launcher of its own, or in front of another one."""

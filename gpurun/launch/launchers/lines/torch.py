@@ -26,8 +26,10 @@ from gpurun.launch.launchers.lines.flags import (
 )
 
 LOGS = "gpurun keeps the output of every rank: `gpurun logs --rank N`"
-RESTARTS = "gpurun does not start a failed program again; `gpurun submit --max-restarts` is for hosts that fail"
-TASKS = "choose --launcher tasks: each rank sees its own GPU"
+RESTARTS = (
+    "gpurun does not restart a failed program; `gpurun submit --max-restarts N` restarts a job after a host's fault"
+)
+TASKS = "choose --launcher tasks: each rank then sees only its own GPU"
 ANY_NUMBER = ("gpu", "auto", "cpu", "xpu")
 
 
@@ -47,7 +49,10 @@ def hosts_of(typed: str, found: list[FoundFlag], *names: str) -> tuple[int, int]
         return None
     match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", value)
     if match is None:
-        raise BadInput(f"{typed}: {names[0]} is {value!r}, which is no number of hosts", hint="write 2, or 1:3")
+        raise BadInput(
+            f"{typed}: {names[0]} must be a number of hosts or a range of numbers, not {value!r}",
+            hint=f"write {names[0]} 2, or {names[0]} 1:3 for an elastic job",
+        )
     least = int(match[1])
     return least, int(match[2] or least)
 
@@ -167,11 +172,11 @@ DEEPSPEED = Typed(
             CHOSEN,
         ),
         **flags("taken", "--enable-each-rank-log= --save-pid", LOGS),
-        **flags("taken", "--bind-cores-to-rank --bind-core-list=", "gpurun binds no rank to cores"),
+        **flags("taken", "--bind-cores-to-rank --bind-core-list=", "gpurun does not bind ranks to cores"),
         **flags("read", "--module --no-python --no-local-rank"),
         **flags("refused", "--elastic-training --min-elastic-nodes= --max-elastic-nodes=",
                 "write `gpurun submit --min-gpus N` for an elastic gang"),
-        **flags("refused", "--autotuning=", "run the autotuner on one machine; it starts jobs of its own"),
+        **flags("refused", "--autotuning=", "run the autotuner on one machine: the autotuner starts its own jobs"),
     },
     read=_deepspeed,
 )  # fmt: skip

@@ -196,4 +196,4 @@ READERS: Mapping[str, Callable[[tuple[str, ...]], Inner | None]] = {
 def refuse_names(env: Mapping[str, str]) -> None:
     """Refuse variables that would give a rank another number or job than gpurun does."""
     if wrong := sorted(name for name in env if name.startswith("GPURUN_")):
-        raise BadInput(f"gpurun itself sets {', '.join(wrong)}", hint="leave them out of the command")
+        raise BadInput(f"gpurun itself sets {', '.join(wrong)}", hint=f"remove {', '.join(wrong)} from the command")
