@@ -29,9 +29,7 @@ def share(
     kept = make_shared(folder.absolute(), _gid(group))
     say(f"{folder} is shared by group {group}")
     if not kept:
-        say(
-            f"gpurun could not make {folder}/audit.jsonl append-only (chattr +a), so members can change this file"
-        )
+        say(f"gpurun could not make {folder}/audit.jsonl append-only (chattr +a), so members can change this file")
     say(f"  → for all users: export GPURUN_HOME={folder.absolute()} (not needed for /var/lib/gpurun)")
 
 
