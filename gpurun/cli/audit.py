@@ -19,7 +19,8 @@ COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command"
 
 def audit(
     job: Annotated[
-        str | None, typer.Option("--job", "-j", metavar="JOB", help="Only this job: its id, or the start of its id.")
+        str | None,
+        typer.Option("--job", "-j", metavar="JOB", help="Show only this job: its id, or the beginning of its id."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

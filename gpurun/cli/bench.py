@@ -52,14 +52,20 @@ def bench(
         ),
     ] = 0.5,
     sizes: Annotated[
-        str, typer.Option(metavar="SIZES", help="Sizes for allreduce: bytes, separated by commas.")
+        str, typer.Option(metavar="SIZES", help="Sizes of the allreduce messages: bytes, separated by commas.")
     ] = SIZES,
     engine: Annotated[
         str, typer.Option(metavar="ENGINE", help="Engine for allreduce: auto, mpi (host memory) or horovod.")
     ] = "auto",
     svg: Annotated[
         Path | None,
-        typer.Option("--svg", "--to", metavar="FILE", help="Write a heat map to this SVG file.", show_default=False),
+        typer.Option(
+            "--svg",
+            "--to",
+            metavar="FILE",
+            help="Write a heat map of the measured bandwidths to this SVG file.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -37,7 +37,7 @@ def cancel(
     mine: Annotated[bool, typer.Option("--mine", help="Cancel all your jobs that have not ended.")] = False,
     everybody: Annotated[bool, typer.Option("--all", help="As root: cancel all jobs that have not ended.")] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Send the request; do not wait until the GPUs are free.")
+        bool, typer.Option("--no-wait", help="Send the cancel request; do not wait until the jobs' GPUs are free.")
     ] = False,
     yes: YesOption = False,
     inventory: InventoryOption = None,

@@ -59,7 +59,9 @@ def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as
 
 
 def stage(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder on the head, or JOB:outputs/path.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Folder to copy: a path on the head, or JOB:outputs/path.")
+    ],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -106,12 +108,14 @@ def stage(
 def evict(
     digests: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DIGEST]…", help="Data sets, as `gpurun data list` names them.", show_default=False),
+        typer.Argument(metavar="[DIGEST]…", help="Digests of data sets, from `gpurun data list`.", show_default=False),
     ] = None,
     unused: Annotated[
         bool, typer.Option("--unused", help="Remove all data sets that no queued or running job needs.")
     ] = False,
-    hosts: Annotated[str | None, typer.Option("--host", metavar="HOSTS", help="Only on these hosts.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--host", metavar="HOSTS", help="Remove data sets only from these hosts.")
+    ] = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,

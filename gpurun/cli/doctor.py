@@ -31,7 +31,10 @@ def doctor(
     cordon: Annotated[bool, typer.Option("--cordon", help="Cordon hosts with errors: they get no new gangs.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also print remarks that are not problems.")] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer SSH.", show_default="15s")
+        float,
+        typer.Option(
+            "--timeout", click_type=TIME, help="Time within which a host must answer SSH.", show_default="15s"
+        ),
     ] = 15.0,
     as_json: JsonOption = False,
 ) -> None:

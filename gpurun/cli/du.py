@@ -26,7 +26,7 @@ def du(
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
-        bool, typer.Option("--caches", help="Instead, show the size of your caches of models and kernels on hosts.")
+        bool, typer.Option("--caches", help="Show no jobs, but the size of your model and kernel caches on hosts.")
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from gpurun.history.select import Wanted
 
 SHOWN = 50
-UserOption = Annotated[str | None, typer.Option("--user", metavar="USER", help="Only jobs of this user.")]
-PoolOption = Annotated[str | None, typer.Option("--pool", metavar="POOL", help="Only jobs of this pool.")]
-ProjectOption = Annotated[str | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project.")]
+UserOption = Annotated[str | None, typer.Option("--user", metavar="USER", help="Show only jobs of this user.")]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="POOL", help="Show only jobs of this pool.")]
+ProjectOption = Annotated[
+    str | None, typer.Option("--project", metavar="PROJECT", help="Show only jobs of this project.")
+]
 SinceOption = Annotated[
     float | None,
     typer.Option("--since", click_type=WHEN, help="Start of the period: 7d (ago), yesterday or '2026-11-01 10:00'."),
@@ -38,18 +40,20 @@ def history(
     user: UserOption = None,
     pool: PoolOption = None,
     project: ProjectOption = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Only attempts on this host.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Show only attempts on this host.")] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only this outcome, such as FAILED; may be repeated."),
+        typer.Option(
+            "--state", metavar="STATE", help="Show only jobs with this outcome, such as FAILED; may be repeated."
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help="Only jobs whose name or id contains this text.")
+        str | None, typer.Option("--name", metavar="TEXT", help="Show only jobs whose name or id contains this text.")
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Rebuild your part of the history from the jobs' folders, then exit.")
+        bool, typer.Option("--rebuild", help="Rebuild the history of your jobs from their folders, then exit.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table with all columns.")] = False,
     as_json: JsonOption = False,

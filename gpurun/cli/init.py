@@ -33,11 +33,13 @@ def init(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="Hosts such as 'gpu-[01-16]', or a file with hosts, of Ansible, OpenSSH, Slurm, MPI or CSV.",
+            help="Hosts such as 'gpu-[01-16]', or a file that lists hosts: Ansible, OpenSSH, Slurm, MPI or CSV.",
             show_default=False,
         ),
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", metavar="USER", help="User that SSH logs in as.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="USER", help="User name for SSH logins on the hosts.")
+    ] = None,
     inventory: Annotated[
         str | None,
         typer.Option(

@@ -25,7 +25,7 @@ def connect(
     idle_s: Annotated[
         float,
         typer.Option(
-            "--idle", click_type=TIME, help="Close a connection after this time without use.", show_default="12h"
+            "--idle", click_type=TIME, help="Close a connection that nothing used for this time.", show_default="12h"
         ),
     ] = 12 * 3600.0,
     close: Annotated[bool, typer.Option("--close", help="Close the connections of these hosts.")] = False,

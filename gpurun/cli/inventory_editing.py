@@ -30,13 +30,18 @@ if TYPE_CHECKING:
 
 SettingsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="KEY=VALUE…", help="Such as gpus=8 or labels.team=vision; KEY= removes the value."),
+    typer.Argument(
+        metavar="KEY=VALUE…", help="Values to set, such as gpus=8 or labels.team=vision; KEY= removes a value."
+    ),
 ]
 
 
 def add(
     hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="New hosts, such as 'gpu-r3-[01-16]', in quotes.")],
-    settings: Annotated[list[str], typer.Argument(metavar="rack=RACK KEY=VALUE…", help="Such as rack=r3 gpus=8.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="rack=RACK KEY=VALUE…", help="Values of the new hosts, such as rack=r3 gpus=8."),
+    ],
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -111,7 +116,9 @@ def edit(
     inventory: InventoryOption = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Continue with the text that an earlier `edit` saved.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Open this text, which an earlier `gpurun inventory edit` saved.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves it for --resume."""
@@ -140,7 +147,9 @@ def edit(
 def diff(
     number: Annotated[
         int | None,
-        typer.Argument(metavar="[NUMBER]", help="Number of the change, as --all lists it.", show_default=False),
+        typer.Argument(
+            metavar="[NUMBER]", help="Number of the change, from `gpurun inventory diff --all`.", show_default=False
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="List all changes.")] = False,
     inventory: InventoryOption = None,

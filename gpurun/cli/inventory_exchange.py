@@ -38,24 +38,25 @@ def import_(
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the new inventory, or its changes; write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the new inventory, or how the inventory would change; write nothing."),
     ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add the hosts to an inventory that has other sources.")
+        bool, typer.Option("--merge", help="Add the imported hosts to an inventory whose hosts come from elsewhere.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source does not say.")
+        int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source gives no number of GPUs.")
     ] = None,
     generation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source does not say.")
+        str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source gives no generation.")
     ] = None,
-    user: Annotated[str | None, typer.Option(metavar="USER", help="User that SSH logs in as.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="USER", help="User name for SSH logins on the hosts.")] = None,
     fabric: Annotated[str, typer.Option(metavar="KIND", help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface that ranks use.")] = None,
     hca: Annotated[
         list[str] | None, typer.Option(metavar="DEVICE", help="RDMA device, such as mlx5_0; may be repeated.")
     ] = None,
-    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: groups that are racks.")] = None,
+    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: import these groups as racks.")] = None,
     groups: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
     ] = None,

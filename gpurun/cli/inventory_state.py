@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from gpurun.leases.cluster import Cluster
 
 ReasonOption = Annotated[
-    str, typer.Option("--reason", "-r", metavar="TEXT", help="Reason that gpurun shows to other users.")
+    str,
+    typer.Option(
+        "--reason", "-r", metavar="TEXT", help="Reason for the cordon or drain; gpurun shows it to all users."
+    ),
 ]
 
 
@@ -40,7 +43,9 @@ def drain(
     reason: ReasonOption = "",
     deadline_s: Annotated[
         float | None,
-        typer.Option("--deadline", click_type=TIME, help="Stop jobs that still run after this time, such as 2h."),
+        typer.Option(
+            "--deadline", click_type=TIME, help="Stop jobs that still run on the hosts after this time, such as 2h."
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until no job holds GPUs of the hosts.")] = False,
     inventory: InventoryOption = None,

@@ -32,7 +32,8 @@ def trust(
         bool, typer.Option("--replace", help="Also trust keys that differ from the known keys.")
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", click_type=TIME, help="Time a host has to answer.", show_default="5s")
+        float,
+        typer.Option("--timeout", click_type=TIME, help="Time within which a host must answer.", show_default="5s"),
     ] = 5.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -25,7 +25,9 @@ InventoryOption = Annotated[
 ]
 IdleOption = Annotated[
     float,
-    typer.Option("--idle", click_type=TIME, help="End after this time without a request.", show_default="1h"),
+    typer.Option(
+        "--idle", click_type=TIME, help="Stop the server after this time without a request.", show_default="1h"
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB, autocompletion=completion.jobs)]
@@ -41,7 +43,7 @@ HostArgument = Annotated[
 OnlyHostsOption = Annotated[
     str | None,
     typer.Option(
-        "--host", metavar="HOSTS", help="With --caches: only on these hosts.", show_default=False,
+        "--host", metavar="HOSTS", help="With --caches: use only the caches on these hosts.", show_default=False,
         autocompletion=completion.hosts,
     ),
 ]  # fmt: skip

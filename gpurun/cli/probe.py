@@ -30,9 +30,12 @@ def probe(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Show what differs, then write it into the inventory.")
+        bool,
+        typer.Option("--write", help="Show where the inventory differs from the hosts, then correct the inventory."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --write: do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --write: correct the inventory without a question.")
+    ] = False,
     timeout_s: Annotated[
         float,
         typer.Option(

@@ -26,7 +26,9 @@ def prune(
     jobs: SomeJobsArgument = None,
     older_than_s: Annotated[
         float | None,
-        typer.Option("--older-than", click_type=TIME, help="Only jobs that ended at least this long ago, such as 30d."),
+        typer.Option(
+            "--older-than", click_type=TIME, help="Remove only jobs that ended at least this long ago, such as 30d."
+        ),
     ] = None,
     keep_below_mib: Annotated[
         int | None,
@@ -38,18 +40,21 @@ def prune(
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only these outcomes, such as FAILED; may be repeated."),
+        typer.Option(
+            "--state", metavar="STATE", help="Remove only jobs with this outcome, such as FAILED; may be repeated."
+        ),
     ] = None,
     outputs_only: Annotated[
         bool, typer.Option("--outputs-only", help="Remove only the outputs; keep logs and records.")
     ] = False,
     also_unbrought: Annotated[
-        bool, typer.Option("--also-unbrought", help="Also remove jobs with outputs that are only on hosts.")
+        bool,
+        typer.Option("--also-unbrought", help="Also remove jobs whose outputs are still on hosts and not on the head."),
     ] = False,
     caches: Annotated[
         bool,
         typer.Option(
-            "--caches", help="Instead of jobs, shrink your caches on hosts to their limit or to --keep-below."
+            "--caches", help="Remove no jobs; shrink your caches on hosts to their size limit or to --keep-below."
         ),
     ] = False,
     hosts: OnlyHostsOption = None,

@@ -29,14 +29,14 @@ def recover(
     claims: Annotated[
         bool,
         typer.Option(
-            "--claims", help="On all hosts, find claims of jobs that gpurun no longer knows; fence these jobs."
+            "--claims", help="Find GPUs on all hosts that jobs without a lease still claim; fence these jobs."
         ),
     ] = False,
     by_timer: Annotated[
         bool,
         typer.Option(
             "--by-timer",
-            help="Also check hosts that are out or silent for long. Stop if another `recover --by-timer` runs.",
+            help="Also check hosts that failed a check or do not answer. Exit if another `recover --by-timer` runs.",
         ),
     ] = False,
     inventory: InventoryOption = None,

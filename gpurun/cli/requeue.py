@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def requeue(
     jobs: JobsArgument,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Send the request; do not wait until the GPUs are free.")
+        bool, typer.Option("--no-wait", help="Send the requeue request; do not wait until the jobs' GPUs are free.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

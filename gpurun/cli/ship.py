@@ -36,10 +36,10 @@ def ship(
     ] = False,
     rate_limit: Annotated[
         int | None,
-        typer.Option(click_type=RATE, help="Highest sending rate of the head and of each host, such as 1gbit."),
+        typer.Option(click_type=RATE, help="Maximum rate at which the head and each host send, such as 1gbit."),
     ] = None,
     deadline_s: Annotated[
-        float, typer.Option("--deadline", click_type=TIME, help="Give up after this long.", show_default="6h")
+        float, typer.Option("--deadline", click_type=TIME, help="Stop the copy after this time.", show_default="6h")
     ] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -174,7 +174,8 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
 def diff(
     one: Annotated[str, typer.Argument(metavar="JOB", help="A job.", autocompletion=completion.jobs)],
     other: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job to compare it with.", autocompletion=completion.jobs)
+        str,
+        typer.Argument(metavar="JOB", help="The job to compare the first job with.", autocompletion=completion.jobs),
     ],
     as_json: JsonOption = False,
 ) -> None:

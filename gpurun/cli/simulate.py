@@ -53,14 +53,14 @@ def simulate(
             "--plot",
             "--to",
             metavar="FILE",
-            help="Write GPUs in use, queue and fragmentation over time to this .svg or .png file.",
+            help="Plot GPUs in use, queue length and fragmentation over time into this .svg or .png file.",
         ),
     ] = None,
     scaling: Annotated[
         Path | None,
         typer.Option(
             metavar="SAMPLES.jsonl",
-            help="Let durations depend on placement, as in these runs that `gpurun scale` measured.",
+            help="Compute how placement changes each job's duration, from this file of `gpurun scale` measurements.",
             show_default=False,
         ),
     ] = None,

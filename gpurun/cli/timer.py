@@ -20,7 +20,9 @@ def _timer() -> None:
     """Let systemd run `gpurun recover` at boot and every minute. Root's timer recovers the jobs of all users."""
 
 
-def install(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the systemd units.")] = False) -> None:
+def install(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the systemd units; install nothing.")] = False,
+) -> None:
     """Write and enable the systemd units."""
     from gpurun.cli import recover_timer
 
@@ -28,7 +30,7 @@ def install(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print 
 
 
 def remove(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
 ) -> None:
     """Disable and remove the systemd units. Jobs continue."""
     from gpurun.cli import recover_timer

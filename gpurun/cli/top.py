@@ -29,7 +29,9 @@ def top(
     inventory: InventoryOption = None,
     plain: Annotated[
         bool,
-        typer.Option("--plain", help="Print lines: first everything, then only changes. For screen readers and pipes."),
+        typer.Option(
+            "--plain", help="Print lines for screen readers and pipes: first all jobs and hosts, then only changes."
+        ),
     ] = False,
 ) -> None:
     """Show jobs, the queue and the use of every leased GPU, live, and the log of the selected job.

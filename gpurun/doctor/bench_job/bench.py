@@ -81,7 +81,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", required=True)
     parser.add_argument("--leaders", required=True, help="the first rank of each host, separated by commas")
     parser.add_argument(
-        "--racks", default="{}", help="JSON: host name → rack; a link is compared with links between the same racks"
+        "--racks",
+        default="{}",
+        help="JSON object: the rack of each host name; gpurun compares only links between the same racks",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="seconds for each measurement, after a warm-up")
     parser.add_argument("--sizes", default="8,1024,65536,1048576,8388608,67108864", help="allreduce sizes, bytes")
