@@ -53,7 +53,7 @@ def simulate(
             "--plot",
             "--to",
             metavar="FILE",
-            help="Plot GPUs in use, queue length and fragmentation over time into this .svg or .png file.",
+            help="Write a plot of GPUs in use, queue length and fragmentation to this .svg or .png file.",
         ),
     ] = None,
     scaling: Annotated[
