@@ -55,20 +55,24 @@ def pack(
             ) from error
     if len(data) > MOST_BYTES:
         raise BadInput(
-            f"the function and its arguments take {len(data) >> 20} MiB, more than {MOST_BYTES >> 20} MiB",
+            f"the function and its arguments take {len(data) >> 20} MiB, more than the limit of {MOST_BYTES >> 20} MiB",
             hint="let the function read its data from a mount, the image or the workdir",
         )
     try:
         _fill(folder, data, workdir, Path(cloudpickle.__file__).parent)
     except OSError as error:  # a full disk, or a workdir that cannot be read
-        raise BadInput(f"the call cannot be packed: {error.strerror or error}", where=str(folder)) from error
+        raise BadInput(
+            f"the function and its arguments cannot be packed: {error.strerror or error}", where=str(folder)
+        ) from error
 
 
 def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) -> None:
     if workdir is not None:
         if taken := [name for name in OWN if os.path.lexists(workdir / name)]:
             raise BadInput(
-                f"the folder has {taken[0]}, a name that gpurun needs", where=str(workdir), hint="rename the file"
+                f"the folder has {taken[0]}, but gpurun needs this name for a file of its own",
+                where=str(workdir),
+                hint=f"rename {taken[0]}",
             )
         shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
     (folder / gpurun_call.CALL).write_bytes(data)

@@ -96,7 +96,7 @@ def begin(
     before = None if found is None else found.plan()
     if before is not None and not before.asks_the_same_as(plan):
         raise BadInput(
-            f"the campaign {plan.name} exists, with another command or other sizes", where="--name",
+            f"the campaign {plan.name} exists already, but with another command or other sizes", where="--name",
             hint=f"choose another name; `gpurun scale show {plan.name}` shows the campaign",
         )  # fmt: skip
     pinned, codes = pin(plan.jobs, inventory, home, environ)

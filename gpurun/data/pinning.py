@@ -49,7 +49,7 @@ def folder_of(source: DataSource, home: Path) -> Path:
     folder = JobStore(home).find(job)
     if not folder.record().state.ended:
         raise BadInput(
-            "the job has not ended: its outputs still change",
+            "the job has not ended, so its outputs can still change",
             job=folder.id,
             hint=f"wait for the job with: gpurun wait {folder.id}",
         )

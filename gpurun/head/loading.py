@@ -28,7 +28,10 @@ def load(module: str) -> Callable[[list[str]], int]:
     begun_s = time.time()
     found = whole(module)
     if is_fresh(newest_change_s(), begun_s, time.time()):
-        raise ImportError("gpurun's files have just changed: this process may have files of two versions", name=module)
+        raise ImportError(
+            "gpurun's program files have just changed, so this process may have loaded files of two versions",
+            name=module,
+        )
     main: Callable[[list[str]], int] = found.main
     return main
 

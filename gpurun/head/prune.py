@@ -177,9 +177,9 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
         )
     if left is not None and left.hosts and not also_unbrought:
         return refused(
-            f"outputs on {', '.join(left.hosts)} are not on the head",
+            f"the job's outputs on {', '.join(left.hosts)} are not on the head",
             hint=f"`gpurun outputs {folder.id}` copies the outputs to the head; "
-            "--also-unbrought removes the job without these outputs",
+            "--also-unbrought removes the job, although the head has no copy of these outputs",
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):

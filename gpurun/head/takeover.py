@@ -128,8 +128,8 @@ def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
     if resolved_by_ssh and name in inventory.by_name:
         return inventory.by_name[name]
     raise BadInput(
-        f"this inventory has no host at {machine or name}, where the job holds GPUs. "
-        f"The job's owner calls this host {name!r}",
+        f"the job holds GPUs on {machine or name}, but this inventory has no host with this address. "
+        f"The job's owner calls the host {name!r}",
         where=inventory.source, hint="use an inventory that has a host with this address: --inventory FILE",
     )  # fmt: skip
 

@@ -191,7 +191,7 @@ def _of_user(home: Path, uid: int, stack: ExitStack, on_problem: OnProblem) -> H
     if (owner := _owner_of(folder)) != uid:
         raise StateError(
             f"the folder belongs to {user_name(owner)}, so {user} has no history", where=str(folder),
-            hint=f"ask root to remove the folder; {user} then runs `gpurun history --rebuild`",
+            hint=f"ask root to remove the folder; then run `gpurun history --rebuild` as {user}",
         )  # fmt: skip
     if uid == os.getuid():
         try:

@@ -120,7 +120,7 @@ def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     path = folder / FILE
     _check(path, create=write)
     if not write and not path.stat().st_size:  # made, and then the disk was full
-        raise FileNotFoundError(errno.ENOENT, "no row was written yet", str(path))
+        raise FileNotFoundError(errno.ENOENT, "gpurun has not written a row into the history yet", str(path))
     try:
         uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
@@ -173,7 +173,7 @@ def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
         for statement in SCHEMA:
             connection.execute(statement)
     elif not _is_sound(connection):
-        raise sqlite3.DatabaseError("the file's schema is not that of this gpurun version")
+        raise sqlite3.DatabaseError("the schema of the file differs from the schema of this gpurun version")
 
 
 def set_aside_damaged(home: Path) -> StatePath | None:

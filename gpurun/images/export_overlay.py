@@ -125,7 +125,7 @@ def _file(root: int, entry: dict[str, Any], pieces: bytearray) -> Iterator[bytes
         while left:
             piece = os.read(descriptor, min(left, PIECE_BYTES))
             if not piece:
-                raise OSError(f"{name!r} is shorter than its layer says")
+                raise OSError(f"{name!r} is shorter than the size that the layer records")
             left -= len(piece)
             if len(piece) < PIECE_BYTES:
                 pieces += piece

@@ -25,12 +25,12 @@ def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
     named = [kind for kind in kinds if kind in keys]
     if len(named) != 1:
         raise BadInput(
-            f"python: names {' and '.join(named) or 'no packages'}",
+            f"python: needs one source of packages, but has {' and '.join(named) or 'none'}",
             hint=f"give exactly one of the keys {', '.join(kinds)}",
         )
     index = keys.get("index")
     if index is not None and _WITH_PASSWORD.match(index):
-        hint = "put the password into a netrc file, and name the file: `python: {secret: FILE}`"
+        hint = "put the password into a netrc file, and write the file's path into the recipe: `python: {secret: FILE}`"
         raise Disagreement("python: the index has a password in its URL", "python", "index", hint=hint)
     if index is not None and not _WEB.match(index):
         index = str(folder / index)

@@ -69,7 +69,9 @@ class JobFolder:
         except FileNotFoundError as error:
             raise StateError("the file is missing", job=self.id, where=str(path)) from error
         if record.id != self.id:
-            raise StateError(f"the record names the job {record.id[:80]!r} instead of its own job", where=str(path))
+            raise StateError(
+                f"the file must be the record of {self.id}, but is the record of {record.id[:80]!r}", where=str(path)
+            )
         if record.owner_uid != folder.st_uid:
             raise StateError(
                 f"the record says that {user_name(record.owner_uid)} owns the job, "
@@ -101,7 +103,9 @@ class JobFolder:
         except StateError:
             now = mine
         if (now.state, now.attempt, now.outcome) != (mine.state, mine.attempt, mine.outcome):
-            raise StateError(f"another process has changed the job: the state is {now.state.value}", job=self.id)
+            raise StateError(
+                f"another process has changed the job: the job's state is now {now.state.value}", job=self.id
+            )
         return self.write(mine.but(**changes))
 
     def move(self, state: State, **changes: object) -> JobRecord:

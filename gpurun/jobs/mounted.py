@@ -35,7 +35,7 @@ def _outputs_path(path: str) -> str:
     """
     top, *below = _container_path(path).strip("/").split("/")
     if top in _KERNEL or (top in _SYSTEM and not any(below)):
-        copied = "; gpurun copies new files at /workspace without this key" if top == "workspace" else ""
+        copied = "; leave out this key: gpurun copies new files at /workspace in any case" if top == "workspace" else ""
         raise ValueError(f"hides the container's own /{top}{copied}")
     return path
 
@@ -59,7 +59,7 @@ def _data_source(text: str) -> dict[str, str]:
     if found is None:
         return {"kind": "folder", "path": text}
     if ".." in found[1].split("/"):
-        raise ValueError("leads out of the job's outputs")
+        raise ValueError("has '..', which leads out of the job's outputs")
     return {"kind": "job", "path": text}
 
 

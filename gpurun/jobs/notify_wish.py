@@ -70,8 +70,13 @@ def _check_target(kind: NotifyKind, target: str) -> None:
     if kind == "command":
         shlex.split(target)
     if kind == "slack" and is_url(target):
-        raise ValueError("has a URL that is a secret: put the URL into a file, and name the file")
+        raise ValueError(
+            "must not have a Slack URL, because this URL is a secret: write the URL into a file, and give slack:FILE"
+        )
     if kind == "webhook" and is_url(target):
         parts = urlsplit(checked_url(target))
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("has a URL that may hold a secret: put the URL into a file, and name the file")
+            raise ValueError(
+                "must not have a URL with a user, password, query or fragment, which may be a secret: "
+                "write the URL into a file, and give webhook:FILE"
+            )

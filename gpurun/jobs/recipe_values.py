@@ -36,7 +36,9 @@ def _words(line: str) -> list[str]:
     except ValueError as error:
         raise ValueError(f"cannot be split into words: {error}") from error
     if operator := next((word for word in quoted if _OPERATOR.fullmatch(word)), None):
-        raise ValueError(f"has {operator}, which only a shell carries out; write [bash, -c, 'FIRST {operator} SECOND']")
+        raise ValueError(
+            f"has {operator}, but only a shell understands {operator}; write [bash, -c, 'FIRST {operator} SECOND']"
+        )
     return words
 
 

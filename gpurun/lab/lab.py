@@ -242,7 +242,8 @@ class Lab:
         left = machine.cgroup(self.name).remove()
         if left:
             raise LabFailed(
-                f"processes still run in {', '.join(map(str, left))}", hint="run `gpurun lab down` again in a moment"
+                f"processes of the lab still run in {', '.join(map(str, left))}",
+                hint="run `gpurun lab down` again in a moment",
             )
         record.forget(self.name)
 

@@ -240,8 +240,8 @@ class _Passing:
         ssh_port = free_ports(self._ports, port_count)
         if ssh_port is None:
             raise StateError(
-                f"the {len(SSH_PORTS)} ports for jobs have no {port_count} free ports in a row", job=record.id,
-                hint="the job starts when other jobs have ended",
+                f"the job needs {port_count} free ports in a row, but the {len(SSH_PORTS)} ports for jobs have none",
+                job=record.id, hint="the job starts when other jobs have ended",
             )  # fmt: skip
         return Lease(
             job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,

@@ -134,8 +134,8 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
     look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
     return StateUnavailable(
         f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {_by_whom(home, descriptor)}",
-        where=str(home), hint=f"{look} shows the process that holds the lock. You can kill this process or, if it is "
-        "stopped (state T), resume it. gpurun loses nothing",
+        where=str(home), hint=f"{look} shows the process that holds the lock. You can resume the "
+        "process if it is stopped (state T), or kill the process: gpurun loses no state",
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class Lease:
         check_path(self.inventory)
         for machine in self.machines.values():
             if not _MACHINE.fullmatch(machine):
-                raise ValueError(f"{machine[:80]!r} is not a machine")
+                raise ValueError(f"{machine[:80]!r} is not the address of a machine")
         if not 1 <= self.port_count <= MOST_PORTS:
             raise ValueError(f"{self.port_count} is not a number of ports")
 

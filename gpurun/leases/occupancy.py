@@ -158,7 +158,7 @@ class Occupancy:
                 self.overlaps.append(
                     StateError(
                         f"GPU {gpu} is in the leases of {holder.job} and {lease.job}", host=host,
-                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which of them the host knows",
+                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which of both jobs the host knows",
                     )
                 )  # fmt: skip
                 return

@@ -55,7 +55,7 @@ def _at(found: re.Match[str], now: datetime) -> datetime:
     except ValueError:
         raise ValueError("is a date or a time that does not exist") from None
     if not FIRST_YEAR <= when.year <= LAST_YEAR:
-        raise ValueError(f"is not between {FIRST_YEAR} and {LAST_YEAR}")
+        raise ValueError(f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
     return when
 
 

@@ -44,7 +44,7 @@ def duration_s(text: str, *, zero: bool = False) -> float:
         raise ValueError(f"has no unit; write {text}s, {text}m, {text}h or {text}d")
     total = _clock_s(text) if ":" in text or "-" in text[1:] else _parts_s(text)
     if total <= 0 and not zero:
-        raise ValueError("is not more than 0")
+        raise ValueError("must be more than 0")
     if total > MOST_S:
         raise ValueError("is more than 3650d")
     return total
@@ -67,7 +67,7 @@ def _unit(text: str, word: str) -> str:
     if word == "M":
         raise ValueError(f"could be minutes or months; write {text.replace('M', 'm')}, or days such as 30d")
     if word.lower() in _NO_LENGTH:
-        raise ValueError("counts months or years, which have no fixed length; write days, such as 30d")
+        raise ValueError("has months or years, which have no fixed length; write days, such as 30d")
     if (unit := _UNITS.get(word.lower())) is None:
         raise ValueError(f"has the unknown unit '{word}'; the units are s, m, h, d and w, such as 90s or 1h30m")
     return unit
@@ -92,7 +92,7 @@ def _clock_s(text: str) -> float:
     if days is None and seconds is None:
         raise ValueError(f"could be hours or minutes; write {hours}h{minutes}m or {hours}m{minutes}s")
     if int(minutes or 0) > 59 or int(seconds or 0) > 59 or (days is not None and int(hours) > 23):
-        raise ValueError("has more than 59 minutes or seconds, or more than 23 hours after its days")
+        raise ValueError("can have at most 59 minutes, 59 seconds and, after a number of days, 23 hours")
     return int(days or 0) * _S["d"] + int(hours) * _S["h"] + int(minutes or 0) * _S["m"] + int(seconds or 0)
 
 

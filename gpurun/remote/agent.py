@@ -267,7 +267,7 @@ class Agent:
         if kind == "pong":
             return
         if not isinstance(ident, int) or kind not in ("out", "part", "done", "err", "credit"):
-            raise frames.FrameError(f"a frame has an unknown kind, {kind!r:.40}")
+            raise frames.FrameError(f"the host sent a frame of an unknown kind, {kind!r:.40}")
         with self._lock:
             operation = self._operations.get(ident)
         if operation is None:
@@ -275,10 +275,12 @@ class Agent:
         if kind == "credit":
             amount = frame.header.get("n")
             if type(amount) is not int or amount < 0:
-                raise frames.FrameError(f"a frame has an invalid credit, {amount!r:.40}")
+                raise frames.FrameError(f"the host sent a frame with an invalid credit, {amount!r:.40}")
             operation.credit(amount)
         elif not operation.put(frame, size_bytes + FRAME_COST_BYTES):
-            raise frames.FrameError(f"the host sent more than {MOST_HELD_BYTES >> 20} MiB ahead")
+            raise frames.FrameError(
+                f"the host sent more than {MOST_HELD_BYTES >> 20} MiB before gpurun was ready for more"
+            )
 
     def _next(self, operation: Operation, deadline: float | None, timeout_s: float) -> frames.Frame:
         try:

@@ -123,6 +123,6 @@ def _settled(trying: Sequence[socket.socket], timeout_s: float) -> list[socket.s
     poller = select.poll()
     for number in by_number:
         if number < 0:
-            raise OSError("the attempt was given up")
+            raise OSError("gpurun gave up this connection attempt")
         poller.register(number, select.POLLOUT)
     return [by_number[number] for number, _ in poller.poll(max(0.0, timeout_s) * 1000 + 1)]

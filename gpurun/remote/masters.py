@@ -93,7 +93,9 @@ def open_for_a_person(route: Route, keep_s: int) -> bool:
         hint = (
             f"set XDG_CONFIG_HOME to a folder with a shorter path: the path of a socket has at most {_MOST_PATH} bytes"
         )
-        raise BadInput("there is no place for the socket of a shared connection", host=route.name, hint=hint)
+        raise BadInput(
+            "gpurun has no usable folder for the socket of a shared ssh connection", host=route.name, hint=hint
+        )
     folder = Path(path).parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -231,7 +231,9 @@ def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pat
         found = tokens.get(match[1]) if match[1] is not None else os.environ.get(match[2])
         if found is None:
             raise BadInput(
-                f"{match[0]!r} in {value!r} has no value", host=host, hint=f"write a value in the place of {match[0]}"
+                f"ssh's configuration has {value!r}, but {match[0]!r} has no value here",
+                host=host,
+                hint=f"replace {match[0]} by its value in ssh's configuration",
             )
         return found
 

@@ -240,5 +240,8 @@ def _without(line: str, entry: KnownHost, name: str) -> str:
     if entry.names.startswith("|1|") or not left:
         return ""
     if len(left) == len(names):
-        raise BadInput(f"the old key of {name} is in a line with a pattern; remove this key by hand", where=entry.where)
+        raise BadInput(
+            f"the old key of {name} is in a line with a host pattern; gpurun does not change the line: edit it by hand",
+            where=entry.where,
+        )
     return line.replace(entry.names, ",".join(left), 1)

@@ -178,7 +178,7 @@ def _loaded(text: str) -> Any:
 def _distinct(keys: List[Any]) -> List[Any]:
     """Check the keys of a set or a dictionary. Many keys with one hash would block the head."""
     if len(set(map(hash, keys))) < len(keys) // 2:
-        raise ValueError("most keys have the same hash")
+        raise ValueError("most keys of a set or dictionary have the same hash")
     return keys
 
 

@@ -105,10 +105,10 @@ def most_gpus(
         raise larger
     if larger is None:
         raise refusal or BadInput("the inventory has no number of GPUs that fits the job")
-    are = count(larger.ranks, "GPU is", "GPUs are")
+    gpus = count(larger.ranks, "GPU")
     raise BadInput(
-        f"no number of GPUs reaches an efficiency of {least:.0%}: {are} expected to reach "
-        f"{larger.efficiency.median:.0%}",
+        f"no number of GPUs reaches an efficiency of {least:.0%}: gpurun expects "
+        f"{larger.efficiency.median:.0%} with {gpus}",
         hint="ask for a lower efficiency, such as --gpus auto:50%",
     )
 

@@ -97,7 +97,7 @@ class Sample:
             )
         if (self.exchange == "servers") != any(self.servers_per_host):
             raise ValueError(
-                "servers_per_host must have servers if the exchange is 'servers', and no servers otherwise"
+                "servers_per_host must have a server if the exchange is 'servers', and must have no server otherwise"
             )
         _ = self.shape
 

@@ -68,7 +68,9 @@ class Shape:
     def __post_init__(self) -> None:
         hosts = len(self.ranks_per_host)
         if len(self.racks) != hosts or len(self.servers_per_host) not in (0, hosts):
-            raise ValueError(f"{hosts} hosts need {hosts} racks, and {hosts} or no entries in servers_per_host")
+            raise ValueError(
+                f"for {hosts} hosts, racks must have {hosts} entries, and servers_per_host {hosts} or 0 entries"
+            )
         if any(not 0 <= count <= MOST_RANKS for count in (*self.ranks_per_host, *self.servers_per_host)):
             raise ValueError(f"a host must have from 0 to {MOST_RANKS} ranks or servers")
         if not 0 < sum(self.ranks_per_host) <= MOST_RANKS:

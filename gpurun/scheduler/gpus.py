@@ -44,7 +44,7 @@ def _choose(nvlink: Islands, near_hca: tuple[int, ...], free: int, gpus: int, co
         ]
         if options:
             return min(options)[3]
-    raise ValueError(f"{gpus} GPUs asked of {free.bit_count()} free ones")
+    raise ValueError(f"{gpus} GPUs are wanted, but only {free.bit_count()} are free")
 
 
 def _from_islands(chosen: tuple[int, ...], near: int, gpus: int, common: int) -> tuple[int, int, int, tuple[int, ...]]:

@@ -256,7 +256,7 @@ class _Cluster:
         return Stuck(
             f"the simulation is stuck at {now:.0f} s: no job runs, no later event can start a job, and {wait}: "
             f"{'; '.join(told)}{more}",
-            hint="report this defect of gpurun's scheduler, with the trace and the inventory",
+            hint="report this defect of gpurun's scheduler, and attach the trace and the inventory",
         )  # fmt: skip
 
     def _stop(self, victim: str, now: float) -> None:

@@ -35,7 +35,8 @@ def change_lock(home: Path, name: str) -> Iterator[None]:
             waited_s, who = time.monotonic() - begun, lock.holders_in_words(descriptor)
             raise StateUnavailable(
                 f"gpurun waited {waited_s:.0f} s for this lock, but {who} holds the lock", where=str(path),
-                hint=f"run `fuser -v {path}` as root to find the process; kill it, or resume it if stopped (state T)",
+                hint=f"run `fuser -v {path}` as root to find the process. Resume the process if it is stopped "
+                "(state T), or else kill the process",
             )  # fmt: skip
         yield
     finally:

@@ -236,7 +236,7 @@ def _ask_another(path: Path, descriptor: int) -> list[str]:
         finally:
             other.stdin.close()
     if not any(answers):  # it was killed, as for lack of memory
-        raise BrokenPipeError(errno.EPIPE, "the process that tests the locks ended")
+        raise BrokenPipeError(errno.EPIPE, "the process that tests file locks ended too early")
     return answers
 
 

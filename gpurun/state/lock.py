@@ -114,7 +114,7 @@ def _take_for(descriptor: int, path: Path, patience_s: float | None) -> None:
     if patience_s is None:
         take(descriptor)
     elif not take_within(descriptor, patience_s):
-        raise TimeoutError(errno.ETIMEDOUT, f"its lock is held by {holders_in_words(descriptor)}", str(path))
+        raise TimeoutError(errno.ETIMEDOUT, f"the file is locked by {holders_in_words(descriptor)}", str(path))
 
 
 def _opened(path: Path, mode: int) -> int:

@@ -244,7 +244,11 @@ class JobLog:
     def _write(self, data: bytes) -> None:
         free, disk = disk_of(self.descriptor)
         if free - len(data) < reserve_of(disk) // RESERVE_PART:
-            raise OSError(errno.ENOSPC, "the head reserves the rest of its disk for the state of jobs", str(self.path))
+            raise OSError(
+                errno.ENOSPC,
+                "the head's disk is almost full; the rest is reserved for the state of jobs",
+                str(self.path),
+            )
         left = memoryview(data)
         while left:  # a disk that fills up takes a part, and refuses the rest
             left = left[os.write(self.descriptor, left) :]

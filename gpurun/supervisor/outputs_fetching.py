@@ -119,7 +119,7 @@ class Arrival:
         finally:
             stream.close()
         if number < len(wanted):
-            raise HostFailure(f"the host sent {number} of {count(len(wanted), 'file')}", host=agent.host)
+            raise HostFailure(f"the host sent only {number} of {count(len(wanted), 'file')}", host=agent.host)
 
     def _question(self, entry: Listed, begun: Begun | None) -> dict[str, Any]:
         version = self._versions.get(entry.path)

@@ -130,7 +130,9 @@ def list_outputs(
                 declared = Declared(*said) if said else None
             size += len(reply.payload)
             if size > MOST_LISTED_BYTES or time.monotonic() > deadline:
-                raise HostFailure("the host's list of outputs does not end", host=agent.host)
+                raise HostFailure(
+                    "the host's list of outputs is too long, or takes too long to arrive", host=agent.host
+                )
             yield reply.payload
 
     try:
@@ -156,7 +158,9 @@ def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, Kno
             else:
                 listing.add(listed(dict(frame.header)))
         except OpError as error:
-            raise HostFailure(f"the host's list of outputs is impossible: {error.message}", host=host) from error
+            raise HostFailure(
+                f"the host sent a list of outputs that no folder can have: {error.message}", host=host
+            ) from error
     return HostOutputs(host, listing.entries, tuple(listing.unbrought), listing.rows)
 
 

@@ -54,5 +54,5 @@ def _sums(host: str, paths: Sequence[str], stream: Stream) -> Mapping[str, tuple
     except OpError as error:
         raise HostFailure(f"the host's digests of outputs are damaged: {error.message}", host=host) from error
     if number < len(paths):
-        raise HostFailure(f"the host sent {number} of {len(paths)} digests", host=host)
+        raise HostFailure(f"the host sent only {number} of {len(paths)} digests", host=host)
     return found

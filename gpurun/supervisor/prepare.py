@@ -91,7 +91,9 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
         code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
         results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory, told=told)
     except FileNotFoundError:
-        raise failed(StateError("is missing", where=str(job.folder.code), hint="submit the job again")) from None
+        raise failed(
+            StateError("the job's copy of its code is missing", where=str(job.folder.code), hint="submit the job again")
+        ) from None
     except GpurunError as error:
         raise failed(error) from error
     raise_first(results.failed)

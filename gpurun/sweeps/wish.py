@@ -52,7 +52,7 @@ class Wish:
             why = "--stop" if stop is not None else "--tpe"
             raise BadInput(
                 f"{why} compares trials by a metric, but the sweep has no metric",
-                hint="name a metric, such as --metric accuracy:max",
+                hint="give a metric, such as --metric accuracy:max",
             )
         return SweepPlan(
             name=template.name, template=template, inventory=inventory, space=points, search=search, trials=trials,

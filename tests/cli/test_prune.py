@@ -135,7 +135,7 @@ def test_what_stays_is_named_and_why(gpurun, store):
     folder = ended(store, outputs_left=OutputsLeft(1, ("h1: did not answer",), ("h1",)))
     code, _, err = gpurun("prune", "--older-than", "30d", "--yes")
     assert code == 0
-    assert f"kept: {folder.id}: outputs on h1 are not on the head" in err
+    assert f"kept: {folder.id}: the job's outputs on h1 are not on the head" in err
     code, _, err = gpurun("prune", folder.id, "--yes")
     assert code == 2
     assert f"`gpurun outputs {folder.id}` copies the outputs to the head" in err

@@ -107,7 +107,7 @@ def test_a_job_without_a_name_is_called_after_its_script(command, name):
     ],
 )  # fmt: skip
 def test_a_command_line_with_what_only_a_shell_carries_out_is_refused(line, operator):
-    with pytest.raises(ValueError, match="which only a shell carries out") as caught:
+    with pytest.raises(ValueError, match="but only a shell understands") as caught:
         _words(line)
     assert f"has {operator}," in str(caught.value)
 

@@ -195,7 +195,7 @@ def test_hosts_are_found_by_their_address_not_by_the_owner_s_names(world, job):
 
 def test_an_inventory_without_one_of_the_machines_is_refused(world, job):
     """A host of that name with another address is another machine: a fence there would prove nothing."""
-    with pytest.raises(BadInput, match=r"no host at 10\.0\.0\.2:22"):
+    with pytest.raises(BadInput, match=r"the job holds GPUs on 10\.0\.0\.2:22"):
         end(world, job, "elsewhere.yaml")
     assert is_untouched(world, job)
 

@@ -281,7 +281,7 @@ def test_who_keeps_the_lock_of_the_file_is_named_then_given_up_on(
     """Everybody who may write in the folder can hold it."""
     monkeypatch.setattr(write, "PATIENCE_S", 0.1)
     with lock.alone(path.with_name(f".{path.name}.gpurun.lock")):
-        with pytest.raises(StateUnavailable, match="its lock is held by") as refused:
+        with pytest.raises(StateUnavailable, match="the file is locked by") as refused:
             file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
         assert "fuser" in (refused.value.hint or "")
     assert file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME) is not None

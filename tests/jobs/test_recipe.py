@@ -67,8 +67,8 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("outputs: ../x", "outputs: '../x' is not an absolute path"),
         ("outputs: /", "outputs: '/' must be a folder below /, such as /checkpoints"),
         ("image: UPPER:1", "image: 'UPPER:1' is not a Docker image reference in lower case"),
-        ("time_limit: 0", "time_limit: '0' is not more than 0"),
-        ("time_limit: 0s", "time_limit: '0s' is not more than 0"),
+        ("time_limit: 0", "time_limit: '0' must be more than 0"),
+        ("time_limit: 0s", "time_limit: '0s' must be more than 0"),
         ("time_limit: soon", "time_limit: 'soon' is not a time; write a number with its unit"),
         ("time_limit: 1:30", "time_limit: '1:30' could be hours or minutes; write 1h30m or 1m30s"),
         ("controller: slurm", r"controller: 'slurm' is not a known word \(allowed: gloo, mpi\)"),
@@ -216,9 +216,9 @@ def test_packages_are_named_relative_to_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("{}", "python: names no packages"),
-        ("{index: ./wheels}", "python: names no packages"),
-        ("{requirements: r.txt, project: .}", "python: names requirements and project"),
+        ("{}", "python: needs one source of packages, but has none"),
+        ("{index: ./wheels}", "python: needs one source of packages, but has none"),
+        ("{requirements: r.txt, project: .}", "but has requirements and project"),
         ("{requirements: r.txt, index: 'https://me:s3cret@x.example/simple'}", "has a password in its URL"),
         ("{requirement: r.txt}", "did you mean 'requirements'"),
         ("[numpy]", "python must be a mapping"),

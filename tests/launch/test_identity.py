@@ -75,14 +75,14 @@ def test_places_are_replaced_and_a_line_says_so(launcher, gpus):
 
 @pytest.mark.parametrize("launcher", ["tasks", "horovod", "jax", "tensorflow"])
 def test_places_that_nothing_replaces_are_refused_for_a_gang_and_stay_on_one_gpu(launcher):
-    with pytest.raises(BadInput, match="MASTER_ADDR would have the same value on each rank"):
+    with pytest.raises(BadInput, match="env sets MASTER_ADDR, but the right value depends"):
         settled(job(launcher, MASTER_ADDR="n1"), is_named=True)
     spec, said = settled(job(launcher, 1, MASTER_ADDR="n1"), is_named=True)
     assert (dict(spec.env), said) == ({"MASTER_ADDR": "n1"}, ("  set for each rank: MASTER_ADDR",))
 
 
 def test_the_only_process_of_a_host_gets_places_and_no_identity_of_a_rank():
-    with pytest.raises(BadInput, match="the ranks of all hosts would have the same RANK"):
+    with pytest.raises(BadInput, match="the ranks of all hosts would have the same value of RANK"):
         settled(replace(job(RANK="0"), one_per_host=True), is_named=True)
     spec, (said,) = settled(replace(job(NNODES="2", PET_NNODES="2"), one_per_host=True), is_named=True)
     assert (dict(spec.env), "NNODES=2 PET_NNODES=2" in said) == ({}, True)

@@ -243,15 +243,19 @@ def test_a_range_of_hosts_makes_the_gang_elastic(gpus, line, least):
         (2, "torchrun --nnodes=4 --nproc-per-node=8 x.py", "asks for 32 processes, but the job has 2 GPUs"),
         (8, "mpirun -np 16 ./a", "asks for 16 processes"),
         (8, "deepspeed --num_gpus 8 --num_nodes 2 x.py", "asks for 16 processes"),
-        (10, "torchrun --nnodes=1:3 x.py", "but not for a number of processes on each"),
+        (10, "torchrun --nnodes=1:3 x.py", "but gives no number of processes for each host"),
         (4, "torchrun --nnodes=two x.py", "must be a number of hosts or a range"),
         (4, "torchrun --nproc-per-node=⁴ x.py", "must be a number, not"),
         (4, "torchrun --nnodes=0:0 --nproc-per-node=4 x.py", "asks for 0 processes"),
         (1, "accelerate launch --num_processes 4 x.py", "--num_processes 4 asks for several processes"),
         (4, "mpirun -x GPURUN_RANK=1 ./a", "gpurun itself sets GPURUN_RANK"),
         (4, "OMPI_COMM_WORLD_RANK=1 ./a", "horovod itself sets OMPI_COMM_WORLD_RANK"),
-        (4, "MASTER_ADDR=n1 RANK=0 python3 x.py", "each of 4 ranks would have the same RANK"),
-        (4, "MASTER_ADDR=n1 python3 x.py", "MASTER_ADDR would have the same value on each rank, but gpurun chooses"),
+        (4, "MASTER_ADDR=n1 RANK=0 python3 x.py", "all 4 ranks would have the same value of RANK"),
+        (
+            4,
+            "MASTER_ADDR=n1 python3 x.py",
+            "env sets MASTER_ADDR, but the right value depends on the hosts that gpurun chooses",
+        ),
         (4, "A=1", "no command follows"),
         (4, "env -u A torchrun", "no command follows"),
         (4, "torchrun --standalone", "no command follows"),
@@ -434,5 +438,5 @@ def test_a_proposed_line_has_the_variables_and_the_wrappers_of_the_typed_one_and
 
 def test_shells_among_the_words_of_a_program_are_read_once_each():
     command = ("x", *["bash"] * 3000, "-c", "torchrun t.py")
-    with pytest.raises(BadInput, match="starts torchrun"):
+    with pytest.raises(BadInput, match="would start torchrun"):
         read(2, command)

@@ -210,7 +210,7 @@ def test_a_supervisor_that_lives_on_without_its_lease_does_not_undo_the_end_that
     job.amend(uncut=("h1",))
     finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.FAILED
-    with pytest.raises(StateError, match="another process has changed the job: the state is FAILED"):
+    with pytest.raises(StateError, match="another process has changed the job: the job's state is now FAILED"):
         job.amend(uncut=())
     assert folder.record().state is State.FAILED
     lock.close()
@@ -287,7 +287,7 @@ def test_a_lease_whose_machine_is_none_is_damaged_so_nothing_is_granted(home, in
     folder, _, lock = running
     path = LeaseStore(home).path(folder.id).plain
     path.write_text(path.read_text().replace('"h1:22"', json.dumps(machine)))
-    with pytest.raises(StateError, match="not a machine"):
+    with pytest.raises(StateError, match="not the address of a machine"):
         run_pass(home, now_s=3.0)
     lock.close()
 
@@ -309,7 +309,10 @@ def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory,
         submit(home, inventory, gpus=1, roles=Roles(ps=1, workers=1, chief=True))
     done = run_pass(home, now_s=2.0)
     assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
-    assert ["the 9 ports for jobs have no 4 free ports in a row" in str(problem) for problem in done.problems] == [True]
+    assert [
+        "the job needs 4 free ports in a row, but the 9 ports for jobs have none" in str(problem)
+        for problem in done.problems
+    ] == [True]
     for _, lock in done.granted:
         lock.close()
 

@@ -192,7 +192,7 @@ def test_rows_are_files_of_their_folder():
 )  # fmt: skip
 def test_rows_that_cannot_be(said):
     known = {("d", 0): KnownRows("0", ())}
-    with pytest.raises(HostFailure, match="list of outputs is impossible"):
+    with pytest.raises(HostFailure, match="list of outputs that no folder can have"):
         outputs_of("h1", said, known)
 
 

@@ -95,7 +95,8 @@ def with_own_variables(spec: JobSpec, launcher: Launcher) -> tuple[JobSpec, tupl
     places, is_replaced = [name for name in spec.env if PLACES.has(name)], any(map(PLACES.has, sets))
     if places and not is_replaced and spec.gpus > 1:
         raise Disagreement(
-            f"{', '.join(sorted(places))} would have the same value on each rank, but gpurun chooses the hosts",
+            f"env sets {', '.join(sorted(places))}, but the right {'values depend' if places[1:] else 'value depends'} "
+            "on the hosts that gpurun chooses for the job",
             "env", min(places),
             hint="for PyTorch, choose --launcher torchrun, which sets these variables for each rank. "
             f"Otherwise remove {', '.join(sorted(places))} from env",
@@ -128,17 +129,17 @@ def _refuse(spec: JobSpec, each: RankIdentity, names: list[str], launcher: Launc
         )  # fmt: skip
     if each.is_always_refused:
         raise Disagreement(
-            f"only a launcher may set {shown}, with another value for each rank", "env", names[0],
+            f"only a launcher may set {shown}: each rank needs its own value", "env", names[0],
             hint=f"remove {shown}, or choose --launcher {each.launchers[0]}, which sets {them}",
         )  # fmt: skip
     if spec.one_per_host:
         raise Disagreement(
-            f"the ranks of all hosts would have the same {shown}", "env", names[0],
+            f"the ranks of all hosts would have the same value of {shown}", "env", names[0],
             hint=f"remove {shown}; gpurun sets NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT for each host",
         )  # fmt: skip
     if spec.gpus > 1:
         raise Disagreement(
-            f"each of {spec.gpus} ranks would have the same {shown}", "env", names[0],
+            f"all {spec.gpus} ranks would have the same value of {shown}", "env", names[0],
             hint=f"remove {shown}, or choose --launcher {each.launchers[0]}, which sets {them} for each rank",
         )  # fmt: skip
 

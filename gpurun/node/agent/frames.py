@@ -130,7 +130,7 @@ def header_of(raw: Bytes) -> Dict[str, Any]:
     except (ValueError, RecursionError):
         raise FrameError("a frame's header is not JSON") from None
     if not isinstance(header, dict):
-        raise FrameError("a frame's header is not an object")
+        raise FrameError("a frame's header is not a JSON object")
     return header
 
 

@@ -167,7 +167,7 @@ def link_file(above: int, name: bytes, dest: int, dest_name: bytes) -> None:
     looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
         if not stat.S_ISREG(os.fstat(looked).st_mode):
-            raise OSError(errno.ELOOP, "it is not a regular file")
+            raise OSError(errno.ELOOP, "the file is not a regular file")
         os.link("/proc/self/fd/%d" % looked, dest_name, dst_dir_fd=dest, follow_symlinks=True)
     finally:
         os.close(looked)

@@ -326,7 +326,7 @@ def _read_wants(incoming: Iterator[frames.Frame]) -> Wants:
         if left < 0:
             raise frames.FrameError("more than %d ranges" % MOST_RANGES)
         wants.append((str(frame.header.get("d")), [(first, last) for first, last in found]))
-    raise frames.FrameError("the list of wanted chunks has no end")
+    raise frames.FrameError("the list of wanted chunks is damaged or not complete")
 
 
 def _is_range(said: Any) -> bool:
