@@ -66,8 +66,9 @@ def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
     samples = campaign_samples(home(os.environ), campaign, spec.launcher)
     if not samples:
         raise BadInput(
-            f"gpurun cannot choose a size: there is no measured run of {campaign!r} with launcher {spec.launcher}",
-            hint="first measure some sizes: gpurun scale RECIPE --gpus 1,2,4",
+            f"gpurun cannot choose the number of GPUs: "
+            f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
+            hint="first measure some numbers of GPUs: gpurun scale RECIPE --gpus 1,2,4",
         )
     from gpurun.doctor.bench_history import read
     from gpurun.scaling.model import fit  # after all checks that can fail: this import is slow

@@ -121,7 +121,7 @@ def spec_of(
     if engine not in ENGINES:
         raise BadInput(f"--engine is {engine!r}, but must be auto, mpi or horovod")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
-        raise BadInput(f"--sizes is {sizes!r}, but must be numbers of bytes with commas, such as 8,1024")
+        raise BadInput(f"--sizes is {sizes!r}, but must be numbers of bytes, separated by commas, such as 8,1024")
     racks = json.dumps({name: inventory.by_name[name].rack for name in hosts})
     leaders = ",".join(str(at * gpus_per_host) for at in range(len(hosts)))
     command = ["python3", "bench.py", "--output", f"{OUTPUTS}/{RESULT}", "--leaders", leaders, "--racks", racks]

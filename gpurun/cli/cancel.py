@@ -82,7 +82,7 @@ def _chosen(store: JobStore, jobs: Sequence[str], *, mine: bool, everybody: bool
     if not jobs and not (mine or everybody):
         raise BadInput("name the jobs to cancel, or give --mine", where="cancel")
     if jobs and (mine or everybody):
-        raise BadInput("give jobs, or --mine or --all, but not both", where="cancel")
+        raise BadInput("give only one of: jobs, --mine, --all", where="cancel")
     if jobs:
         return list({folder.id: folder for folder in map(store.find, jobs)}.values())
     return _live(store, everybody=everybody)

@@ -26,7 +26,7 @@ def du(
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
-        bool, typer.Option("--caches", help="Show no jobs, but the size of your model and kernel caches on hosts.")
+        bool, typer.Option("--caches", help="Show the size of your model and kernel caches on hosts, instead of jobs.")
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
@@ -45,7 +45,9 @@ def du(
 
         if jobs:
             raise BadInput(
-                "caches belong to no job, so name no jobs", where="--caches", hint="gpurun du --caches --host HOSTS"
+                "caches do not belong to jobs: name no jobs together with --caches",
+                where="--caches",
+                hint="gpurun du --caches --host HOSTS",
             )
         show_caches(hosts, inventory, as_json=as_json)
         return

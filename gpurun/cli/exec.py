@@ -49,7 +49,7 @@ def exec_(
     refuse_others(folder, "run commands in it")
     record = folder.record()
     if record.started_s is None or record.state.ended:
-        raise BadInput(f"the job is {record.state.value}, so no container of it runs", job=record.id)
+        raise BadInput(f"the job is {record.state.value}, so the job has no running container", job=record.id)
     lease = LeaseStore(folder.path.home).read(record.id)
     if lease is None:
         raise StateError("the job's lease is gone", job=record.id, hint="`gpurun recover` restores the lease")

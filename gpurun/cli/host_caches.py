@@ -65,7 +65,7 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
 
     if wish.for_jobs:
         raise BadInput(
-            "caches belong to no job, so leave out all options about jobs",
+            "caches do not belong to jobs: leave out all options about jobs",
             where="--caches",
             hint="gpurun prune --caches --keep-below SIZE",
         )

@@ -33,7 +33,7 @@ def init(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="Hosts such as 'gpu-[01-16]', or a file that lists hosts: Ansible, OpenSSH, Slurm, MPI or CSV.",
+            help="Hosts such as 'gpu-[01-16]', or a host file for Ansible, OpenSSH, Slurm or MPI, or a CSV file.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +108,7 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
         )  # fmt: skip
     if user is not None and any(host.user != user for host in found.hosts):
         raise BadInput(
-            f"a host of this inventory has another user than {user!r}", where=str(target),
+            f"a host of this inventory has an SSH user other than {user!r}", where=str(target),
             hint=f"gpurun inventory set @all user={user}",
         )  # fmt: skip
     say(printable(f"{target}: gpurun init continues with its {count(len(found.hosts), 'host')}"))

@@ -117,7 +117,7 @@ def edit(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Open this text, which an earlier `gpurun inventory edit` saved.", show_default=False
+            metavar="FILE", help="Edit this file, which an earlier `gpurun inventory edit` saved.", show_default=False
         ),
     ] = None,
 ) -> None:

@@ -42,7 +42,7 @@ def import_(
         typer.Option("--dry-run", help="Print the new inventory, or how the inventory would change; write nothing."),
     ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add the imported hosts to an inventory whose hosts come from elsewhere.")
+        bool, typer.Option("--merge", help="Add the hosts to an existing inventory that has hosts from other sources.")
     ] = False,
     gpus: Annotated[
         int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source gives no number of GPUs.")

@@ -54,7 +54,7 @@ def prune(
     caches: Annotated[
         bool,
         typer.Option(
-            "--caches", help="Remove no jobs; shrink your caches on hosts to their size limit or to --keep-below."
+            "--caches", help="Shrink your caches on hosts to their size limit or to --keep-below; remove no jobs."
         ),
     ] = False,
     hosts: OnlyHostsOption = None,

@@ -28,9 +28,7 @@ def recover(
     ] = None,
     claims: Annotated[
         bool,
-        typer.Option(
-            "--claims", help="Find GPUs on all hosts that jobs without a lease still claim; fence these jobs."
-        ),
+        typer.Option("--claims", help="On all hosts, find jobs that claim GPUs but have no lease; fence these jobs."),
     ] = False,
     by_timer: Annotated[
         bool,

@@ -167,7 +167,7 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
         known = data_sites.hosts_of(source.digest)
         where = f"the data set {name!r} ({source.digest[7:19]}) is not in {source.path} any more"
         if not known:
-            raise BadInput(f"{where}, and no host is known to have it", job=folder.id, hint="submit the job again")
+            raise BadInput(f"{where}, and gpurun knows no host with a copy", job=folder.id, hint="submit the job again")
         say(f"{where}; gpurun copies it from {', '.join(sorted(known)[:3])}")
 
 

@@ -31,7 +31,7 @@ def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption =
     names = found.choose(host)
     if len(names) != 1:
         raise BadInput(
-            f"{host!r} names {len(names)} hosts, but gpurun ssh opens only one",
+            f"{host!r} names {len(names)} hosts, but gpurun ssh opens a shell on only one host",
             hint="name one host, or use `pdsh` or Ansible for several hosts",
         )
     route = resolve(target_of(names[0], found.inventory))

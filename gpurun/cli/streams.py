@@ -47,7 +47,8 @@ def disk_problem(error: Exception) -> StateDiskError | None:
     return StateDiskError(
         f"{'a' if error.filename is None else 'the'} file cannot be read or written: {error.strerror}",
         where=None if error.filename is None else str(error.filename),
-        hint="`df -h` shows which disk is full (also look at caches and temporary files); `dmesg | tail` may say more",
+        hint="`df -h` shows which disk is full: gpurun also writes caches and temporary files. "
+        "`dmesg | tail` may show disk errors",
     )  # fmt: skip
 
 

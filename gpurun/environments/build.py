@@ -53,7 +53,8 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
     base = engine.image(image)
     if (base.facts.get("Labels") or {}).get(LABEL):
         raise BadInput(
-            f"the image {image} is an environment already", hint="name the environment's base image in the recipe"
+            f"the image {image} already is an environment that gpurun built",
+            hint="name the environment's base image in the recipe",
         )
     return plan_environment(wanted, base, str(base.facts.get("Architecture", "")), environ)
 

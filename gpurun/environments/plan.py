@@ -76,8 +76,8 @@ def plan_environment(
     settings.check()
     if wanted.index is not None and requirements.has_index:
         raise BadInput(
-            "both the file and the recipe name a package index", where=wanted.path,
-            hint="remove the index from the file or from the recipe",
+            "both the requirements file and the recipe name a package index", where=wanted.path,
+            hint="remove the index from the requirements file or from the recipe",
         )  # fmt: skip
     constraints = (*requirements.constraints, *(_users_constraints(users) if wanted.index is None else ()))
     if requirements.locked:

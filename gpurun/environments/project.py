@@ -40,7 +40,7 @@ def read_project(folder: Path) -> Requirements:
         )  # fmt: skip
     listed = project.get("dependencies", [])
     if not isinstance(listed, list) or not all(isinstance(each, str) and each.strip() for each in listed):
-        raise BadInput("the key dependencies must be a list of texts", where=str(path))
+        raise BadInput("the key 'dependencies' must be a list of strings", where=str(path))
     where = f"{path}: dependencies"
     lines = tuple(value for each in listed for _, option, value in _requirements(each, where))
     return checked(Requirements(lines), where)

@@ -120,7 +120,7 @@ class _Reading:
         found = (path.parent / value).resolve()
         if Path(value).is_absolute() or not found.is_relative_to(self._top):
             raise BadInput(
-                f"the line includes {value!r}, which is not below {self._top}",
+                f"the line includes the file {value!r}, which is outside the folder {self._top}",
                 where=place,
                 hint=f"copy the included file into the folder {self._top}",
             )
@@ -163,8 +163,8 @@ def _option(line: str, place: str) -> tuple[str, str]:
     option = {**_INDEX, **_INCLUDES}.get(option, option)
     if option in ("-e", "--editable"):
         raise BadInput(
-            "an editable package is code, not a part of an environment", where=place,
-            hint="send the package's code as `workdir`",
+            "gpurun cannot install an editable package (-e) into an environment", where=place,
+            hint="send the package's code with the job: name its folder under `workdir` in the recipe",
         )  # fmt: skip
     if option in _PLAIN and not value:
         return option, ""

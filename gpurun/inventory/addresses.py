@@ -36,7 +36,9 @@ def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
         return addresses[0]
     folded = fold(addresses)
     if expand(folded) != addresses:
-        raise BadInput(f"the addresses of {fold(hosts)} are not in the hosts' order; set each address separately")
+        raise BadInput(
+            f"the addresses of {fold(hosts)} do not follow the order of the hosts; set each address separately"
+        )
     return folded
 
 

@@ -61,7 +61,7 @@ def _address(text: str) -> str:
 def _program(text: str) -> tuple[str, ...]:
     """Return a program without arguments. Raises ValueError for several words, because no shell would split them."""
     if text.split() != [text] or not text.isprintable() or len(text) > _LONGEST_WORD:
-        raise ValueError("has several words, and gpurun does not split them; write a list")
+        raise ValueError("has several words: write the program and its arguments as a list")
     return (text,)
 
 

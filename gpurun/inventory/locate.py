@@ -38,7 +38,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
             return place
     looked = "\n".join(f"  {place}" for place in places)
     raise BadInput(
-        f"found no inventory; looked for\n{looked}",
+        f"gpurun found no inventory; it looked for\n{looked}",
         hint="make an inventory with `gpurun init 'gpu-[01-16]'`, or name an inventory with --inventory FILE. For "
         "the lab, run `export GPURUN_INVENTORY=$(gpurun lab up)/inventory.yaml` in each terminal",
     )

@@ -36,8 +36,8 @@ def locked(path: Path) -> Iterator[Path]:
         except TimeoutError as error:
             raise StateUnavailable(
                 f"gpurun cannot change the file: {error.strerror}", where=str(path),
-                hint=f"run `fuser -v {beside}` as root to find the process. Kill the process, or resume the process "
-                "if it is stopped (state T)",
+                hint=f"run `fuser -v {beside}` as root to find the process that holds the lock. "
+                "Kill the process, or resume the process if it is stopped (state T)",
             ) from error  # fmt: skip
         except OSError as error:
             raise BadInput(f"gpurun cannot change the file: {error.strerror}", where=str(path)) from error

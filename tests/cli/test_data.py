@@ -155,7 +155,7 @@ def test_rerun_says_that_data_are_gone(gpurun, world, job, monkeypatch):
     (world / NAME / "file").write_bytes(b"y")
     code, _, err = gpurun("rerun", job.id)
     assert code == 2
-    assert "no host is known to have it" in err
+    assert "gpurun knows no host with a copy" in err
 
 
 def test_diff_shows_data(gpurun, world, job):

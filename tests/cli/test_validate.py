@@ -101,7 +101,7 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
         ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "'horovod' are for the launcher horovod"),
         ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker needs one GPU each, but the job has 4 GPUs"),
         ("launcher: torchrun\nenv: {WORLD_SIZE: 4}", "5:7", "torchrun itself sets WORLD_SIZE"),
-        ("launcher: tasks\nenv: {<<: {RANK: 4}}", "5:12", "each of 4 ranks would have the same RANK"),
+        ("launcher: tasks\nenv: {<<: {RANK: 4}}", "5:12", "all 4 ranks would have the same value of RANK"),
         ("command: [torchrun, --bogus, train.py]", "4:1", "gpurun does not know the flag --bogus"),
         ("command: [env, GPURUN_RANK=1, torchrun, train.py]", "4:1", "gpurun itself sets GPURUN_RANK"),
         ("launcher: tasks\nsweep: {grid: {lr: [1, 1]}}", "5:1", "the parameter lr has a value twice"),

@@ -297,7 +297,7 @@ def test_an_image_that_only_has_the_name_is_not_used(wanted, labels):
 def test_an_environment_is_no_base(wanted):
     engine = FakeEngine()
     image, _ = ensure(wanted, engine)
-    with pytest.raises(BadInput, match="is an environment already"):
+    with pytest.raises(BadInput, match="already is an environment that gpurun built"):
         ensure(wanted, engine, image=image.reference)
     with pytest.raises(BadInput, match="is not on the head"):
         ensure(wanted, engine, image="no/such:1")

@@ -142,8 +142,8 @@ REFUSED = {  # files, option → what the message says; each says a place
     "what ansible-inventory --list prints": (
         {"d.json": '{"_meta": {"hostvars": {}}}'}, ("d.json",), "ansible-inventory -i SOURCE --list --yaml > hosts.yml",
     ),
-    "a task of dstack's": ({".dstack.yml": "type: task\n"}, ("."), ".dstack.yml: type 'task' lists no hosts"),
-    "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: this fleet has no ssh_config"),
+    "a task of dstack's": ({".dstack.yml": "type: task\n"}, ("."), ".dstack.yml: a dstack file of type 'task' lists"),
+    "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: this dstack fleet has no ssh_"),
     "a pool without hosts": ({"p.yml": "a: {hosts: [x]}\nb: {user: u}\n"}, ("p.yml",), "p.yml:2:1: pool b has no host"),
     "a nameless host": ({"p.yml": "a: {hosts: [{user: x}]}\n"}, ("p.yml",), "p.yml:1:13: this host has neither ip nor"),
     "hosts that are no list": (

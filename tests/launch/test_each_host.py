@@ -180,7 +180,7 @@ def test_what_is_replaced_is_said_and_what_is_set_too():
         ("accelerate launch --cpu --config_file c.yml t.py", "cannot combine --cpu with --config_file"),
         ("accelerate launch --use_cpu --use_fsdp t.py", "cannot combine --use_cpu with --use_fsdp"),
         ("accelerate launch --no-such t.py", "does not know the flag --no-such"),
-        ("axolotl train c.yml --launcher python", "axolotl does not use other hosts"),
+        ("axolotl train c.yml --launcher python", "axolotl starts no processes on other hosts"),
         ("axolotl train c.yml --num-processes 16", "asks for 16 processes, but the job has 3 GPUs"),
         ("composer --world_size 16 t.py", "asks for 16 processes, but the job has 3 GPUs"),
         ("composer --frob t.py", "does not know the flag --frob"),

@@ -181,7 +181,7 @@ def test_a_rehearsal_plays_every_role_once():
     [
         ({"roles": Roles(ps=0, chief=True)}, "a chief coordinates parameter servers, but the job has no"),
         ({"roles": Roles(flags=True)}, "'flags' name parameter servers, but the job has no"),
-        ({"roles": Roles(ps=4)}, "4 parameter servers are more than the 3 workers"),
+        ({"roles": Roles(ps=4)}, "4 parameter servers, but only 3 workers"),
         ({"roles": Roles(ps_hosts=("c5",))}, "'ps_hosts' are for parameter servers, but the job has no"),
         ({"roles": Roles(ps=1, workers=4)}, "4 workers need one GPU each, but the job has 3 GPUs"),
         ({"min_gpus": 1}, "tensorflow cannot be elastic"),

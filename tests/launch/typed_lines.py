@@ -67,7 +67,7 @@ LINES = [
      "torchrun: python3 -u scripts/train.py config.yaml"),  # OLMo
     (6, "srun bash -c 'torchrun --nproc_per_node=3 --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 "
         "pretrain_modify.py'",
-     "refused: the command names the hosts of torchrun, but"),  # scBERT
+     "refused: the command names hosts for torchrun, but"),  # scBERT
     (8, "bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'",
      "tasks, once on each host: bash -c 'cd /work && torchrun --nproc_per_node=8 train.py'"),
     (2, "timeout 3600 nohup torchrun --nproc_per_node=2 train.py",
@@ -212,11 +212,11 @@ LINES = [
      "refused: singularity exec starts a container, and gpurun itself"),  # myovision-sam
     (2, "python -m debugpy --listen 0.0.0.0:9999 --wait-for-client -m torch.distributed.run --nproc_per_node=2 "
         "tools/train.py cfg.py --launcher pytorch",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
     (2, "python -um torch.distributed.launch --nproc_per_node=2 train.py",
-     "refused: the command starts torch.distributed.launch where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torch.distributed.launch in this command"),
     (2, "python -mtorch.distributed.run --nproc_per_node=2 train.py",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
     (4, "mpiexec -host gpu07 -n 4 -ppn 4 -genv FI_PROVIDER=verbs -genv MPIR_CVAR_ALLREDUCE_CCL ucc ./ucc_bench -n 1024",
      "mpirun: ./ucc_bench -n 1024"),  # Hydra splits NAME=VALUE
     (2, "mpirun -n 2 --display map-devel --runtime-options abort-nonzero-status --stream-buffering 0 --gomca btl tcp "
@@ -284,8 +284,8 @@ LINES = [
     (4, "env -S 'A=1 torchrun --nproc_per_node=4 x.py' --lr 1", "torchrun: python3 -u x.py --lr 1"),
     (4, "env -u B -vS 'torchrun x.py'", "torchrun: env -u B python3 -u x.py"),
     (4, "env --split-string='torchrun x.py ${A}'",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
-    (4, "env -i -S 'torchrun x.py'", "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
+    (4, "env -i -S 'torchrun x.py'", "refused: gpurun cannot read the flags of torchrun in this command"),
     # launchers of other frameworks, other queues, and texts of other programs
     (8, "NPROC_PER_NODE=8 xtuner train internlm_7b_qlora --deepspeed deepspeed_zero2",
      "refused: xtuner train starts processes of its own on each host"),
@@ -307,11 +307,11 @@ LINES = [
     (16, "lightning run model --node-rank=0 --main-address=192.168.48.36 --devices=8 --num-nodes=2 pretrain/x.py",
      "tasks, once on each host: lightning run model pretrain/x.py"),
     (8, "oumi distributed torchrun -m oumi train -c cfg.yaml",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
     (4, "coverage run -m torch.distributed.run --nproc_per_node=4 x.py",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
     (4, "script -qc 'torchrun --nproc_per_node=4 x.py' /dev/null",
-     "refused: the command starts torchrun where gpurun cannot read its flags"),
+     "refused: gpurun cannot read the flags of torchrun in this command"),
     (4, "./notify --text 'torchrun is here' 'no torchrun there'",
      "horovod: ./notify --text 'torchrun is here' 'no torchrun there'"),
     (64, "srun -p llm_s -n 8 -N 8 --ntasks-per-node=1 --gpus-per-task=8 -w 'HOST-10-[1-8]' torchrun --nproc_per_node 8 "
@@ -343,7 +343,7 @@ LINES = [
     (2, "sh -c 'cd /out && exec python3 /workspace/train.py'",
      "horovod: sh -c 'cd /out && exec python3 /workspace/train.py'"),
     (2, "nsys profile -o report torchrun --nproc_per_node=2 train.py",
-     "refused: the command starts torchrun where gpurun cannot read its flags: each of 2"),
+     "refused: gpurun cannot read the flags of torchrun in this command, so each of 2"),
     (1, "terminus composer -n live -- require drupal",
      "horovod: terminus composer -n live -- require drupal"),
 ]  # fmt: skip

@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--racks",
         default="{}",
-        help="JSON object: the rack of each host name; gpurun compares only links between the same racks",
+        help="JSON object that maps host names to racks; only links between the same racks are compared",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="seconds for each measurement, after a warm-up")
     parser.add_argument("--sizes", default="8,1024,65536,1048576,8388608,67108864", help="allreduce sizes, bytes")

@@ -87,7 +87,7 @@ def _depths_and_parents(
         name = ready.pop()
         left.pop(name, None)
         if depths[name] > MOST_DEPTH:
-            raise BadInput(f"groups are nested more than {MOST_DEPTH} deep", where=file)
+            raise BadInput(f"groups are nested more than {MOST_DEPTH} levels deep", where=file)
         for child in inside[name]:
             if child not in left:  # a cycle
                 continue

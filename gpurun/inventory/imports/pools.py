@@ -56,10 +56,12 @@ def read_dstack(data: bytes, draft: Draft, file: str) -> None:
     reader = _MachineLists(draft, file)
     top = reader.top(data, "the fleet")
     if _text(top, "type") != "fleet":
-        raise BadInput(f"type {_text(top, 'type')!r} lists no hosts; import a file of type fleet", where=file)
+        raise BadInput(
+            f"a dstack file of type {_text(top, 'type')!r} lists no hosts; import a file of type fleet", where=file
+        )
     ssh = entries(top["ssh_config"][1], reader.report, "ssh_config") if "ssh_config" in top else {}
     if "hosts" not in ssh:
-        raise BadInput("this fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
+        raise BadInput("this dstack fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
     for key in ("placement", "resources", "blocks", "env"):
         if key in top:
             draft.leave(f"{key}: only dstack has this setting", reader.place(top[key][0]))

@@ -33,7 +33,7 @@ def read(text: str, draft: Draft, file: str) -> None:
         columns = [column.strip().lower().replace(" ", "_") for column in next(rows, [])]
         at = next((columns.index(name) for name in _NAMES if name in columns), None)
         if at is None:
-            raise BadInput(f"no column is called {' or '.join(_NAMES)}", where=f"{file}:1")
+            raise BadInput(f"the CSV table has no column named {' or '.join(_NAMES)}", where=f"{file}:1")
         for row in rows:
             if any(row):
                 _row(dict(zip(columns, row, strict=False)), columns[at], draft, f"{file}:{rows.line_num}")

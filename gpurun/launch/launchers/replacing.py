@@ -141,8 +141,8 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
     """
     if other.is_queue and other.instead is not None:
         raise BadInput(
-            f"{other.name} asks another queue for machines, but gpurun is the queue of this job",
-            hint=f"write the command itself, and the settings of {other.name} as flags of gpurun: "
+            f"{other.name} asks another queue for machines, but gpurun itself queues this job",
+            hint=f"write only the command, and give the settings of {other.name} as flags of gpurun: "
             f"{_proposed(line, other.instead(line.words, spec.gpus))}",
         )
     if spec.gpus == 1 and (several := _several(line)):
@@ -158,11 +158,11 @@ def _by_itself(spec: JobSpec, line: CommandLine, other: Typed, *, is_named: bool
             is_named = True
         elif line.typed is None or other.instead is None:
             raise BadInput(
-                f"the command starts {other.name} where gpurun cannot read its flags: "
+                f"gpurun cannot read the flags of {other.name} in this command, so "
                 f"each of {spec.gpus} ranks would start {other.name}",
                 hint=f"write {other.name} and its flags as the command itself\n    "
                 "or run the whole command once on each host: --one-per-host\n    "
-                f"or once for each GPU: --launcher {ALONE}",
+                f"or run the whole command once for each GPU: --launcher {ALONE}",
             )
         else:
             _refuse_own_starter(spec, line, other)
@@ -198,7 +198,7 @@ def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
     )
     raise BadInput(
         why,
-        hint="write this command, and the other settings as flags of gpurun: "
+        hint="write only this command, and give the other settings as flags of gpurun: "
         f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
         f"or choose --launcher {ALONE}, which runs this command once for each GPU",
     )
@@ -286,7 +286,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         return spec
     if spec.min_gpus not in (None, least):
         raise BadInput(
-            f"{name}: the command continues with {count(least, 'process', 'processes')} or more, "
+            f"{name}: the command allows {count(least, 'process', 'processes')} or more, "
             f"but min_gpus is {spec.min_gpus}",
             hint="remove min_gpus, or write the same number in the command",
         )
@@ -308,7 +308,7 @@ def _wanted(spec: JobSpec, name: str, counts: Counts) -> tuple[int, int] | None:
         return None
     if not 1 <= least <= most or spec.gpus % most:
         raise BadInput(
-            f"{name}: the command asks for {least} to {most} hosts, but not for a number of processes on each",
+            f"{name}: the command asks for {least} to {most} hosts, but gives no number of processes for each host",
             hint="use gpurun submit --min-gpus N, or add the number of processes on each host to the command",
         )
     return least * (spec.gpus // most), spec.gpus

@@ -70,7 +70,7 @@ def with_roles(spec: JobSpec) -> JobSpec:
         raise Disagreement(what, "roles", "ps_hosts", hint=hint)
     if roles.ps > spec.gpus and not roles.ps_hosts:
         raise Disagreement(
-            f"roles: {roles.ps} parameter servers are more than the {count(spec.gpus, 'worker')}", "roles", "ps",
+            f"roles: the job has {roles.ps} parameter servers, but only {count(spec.gpus, 'worker')}", "roles", "ps",
             hint="write a smaller number under 'ps', or name hosts without GPUs for the servers under 'ps_hosts'",
         )  # fmt: skip
     chief = roles.ps > 0 and not roles.flags if roles.chief is None else roles.chief

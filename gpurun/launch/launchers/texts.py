@@ -43,7 +43,7 @@ def once_on_hosts(
         )
     if any(each.names_hosts for each in launches):
         raise BadInput(
-            f"{where} names the hosts of {names}, but gpurun chooses the hosts",
+            f"{where} names hosts for {names}, but gpurun chooses the hosts",
             hint=f"use {VARIABLES} in {where}: gpurun sets these variables on each host\n    "
             f"or write the launcher's line as the command: "
             f"gpurun submit -n {spec.gpus} … -- {next(each.line for each in launches if each.names_hosts)}",

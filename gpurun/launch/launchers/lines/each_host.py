@@ -182,7 +182,7 @@ def axolotl(program: tuple[str, ...], words: tuple[str, ...]) -> Meaning:
     early, own = _behind_script(_AXOLOTLS_OWN, own)
     if launcher not in ("accelerate", "torchrun"):
         raise BadInput(
-            f"axolotl train: with --launcher {launcher}, axolotl does not use other hosts and GPUs",
+            f"axolotl train: with --launcher {launcher}, axolotl starts no processes on other hosts and GPUs",
             hint="remove --launcher from the command",
         )
     found, more = read_flags(ACCELERATE if launcher == "accelerate" else TORCHRUN, behind)
