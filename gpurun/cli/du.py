@@ -23,7 +23,7 @@ UNREAD_SHOWN = 5
 
 def du(
     jobs: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[JOB…]", help="Show only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
         bool, typer.Option("--caches", help="Show the size of your model and kernel caches on hosts, instead of jobs.")

@@ -38,7 +38,7 @@ def init(
         ),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="User name for SSH logins on the hosts.")
+        str | None, typer.Option("--user", metavar="USER", help="User name for SSH logins to the hosts.")
     ] = None,
     inventory: Annotated[
         str | None,

@@ -91,4 +91,4 @@ def _refusal(target: Target) -> HostFailure | None:
 def _ask_on_the_terminal(route: Route) -> None:
     if not sys.stdin.isatty():
         hint = f"run this command in a terminal: gpurun inventory connect {route.name}"
-        raise BadInput("the host asks a question, but stdin is not a terminal", host=route.name, hint=hint)
+        raise BadInput("the host asks for input at login, but stdin is not a terminal", host=route.name, hint=hint)

@@ -50,7 +50,7 @@ def import_(
     generation: Annotated[
         str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source gives no generation.")
     ] = None,
-    user: Annotated[str | None, typer.Option(metavar="USER", help="User name for SSH logins on the hosts.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="USER", help="User name for SSH logins to the hosts.")] = None,
     fabric: Annotated[str, typer.Option(metavar="KIND", help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface that ranks use.")] = None,
     hca: Annotated[

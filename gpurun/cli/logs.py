@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def logs(
     job: JobArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help="Print only this rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, metavar="RANK", help="Print only the lines of this rank.")
+    ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Begin with the last LINES lines.")
     ] = None,

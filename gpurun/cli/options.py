@@ -29,7 +29,7 @@ IdleOption = Annotated[
         "--idle", click_type=TIME, help="Stop the server after this time without a request.", show_default="1h"
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB, autocompletion=completion.jobs)]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help=JOB, autocompletion=completion.jobs)]
 SomeJobsArgument = Annotated[

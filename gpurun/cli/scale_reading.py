@@ -61,7 +61,7 @@ def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
 
 def report(
     campaign: CampaignArgument,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Write the report into this folder.")] = Path(),
     as_json: JsonOption = False,
 ) -> None:
     """Write a campaign as CAMPAIGN.html, CAMPAIGN.json and CAMPAIGN.csv. The HTML page needs no network.

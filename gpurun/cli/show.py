@@ -172,10 +172,12 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def diff(
-    one: Annotated[str, typer.Argument(metavar="JOB", help="A job.", autocompletion=completion.jobs)],
+    one: Annotated[str, typer.Argument(metavar="JOB", help="The first job.", autocompletion=completion.jobs)],
     other: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="The job to compare the first job with.", autocompletion=completion.jobs),
+        typer.Argument(
+            metavar="JOB", help="The second job, which gpurun compares with the first.", autocompletion=completion.jobs
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

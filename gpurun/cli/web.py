@@ -22,7 +22,12 @@ def web(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", metavar="PORT", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="a free one"
+            "--port",
+            metavar="PORT",
+            min=1024,
+            max=65535,
+            help="Port of the server on 127.0.0.1.",
+            show_default="a free one",
         ),
     ] = None,
     idle_s: IdleOption = HOUR_S,

@@ -54,7 +54,7 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
     if (base.facts.get("Labels") or {}).get(LABEL):
         raise BadInput(
             f"the image {image} already is an environment that gpurun built",
-            hint="name the environment's base image in the recipe",
+            hint="write the environment's base image under `image` in the recipe",
         )
     return plan_environment(wanted, base, str(base.facts.get("Architecture", "")), environ)
 

@@ -9,7 +9,10 @@ from gpurun.environments.inside import NO_PIP, NO_VENV
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 
 MOST_LINES, MOST_CHARS = 4, 300
-ASKED, PASSWORD = "docs/environments.md", "name a netrc file with the password in the recipe: `python: {secret: FILE}`"
+ASKED, PASSWORD = (
+    "docs/environments.md",
+    "put the password into a netrc file, and write the file's path into the recipe: `python: {secret: FILE}`",
+)
 _FULL = ("No space left on device", "Disk quota exceeded")
 _NETWORK = (
     "Retrying (Retry(", "NewConnectionError", "Connection refused", "Temporary failure in name resolution",

@@ -86,7 +86,8 @@ def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
         if _CREDENTIALS.search(line):
             raise BadInput(
                 "the line has a user name or password in a URL", where=place,
-                hint="put the password into a netrc file, and name the file in the recipe: `python: {secret: FILE}`",
+                hint="put the password into a netrc file, and write the file's path into the recipe: "
+                "`python: {secret: FILE}`",
             )  # fmt: skip
         if _VARIABLE.search(line):
             raise BadInput("the line has a variable, but gpurun sets no variables for pip", where=place)

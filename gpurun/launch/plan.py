@@ -117,7 +117,8 @@ def make_plan(
     if launcher.argv is not None and len(used := set(interfaces.values())) > 1:
         raise BadInput(
             f"the gang's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
-            hint="give all hosts of a generation the same fabric, or name hosts of one fabric in constraints.hosts",
+            hint="give all hosts of a generation the same fabric, or list only hosts of one fabric "
+            "under constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     known = {h.name: replace(known[h.name], caches=caches.owner_on(h, spec, claimant)) for h in hosts}

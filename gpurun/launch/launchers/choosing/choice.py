@@ -167,7 +167,7 @@ def refuse_two_starters(spec: JobSpec, found: ProgramClues) -> None:
         raise BadInput(
             f"{spec.launcher} starts {found.starts} for each of {spec.gpus} ranks, and each copy would start "
             f"{found.launches[0].typed.name}",
-            hint=f"to run {found.starts} once on each host, name no launcher: gpurun submit -n {spec.gpus} … -- "
+            hint=f"to run {found.starts} once on each host, leave out the launcher: gpurun submit -n {spec.gpus} … -- "
             f"{command}\n    or choose --launcher {TASKS.name}, which runs {found.starts} once for each GPU",
         )
 
