@@ -118,7 +118,7 @@ def _missing_file(path: str, top: Path, *, is_run: bool) -> BadInput | None:
     if real != root and Walk(root).leaves_out(inside):
         return BadInput(
             f"{path} is in the workdir, but .gitignore leaves it out: no host gets it", where=str(top),
-            hint=f"change the rule, or run `git add -f {shlex.quote(inside)}`: gpurun sends all files that git tracks",
+            hint=f"change .gitignore, or run `git add -f {shlex.quote(inside)}`: gpurun sends files that git tracks",
         )  # fmt: skip
     if is_run and stat.S_ISREG(mode) and not mode & 0o111:
         starter = "python3" if path.endswith(".py") else "bash"

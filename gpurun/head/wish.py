@@ -114,7 +114,7 @@ def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
         hint = _about_generations(inventory)
         if unknown := sorted(set(spec.constraints.generations) - set(inventory.generations)):
             meant = did_you_mean(unknown[0], inventory.generations)
-            raise NeverFits(f"there is no generation {unknown[0]!r}{meant}", hint=hint)
+            raise NeverFits(f"the inventory has no GPUs of generation {unknown[0]!r}{meant}", hint=hint)
         never = f"the job can never start: {refusal.message}"
         raise NeverFits(never, hint=_about_pools(gang, inventory) if refusal.reason is Reason.POOL else hint)
 

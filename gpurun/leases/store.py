@@ -133,7 +133,7 @@ class LeaseStore:
             raise StateError(f"the lease names {user_name(lease.owner_uid)} as its owner, but {who}", where=str(path))
         # A crash between the two steps of `abandon` leaves a lost lease under the job's own name.
         if path.name not in (f"{lease.name}.json", f"{lease.job}.json"):
-            raise StateError(f"the file has the name of another lease, {lease.name!r}", where=str(path))
+            raise StateError(f"the file's name is not the name of its lease, {lease.name!r}", where=str(path))
         return lease
 
     def read(self, name: str) -> Lease | None:

@@ -104,7 +104,7 @@ def most_gpus(
     if isinstance(larger, CannotPredict):
         raise larger
     if larger is None:
-        raise refusal or BadInput("the inventory has no number of GPUs that fits the job")
+        raise refusal or BadInput("no number of GPUs in the inventory fits the job")
     gpus = count(larger.ranks, "GPU")
     raise BadInput(
         f"no number of GPUs reaches an efficiency of {least:.0%}: gpurun expects "

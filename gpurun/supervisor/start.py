@@ -104,7 +104,7 @@ def _create_all(job: SupervisedJob) -> Plan:
         job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: gpurun takes another port")
         _remove_parts(job, job.hosts)
         job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
-    why = f"no free port for the job in {PORT_TRIES} tries"
+    why = f"gpurun found no free port for the job in {PORT_TRIES} tries"
     raise failed(HostFailure(why, kind="port-in-use", host=taken[0].host, job=job.lease.job))
 
 

@@ -62,8 +62,8 @@ TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")
 @pytest.mark.parametrize(
     ("wants", "message"),
     [
-        ({"generations": ("pascl",)}, "there is no generation 'pascl'; did you mean 'pascal'?"),
-        ({"generations": ("x'; --",)}, 'there is no generation "x\'; --"'),
+        ({"generations": ("pascl",)}, "no GPUs of generation 'pascl'; did you mean 'pascal'?"),
+        ({"generations": ("x'; --",)}, 'no GPUs of generation "x\'; --"'),
         ({"hosts": ("h1",), "avoid": ("h1",)}, "needs 1 GPU; all named hosts are also among the hosts to avoid"),
         ({"hosts": ("h1",), "gpus_per_host": 8}, "cannot be split into 8 per host"),
     ],
