@@ -46,7 +46,7 @@ def exec_(
 
     command = context.obj or ("sh",)
     folder = find_job(job)
-    refuse_others(folder, "run commands in it")
+    refuse_others(folder, "exec", "run commands in it")
     record = folder.record()
     if record.started_s is None or record.state.ended:
         raise BadInput(f"the job is {record.state.value}, so the job has no running container", job=record.id)

@@ -41,7 +41,7 @@ def requeue(
     store = open_store()
     folders = list({folder.id: folder for folder in map(store.find, jobs)}.values())
     for folder in folders:
-        refuse_others(folder, "put it back into the queue")
+        refuse_others(folder, "requeue", "put it back into the queue")
         _refuse_what_stops(folder)
     going = {folder.id: folder.record().attempt for folder in folders if folder.record().state is not State.QUEUED}
     for folder in folders:

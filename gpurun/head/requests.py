@@ -19,8 +19,12 @@ from gpurun.state import audit, clock
 from gpurun.state.people import user_name
 
 
-def refuse_others(folder: JobFolder, what: str = "end it") -> None:
+def refuse_others(folder: JobFolder, command: str = "cancel", what: str = "end it") -> None:
     """Refuse users other than the job's owner and root: only they may stop or enter a job.
+
+    Args:
+        command: the command of gpurun that the owner could run.
+        what: what it does to the job.
 
     Raises:
         NotYours: the job belongs to another user.
@@ -29,7 +33,7 @@ def refuse_others(folder: JobFolder, what: str = "end it") -> None:
     if os.getuid() not in (owner, 0):
         raise NotYours(
             f"the job belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
-            hint=f"ask the owner to run: gpurun cancel {folder.id}" if what == "end it"
+            hint=f"ask the owner to run: gpurun {command} {folder.id}" if command != "exec"
             else "users who may use Docker on the job's hosts can do this with `docker` on these hosts",
         )  # fmt: skip
 
