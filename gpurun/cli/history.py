@@ -31,7 +31,7 @@ ProjectOption = Annotated[
 ]
 SinceOption = Annotated[
     float | None,
-    typer.Option("--since", click_type=WHEN, help="Start of the period: 7d (ago), yesterday or '2026-11-01 10:00'."),
+    typer.Option("--since", click_type=WHEN, help="Start of the period, such as 7d, yesterday or '2026-11-01 10:00'."),
 ]
 UntilOption = Annotated[float | None, typer.Option("--until", click_type=WHEN, help="End of the period.")]
 

@@ -128,7 +128,7 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
     }
     if command is not None and not command:
         raise BadInput(
-            "no command follows --", hint="write a command after --, such as -- python3 train.py, or remove --"
+            "no command follows `--`", hint="write the command after `--`: `gpurun submit … -- python3 train.py`"
         )
     if command is not None:
         flags["the command"] = ("command", list(command))

@@ -37,7 +37,7 @@ def logs(
     since_s: Annotated[
         float | None,
         typer.Option(
-            "--since", click_type=WHEN, help="Print lines since this time: 10m (ago), 08:00 or '2026-11-25 08:00'."
+            "--since", click_type=WHEN, help="Print lines since this time, such as 10m, 08:00 or '2026-11-25 08:00'."
         ),
     ] = None,
     grep: Annotated[

@@ -35,7 +35,9 @@ def simulate(
     inventory: InventoryOption = None,
     policy: Annotated[
         str,
-        typer.Option(metavar="POLICY", help="Policy: fifo, sjf (shortest job first) or default (as gpurun submit)."),
+        typer.Option(
+            metavar="POLICY", help="Policy: fifo, sjf (shortest job first) or default (the policy of `submit`)."
+        ),
     ] = "default",
     patience_s: Annotated[
         float | None,

@@ -105,10 +105,10 @@ def most_gpus(
         raise larger
     if larger is None:
         raise refusal or BadInput("no number of GPUs in the inventory fits the job")
-    gpus = count(larger.ranks, "GPU")
+    most = count(larger.ranks, "GPU")
     raise BadInput(
         f"no number of GPUs reaches an efficiency of {least:.0%}: gpurun expects "
-        f"{larger.efficiency.median:.0%} with {gpus}",
+        f"{larger.efficiency.median:.0%} with {most}",
         hint="ask for a lower efficiency, such as --gpus auto:50%",
     )
 

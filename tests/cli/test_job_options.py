@@ -180,7 +180,7 @@ def test_a_number_with_a_kind_of_gpu_is_taken_apart_and_an_empty_command_is_said
         with pytest.raises(BadInput, match="--gpus takes a number of GPUs, not") as caught:
             flags_of({"gpus": text}, ["x"], None, found)
         assert caught.value.hint.startswith(f"use {hint}"), text
-    with pytest.raises(BadInput, match="no command follows --"):
+    with pytest.raises(BadInput, match="no command follows `--`"):
         flags_of({"gpus": "4"}, (), None, found)
     for text in ("4:", ":4", "8x", "x8", "A100:8:1", "-1", "1e400"):
         assert flags_of({"gpus": text}, None, None, found) == {"--gpus": ("gpus", text)}
