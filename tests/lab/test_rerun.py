@@ -34,4 +34,4 @@ def test_the_same_inputs_give_the_same_result(cluster, tmp_path):
     assert shown[0]["inputs"] == shown[1]["inputs"] and shown[0]["metrics"] == shown[1]["metrics"] != {}
     assert shown[0]["inputs"]["code"].startswith("sha256:") and shown[0]["inputs"]["image_id"].startswith("sha256:")
     assert printed(cluster, first, 0) == printed(cluster, second, 0) != []
-    assert cluster.gpurun("diff", first, second).err.strip() == "the same"
+    assert cluster.gpurun("diff", first, second).err.strip() == "the jobs are the same"

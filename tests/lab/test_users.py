@@ -269,7 +269,7 @@ def test_root_ends_the_job_of_a_user_who_has_no_account(head):
     kill_supervisor(head, job)
     head.accounts.remove(alice)
     recovered = root.gpurun("recover", "-i", str(head.inventory))
-    assert f"`gpurun cancel {job}` as root" in recovered.stderr
+    assert f"as root, run `gpurun cancel {job}`" in recovered.stderr
     assert head.running(job) == 2 * len(head.lab.hosts) // 2, "recover ends nothing by itself"
     ended = root.gpurun("cancel", job, "-i", str(head.inventory), timeout_s=300)
     assert ended.returncode == 0, ended.stderr + head.logs(job)
