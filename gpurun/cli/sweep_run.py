@@ -45,7 +45,7 @@ def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE] [NAME=RANGE…]", help="The recipe, and ranges such as layers=2..8 for --random and --tpe."
+            metavar="[RECIPE] [NAME=RANGE…]", help="The recipe. For --random and --tpe, add ranges such as layers=2..8."
         ),
     ] = None,
     inventory: InventoryOption = None,

@@ -177,9 +177,8 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
         )
     if left is not None and left.hosts and not also_unbrought:
         return refused(
-            f"the job's outputs on {', '.join(left.hosts)} are not on the head",
-            hint=f"`gpurun outputs {folder.id}` copies the outputs to the head; "
-            "--also-unbrought removes the job, although the head has no copy of these outputs",
+            f"the job's outputs on {', '.join(left.hosts)} have not been copied to the head",
+            hint=f"copy the outputs: gpurun outputs {folder.id}, or remove the job without a copy: --also-unbrought",
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):

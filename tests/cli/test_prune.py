@@ -135,10 +135,10 @@ def test_what_stays_is_named_and_why(gpurun, store):
     folder = ended(store, outputs_left=OutputsLeft(1, ("h1: did not answer",), ("h1",)))
     code, _, err = gpurun("prune", "--older-than", "30d", "--yes")
     assert code == 0
-    assert f"kept: {folder.id}: the job's outputs on h1 are not on the head" in err
+    assert f"kept: {folder.id}: the job's outputs on h1 have not been copied to the head" in err
     code, _, err = gpurun("prune", folder.id, "--yes")
     assert code == 2
-    assert f"`gpurun outputs {folder.id}` copies the outputs to the head" in err
+    assert f"copy the outputs: gpurun outputs {folder.id}," in err
     code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
     assert code == 0
     assert f"outputs of the job stay on h1, in outputs/{folder.id} below the host's gpurun folder" in out

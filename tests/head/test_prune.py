@@ -140,7 +140,7 @@ def test_outputs_that_hosts_alone_have_keep_the_job(store):
     left = OutputsLeft(1, ("h1: did not answer",), ("h1",))
     folder = ended(store, outputs_left=left)
     plan = plan_prune(store.home, ALL)
-    assert (plan.going, plan.skipped) == ((), {folder.id: "the job's outputs on h1 are not on the head"})
+    assert (plan.going, plan.skipped) == ((), {folder.id: "the job's outputs on h1 have not been copied to the head"})
     with pytest.raises(BadInput, match="outputs on h1"):
         plan_prune(store.home, PruneWish(jobs=(folder.id,)))
     assert pruned(store, PruneWish(jobs=(folder.id,), also_unbrought=True)) == [folder.id]

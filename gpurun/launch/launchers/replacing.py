@@ -198,9 +198,8 @@ def _refuse_own_starter(spec: JobSpec, line: CommandLine, other: Typed) -> None:
     )
     raise BadInput(
         why,
-        hint="write only this command, and give the other settings as flags of gpurun: "
-        f"{_proposed(line, other.instead(line.words, spec.gpus))}\n    "
-        f"or choose --launcher {ALONE}, which runs this command once for each GPU",
+        hint=f"write instead: {_proposed(line, other.instead(line.words, spec.gpus))}\n    "
+        f"or choose --launcher {ALONE}, which runs {other.name} once for each GPU",
     )
 
 
