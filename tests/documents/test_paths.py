@@ -110,7 +110,7 @@ def test_every_option_of_a_program_of_the_repository_is_there():
 
 
 def test_every_check_of_doctor_is_in_the_guide():
-    code = "\n".join(path.read_text() for path in (TOP / "gpurun/doctor").glob("*.py"))
+    code = "\n".join(path.read_text() for path in (PACKAGE / "doctor").glob("*.py"))
     checks = {name for names in CHECK.findall(code) for name in names if name}
     assert {"gpu-stranger", "mtu", "link-rate", "probe"} < checks
     assert [check for check in sorted(checks) if f"`{check}`" not in (TOP / "docs/fabrics.md").read_text()] == []
