@@ -71,6 +71,7 @@ def start(
         ) from error
     if _started is not None:
         _started.append(process)
+        _reap()  # it may have ended before it was in the list
     return process
 
 

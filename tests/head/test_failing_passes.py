@@ -243,8 +243,14 @@ except NotSent as error:
     print(error)
 lock = os.open("/dev/null", os.O_RDONLY)
 children.START = "until = {until}"
-children.start("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
-(process,) = children._started
+Popen = children.subprocess.Popen
+def ended(*arguments, **named):
+    process = Popen(*arguments, **named)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process
+if sys.argv[1:] == ["quick"]:
+    children.subprocess.Popen = ended
+process = children.start("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
 print(process.args[2:], flush=True)
 while children._started:
     time.sleep(0.01)
@@ -252,8 +258,10 @@ print("reaped", process.returncode, signal.getsignal(signal.SIGCHLD) is not sign
 """
 
 
-def test_a_process_that_lives_on_hears_exit_codes_and_reaps_what_it_has_started():
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+@pytest.mark.parametrize("how", [[], ["quick"]], ids=["later", "before its start returns"])
+def test_a_process_that_lives_on_hears_exit_codes_and_reaps_what_it_has_started(how):
+    argv = [sys.executable, "-c", CHILD, *how]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
     first, *_, last = done.stdout.splitlines()
     assert first == "false ended with exit code 1"
     assert last.startswith("reaped 0") and last.endswith("True"), done.stdout + done.stderr
