@@ -65,17 +65,17 @@ def wait():
     if on_gpu:
         torch.cuda.synchronize()
 
-for _ in range(int(warm_up)):
-    step()
-wait()
-began, steps = time.perf_counter(), 0
-while time.perf_counter() - began < float(seconds) or steps < 2:
-    step()
-    steps += 1
-    if steps % 10 == 0:
-        wait()
-wait()
-print(json.dumps({"steps_per_s": steps / (time.perf_counter() - began)}))
+def rate(steps):
+    wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return steps / (time.perf_counter() - began)
+
+rate(int(warm_up))
+count = max(2, round(float(seconds) * rate(5)))
+print(json.dumps({"steps_per_s": rate(count)}))
 """
 
 

@@ -119,6 +119,8 @@ class Steps:
         warm_s = [self._timed(step, number) for number in range(self.warmup)]
         if self.seconds:
             self.count = agreed(choices.steps_for(self.seconds, warm_s[-1]))
+            self._timed(step, self.warmup)  # the ranks' agreement emptied the GPU's queue: this step fills it again
+            self.warmup += 1
         before = sent_counters()
         for number in range(self.warmup, self.last):
             self.times_s.append(self._timed(step, number))

@@ -138,7 +138,8 @@ def test_seconds_become_steps_that_all_ranks_agree_on(recipe, monkeypatch):
     monkeypatch.setattr(measures, "gpurun", None)
     steps = measures.Steps(settled_from(recipe, "--seconds", "3", "--warmup", "1"))
     steps.run(lambda: ran.append(1), lambda count: asked.append(count) or count + 2)
-    assert asked == [3] and len(ran) == 1 + 5 and steps.count == 5  # a step takes one second
+    assert asked == [3] and steps.count == 5 and len(steps.times_s) == 5  # a step takes one second
+    assert len(ran) == steps.last == 1 + 1 + 5  # the step behind the agreement is not measured
     assert steps.rate == 32
 
 
