@@ -209,7 +209,9 @@ def _check_call(args: object, kwargs: object, settings: Mapping[str, Any]) -> No
             "kwargs must be a dictionary of arguments by name", hint='write submit(train, kwargs={"lr": 0.1}, …)'
         )
     if "command" in settings:
-        raise BadInput("command= cannot be given with a function", hint="submit either the function or the command")
+        raise BadInput(
+            "submit() accepts a function or command=, not both", hint="submit either the function or the command"
+        )
 
 
 def _spec(
@@ -232,7 +234,9 @@ def _spec(
         settings = {"name": getattr(what, "__name__", "call").strip("<>"), "outputs": OUTPUTS, **settings}
         settings |= {"workdir": str(top), "command": list(COMMAND)}
     elif args or kwargs:
-        raise BadInput("only a function takes args and kwargs", hint="add the arguments to the words of the command")
+        raise BadInput(
+            "submit() accepts args and kwargs only with a function", hint="write the arguments into the command"
+        )
     elif isinstance(what, (str, Path)):
         recipe = read_recipe(Path(what))
     else:
@@ -246,7 +250,7 @@ def _spec(
         hint = (
             f"did you mean {meant[0]}?"
             if meant
-            else "docs/reference/recipes.md lists the settings: the keys of a recipe and its constraints"
+            else "docs/reference/recipes.md lists all settings: each key of a recipe or of its constraints is a setting"
         )
         raise BadInput(f"there is no setting {unknown[0]!r}", hint=hint)
     flags = {key: (key, value) for key, value in settings.items()}

@@ -103,7 +103,7 @@ class Job(Future[Any]):
     def _value_of(self, rank: int) -> Any:
         answer = answer_of(self._folder, rank)
         if answer is None:
-            raise NoResult("the rank has left no result", job=self.id, where=f"rank {rank}")
+            raise NoResult("the rank wrote no result", job=self.id, where=f"rank {rank}")
         return answer.value
 
     def _look(self) -> bool:

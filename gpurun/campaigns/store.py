@@ -123,8 +123,9 @@ class CampaignStore:
                 if not path.exists():
                     raise
                 raise StateUnavailable(
-                    "another command has just begun a campaign of this name", where=plan.name,
-                    hint=f"`gpurun scale show {plan.name}` shows that campaign; --name NAME begins a new campaign",
+                    "another command has just started a campaign with this name", where=plan.name,
+                    hint=f"run `gpurun scale show {plan.name}` to see the campaign, or choose another name "
+                         "with --name NAME",
                 ) from error  # fmt: skip
         durable.sync_folder(self.folder)
         return CampaignFolder(path)

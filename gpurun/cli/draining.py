@@ -33,7 +33,7 @@ def refuse_deadline(home: Path) -> None:
     if is_shared(home) and os.getuid() != 0:
         raise NotYours(
             "only root may set a deadline in a shared state directory: the deadline stops other users' jobs",
-            hint="leave out --deadline: gpurun then moves the gangs that can move, and waits for the others",
+            hint="leave out --deadline: gpurun then moves the jobs that can move, and waits for the other jobs",
         )
 
 
@@ -63,8 +63,8 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
             break
         if other := states - {"draining", "drained"}:
             raise StateError(
-                f"not all of these hosts are being drained: a host is {', '.join(sorted(other))}",
-                hint="`gpurun status` shows the state of each host. gpurun can drain a lost host only after its fence",
+                f"gpurun does not drain all named hosts any more: a host is {', '.join(sorted(other))}",
+                hint="run `gpurun status` to see the state of each host. gpurun cannot drain a lost host",
             )
         _say([each for each in leaving if (each.gang, each.fate) not in told], view.now_s)
         told.update((each.gang, each.fate) for each in leaving)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show_caches(hosts: str | None, inventory: str | None, *, as_json: bool) -> None:
-    """Show what the user's caches take on hosts. Exits 4 if a host failed."""
+    """Show what the user's caches take on hosts. The exit code is 4 if a host failed."""
     from gpurun.cli.ship import fleet_of
     from gpurun.data.caches import measure
 
@@ -54,7 +54,7 @@ class CacheWish:
 
 
 def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
-    """Remove what was used least recently from the user's caches. Exits 4 if a host failed.
+    """Remove what was used least recently from the user's caches. The exit code is 4 if a host failed.
 
     Raises:
         BadInput: the wish is one for jobs.
@@ -84,8 +84,8 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
             if not wish.yes:
                 agree(
                     "Remove the least recently used files?",
-                    "not pruned: gpurun cannot ask you, because stdin is not a terminal",
-                    "give --yes to prune without being asked",
+                    "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+                    "give --yes to prune without a question",
                 )  # fmt: skip
             caches, more = trim(fleet, {each.host: limits[each.host] for each in beyond}, owner)
             failed = {**failed, **more}

@@ -89,7 +89,7 @@ def census(
 def _sets_of(agent: Agent) -> Sequence[Mapping[str, Any]]:
     sets: Sequence[Mapping[str, Any]] = agent.call("data.list", timeout_s=600.0).value["sets"]
     if len({one["digest"] for one in sets}) != len(sets):
-        raise bad_answer(agent.host, "data.list names a data set twice")
+        raise bad_answer(agent.host, "the host's answer to data.list names a data set twice")
     return sets
 
 
@@ -99,7 +99,7 @@ def evict(fleet: Fleet, hosts: Sequence[str], digests: Sequence[str]) -> Evicted
     def remove(agent: Agent) -> Mapping[str, str]:
         kept: Mapping[str, str] = agent.call("data.evict", digests=list(digests), timeout_s=600.0).value
         if not kept.keys() <= set(digests):
-            raise bad_answer(agent.host, "data.evict names a data set that gpurun did not ask for")
+            raise bad_answer(agent.host, "the host's answer to data.evict names a data set that gpurun did not ask for")
         return kept
 
     done = fleet.map(remove, hosts)

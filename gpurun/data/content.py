@@ -114,7 +114,7 @@ def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], 
     except OpError as error:
         raise bad_answer(holder, f"data.manifest: {error.message}") from None
     if digest_of(listed) != digest:
-        raise bad_answer(holder, "data.manifest describes another data set")
+        raise bad_answer(holder, "the host's answer to data.manifest describes another data set")
     return DataContent(digest, size, entries, hashes, lambda: blob, fleet, [holder])
 
 
@@ -126,7 +126,9 @@ def _described(fleet: Fleet, holder: str, digest: str, part: str, check: Callabl
             found += piece.payload
             if len(found) > data_store.MOST_DESCRIBED_BYTES:
                 raise bad_answer(
-                    holder, f"data.manifest sent more than {data_store.MOST_DESCRIBED_BYTES} bytes of {part}"
+                    holder,
+                    f"the host's answer to data.manifest has more than {data_store.MOST_DESCRIBED_BYTES} "
+                    f"bytes of {part}",
                 )
             if time.monotonic() > deadline:
                 raise HostFailure(

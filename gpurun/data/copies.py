@@ -58,7 +58,7 @@ def discard(agent: Agent, digest: str, job: str) -> None:
     """
     kept = agent.call("data.evict", digests=[digest], job=job, timeout_s=DISCARD_LIMIT_S).value
     if not kept.keys() <= {digest}:
-        raise bad_answer(agent.host, "data.evict names a data set that gpurun did not ask for")
+        raise bad_answer(agent.host, "the host's answer to data.evict names a data set that gpurun did not ask for")
     if kept:
         raise HostFailure(
             f"the host's copy of the data is damaged, and gpurun cannot replace the copy: {kept[digest]}",

@@ -142,7 +142,8 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
         target = os.fsdecode(os.readlink(found.parts[-1], dir_fd=found.above))
         if _leads_out(path, target):
             raise BadInput(
-                f"the link points to {target}, outside of the data set, so hosts would not have its target",
+                f"the link points to {target}, which is outside the data set, so gpurun would not copy "
+                f"{target} to hosts",
                 where=f"{top}/{path}",
                 hint="replace the link by a copy of its target, or make the target a second data set",
             )  # fmt: skip

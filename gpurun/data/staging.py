@@ -178,7 +178,9 @@ class _Sender:
                 attempt=user.attempt if user is not None else 0, timeout_s=ASK_LIMIT_S,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
-                raise bad_answer(agent.host, "data.use names a data set that gpurun did not ask for")
+                raise bad_answer(
+                    agent.host, "the host's answer to data.use names a data set that gpurun did not ask for"
+                )
             return bool(said)
 
         asked = (fleet or self._how.fleet).map(ask, hosts)
@@ -297,7 +299,7 @@ class _Sender:
         silent: dict[str, GpurunError] = {**cut, **self._silent, **lost}
         if known := sorted(silent.keys() & data_sites.hosts_of(self._digest)):
             return HostFailure(
-                f"no host that answers has the data set {self._digest[7:19]}; {', '.join(known)} had a copy, "
+                f"no reachable host has the data set {self._digest[7:19]}; {', '.join(known)} had a copy, "
                 f"but {known[0]} failed: {silent[known[0]].message}",
                 kind="unreachable", host=known[0],
                 hint=f"gpurun copies the data set when {' or '.join(known)} answers again",
@@ -309,7 +311,7 @@ class _Sender:
                 host=damaged[0], hint="remove the damaged copies with `gpurun data evict`, and submit the job again",
             )  # fmt: skip
         return BadInput(
-            f"the data set {self._digest[7:19]} is gone: its source changed, and no host has a copy",
+            f"no host has a copy of the data set {self._digest[7:19]}, and the data set's source has changed",
             hint="submit the job again to use the source's current content",
         )
 

@@ -172,17 +172,18 @@ def told(
         host, mine = worst
         usual = median(left[link] for link in mine)
         got = median(link.gbit_per_s for link in mine)
-        ways = {"out of the host" if link.source == host else "into the host" for link in mine}
-        which = "in both directions" if len(ways) == 2 else next(iter(ways))
-        own = f"; the interface's own rate is {rates[host]:g} Gbit/s" if rates.get(host) else ""
-        evidence = f"{got:.2f} Gbit/s {which}, but {usual:.2f} Gbit/s is usual{own}"
+        ways = {"sends" if link.source == host else "receives" for link in mine}
+        does = "sends and receives" if len(ways) == 2 else next(iter(ways))
+        own = f"; the interface's nominal rate is {rates[host]:g} Gbit/s" if rates.get(host) else ""
+        evidence = f"the host {does} only {got:.2f} Gbit/s, but {usual:.2f} Gbit/s is usual{own}"
         remedy = "check the cable, transceiver and switch port, and run: gpurun doctor " + host
         yield Finding(check, Severity.ERROR, (host,), evidence, remedy)
         for link in mine:
             del left[link]
     for link, usual in left.items():
-        evidence = f"{link.gbit_per_s:.2f} Gbit/s from {link.source} to {link.target}, but {usual:.2f} Gbit/s is usual"
-        remedy = f"check the path from {link.source} to {link.target}: traceroute, switch counters"
+        sent = f"{link.source} sends only {link.gbit_per_s:.2f} Gbit/s to {link.target}"
+        evidence = f"{sent}, but {usual:.2f} Gbit/s is usual"
+        remedy = f"check the path from {link.source} to {link.target} with traceroute and the counters of the switches"
         ends = (link.source, link.target)
         yield Finding(check, Severity.ERROR, ends, evidence, remedy, links=(ends,))
 

@@ -48,23 +48,24 @@ def check(
 def _foreign(host: str, one: HeldGpus) -> Finding:
     who = one.claimant
     remedy = (
-        f"jobs here wait for these GPUs; `gpurun status` on {who.head or 'the other head node'} shows the job. If the "
+        f"jobs of this head wait for the GPUs; `gpurun status` on {who.head or 'the other head node'} "
+        "shows the job. If the "
         f"head node is gone for good, free the GPUs by hand: {_by_hand(host, one)}"
     )
     return _finding("gpu-claimed", Severity.NOTE, host, one, f"{_whose(one)} holds {_gpus(one)}: {one.why}", remedy)
 
 
 def _stale(host: str, one: HeldGpus) -> Finding:
-    evidence = f"{_claimed(one)}, but nothing of the job runs on the host or is connected to the host"
+    evidence = f"{_claimed(one)}, but the job has no process on the host and no connection to the host"
     return _finding(
-        "claim-stale", Severity.NOTE, host, one, evidence, "nothing to do: the next job takes the GPUs over"
+        "claim-stale", Severity.NOTE, host, one, evidence, "no action is needed: the next job can use the GPUs"
     )
 
 
 def _forgotten(host: str, one: HeldGpus, *, mine: bool) -> Finding:
-    evidence = f"{_claimed(one)}, but the job has no lease here: {one.why or 'nothing of the job runs'}"
+    evidence = f"{_claimed(one)}, but this head has no lease for the job: {one.why or 'no process of the job runs'}"
     owner = one.claimant.user or f"uid {one.claimant.uid}"
-    remedy = "gpurun recover --claims" if mine else f"{owner} must run, or root for {owner}: gpurun recover --claims"
+    remedy = "gpurun recover --claims" if mine else f"let {owner} or root run: gpurun recover --claims"
     return _finding("claim-forgotten", Severity.WARNING, host, one, evidence, remedy)
 
 

@@ -61,7 +61,7 @@ def check_shared_folders(
             " would remove files of the others"
         )
         remedy = (
-            "gpurun inventory set {hosts} folder=DIR, where DIR is a folder on a local disk that the user may write to"
+            "run `gpurun inventory set {hosts} folder=DIR`: DIR is a folder on a local disk that the user may write to"
         )
         yield Finding("shared-folder", Severity.ERROR, hosts, evidence, remedy)
 
@@ -174,7 +174,8 @@ def _gid_index(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator
     }
     yield from _differing(
         "gid-table", Severity.NOTE, "the index of the RoCE v2 GID", indices,
-        lambda _: "nothing to do: gpurun sets the index for each host. Never set NCCL_IB_GID_INDEX for a whole job",
+        lambda _: "no action is needed: gpurun sets the index for each host. Never set NCCL_IB_GID_INDEX for a "
+                  "whole job",
     )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def _gid_kind(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
 
 def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
     if interface == LOOPBACK and len(hosts) > 1:
-        evidence = f"these hosts use the interface {LOOPBACK}, over which a host reaches only itself"
+        evidence = f"on these hosts, the fabric's interface is {LOOPBACK}, which connects a host only to itself"
         remedy = "correct the interface of the fabric in the inventory"
         yield Finding("interface", Severity.ERROR, tuple(hosts), evidence, remedy)
     owners: dict[str, list[str]] = {}

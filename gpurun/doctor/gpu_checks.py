@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.inventory.model import Host
-from gpurun.quantities.counts import plural
+from gpurun.quantities.counts import count, plural
 
 MEMORY_TOLERANCE = 0.05
 """Drivers keep a part of the memory to themselves, more with ECC on; the data sheet's figure is never met exactly."""
@@ -39,7 +39,7 @@ def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Sever
                 severity,
                 (host.name,),
                 f"GPU {gpu.index} is used by {who}",
-                f"ask the owner, or end the {plural(len(foreign), 'process', 'processes')}: {kill}",
+                f"ask the owner of the {plural(len(foreign), 'process', 'processes')}, or run: {kill}",
                 {host.name: (gpu.index,)},
             )
 
@@ -94,7 +94,7 @@ def _identity(host: Host, found: Hardware) -> Iterator[Finding]:
         yield Finding("gpu-model", Severity.WARNING, (host.name,), evidence, remedy)
     least = min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None)
     if host.gpu_memory_mib and least and abs(least - host.gpu_memory_mib) > host.gpu_memory_mib * MEMORY_TOLERANCE:
-        evidence = f"the GPUs have {least} MiB, but the inventory says {host.gpu_memory_mib} MiB"
+        evidence = f"the GPUs have {least} MiB of memory, but the inventory says {host.gpu_memory_mib} MiB"
         remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
         yield Finding("gpu-memory", Severity.WARNING, (host.name,), evidence, remedy)
 
@@ -112,14 +112,18 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
         yield finding("gpu-lost", Severity.ERROR, gpu.problem, remedy)
     if gpu.ecc_uncorrected:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
-        count = f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded"
-        yield finding("gpu-ecc", Severity.ERROR, count, remedy)
+        errors = f"the GPU reports {count(gpu.ecc_uncorrected, 'uncorrected memory error')} since the driver was loaded"
+        yield finding("gpu-ecc", Severity.ERROR, errors, remedy)
     if gpu.retirement_pending:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
-        yield finding("gpu-ecc", Severity.WARNING, "a GPU reset must take bad memory pages out of use", remedy)
+        yield finding(
+            "gpu-ecc", Severity.WARNING, "the GPU has bad memory pages, which only a GPU reset takes out of use", remedy
+        )
     if gpu.throttle:
         remedy = "check fans, air flow and power supply"
-        yield finding("gpu-throttle", Severity.WARNING, f"clocks are held down: {', '.join(gpu.throttle)}", remedy)
+        yield finding(
+            "gpu-throttle", Severity.WARNING, f"the GPU's clocks are reduced: {', '.join(gpu.throttle)}", remedy
+        )
     if gpu.nvlink_inactive:
         links = ", ".join(map(str, gpu.nvlink_inactive))
         remedy = f"check: nvidia-smi nvlink -s -i {gpu.index}; reseat the NVLink bridge, or reset the GPUs of the host"

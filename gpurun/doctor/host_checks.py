@@ -44,13 +44,13 @@ def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
 
 def _sections(host: Host, found: Hardware) -> Iterator[Finding]:
     for section, problem in sorted(found.problems.items()):
-        evidence = f"{section} could not be read: {problem}"
+        evidence = f"gpurun could not read {section}: {problem}"
         yield Finding(
             "probe",
             Severity.WARNING,
             (host.name,),
             evidence,
-            "look at all answers of the host: gpurun inventory probe {hosts} --json",
+            "print all answers of the host: gpurun inventory probe {hosts} --json",
         )
 
 
@@ -78,12 +78,12 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
         )
         yield Finding("docker-gpu", Severity.ERROR, (host.name,), evidence, remedy)
     if docker.limits_memory is False:
-        evidence = "Docker cannot limit the memory of containers: a job can use up the memory of its neighbours"
+        evidence = "Docker cannot limit the memory of containers, so one job can use all memory of the host"
         remedy = "boot the host with cgroup_enable=memory; rootless Docker needs cgroup v2 with the memory controller"
         yield Finding("memory-limit", Severity.WARNING, (host.name,), evidence, remedy)
     if docker.free_bytes is not None and docker.free_bytes < LITTLE_SPACE_BYTES:
         severity = Severity.ERROR if docker.free_bytes < NO_SPACE_BYTES else Severity.WARNING
-        evidence = f"only {docker.free_bytes / GIB:.1f} GiB free in {docker.root}"
+        evidence = f"the disk of Docker's folder {docker.root} has only {docker.free_bytes / GIB:.1f} GiB free"
         yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk space")
 
 
@@ -97,14 +97,15 @@ def check_folder(host: Host, found: Hardware) -> Iterator[Finding]:
         left = f"{(found.folder_free_bytes or 0) >> 20} MiB"
         if found.folder_free_inodes is not None:
             left += f" and {count(found.folder_free_inodes, 'inode')}"
-        evidence = f"only {left} free for {found.folder}"
+        evidence = f"the disk of {found.folder} has only {left} free"
         yield Finding("folder", Severity.ERROR, (host.name,), evidence, _remedy(host, "full", found))
     if is_shared(found.folder_kind):
         evidence = (
-            f"{found.folder} is on {found.folder_kind}, which other hosts may share; those hosts would remove its files"
+            f"{found.folder} is on {found.folder_kind}, which other hosts may share; each host would remove "
+            "files of the others"
         )
         remedy = (
-            f"gpurun inventory set {host.name} folder=DIR, where DIR is a folder on a local disk that the user may "
+            f"run `gpurun inventory set {host.name} folder=DIR`: DIR is a folder on a local disk that the user may "
             "write to"
         )
         yield Finding("shared-folder", Severity.ERROR, (host.name,), evidence, remedy)
@@ -114,7 +115,8 @@ _FOLDER_REMEDIES = {
     "denied": "sudo chown -R {user} {folder}, or give the host another folder: gpurun inventory set {host} folder=DIR",
     "full": "free disk space; check: df -h {folder}; df -i {folder}",
     "hangs": "check the disk or file server of the folder: sudo dmesg | tail; df {folder}",
-    "read-only": "sudo dmesg | grep -iE 'error|remount'; repair the file system, then: sudo mount -o remount,rw MOUNT",
+    "read-only": "run: sudo dmesg | grep -iE 'error|remount'; repair the file system, then run: sudo mount -o "
+    "remount,rw MOUNT",
 }
 
 
@@ -161,9 +163,9 @@ def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
     addresses = plain_addresses(nic)
     if not addresses:
         remedy = f"sudo ip address add ADDRESS/LENGTH dev {nic.name}"
-        yield Finding("address", Severity.ERROR, (host.name,), f"{nic.name} has no address", remedy)
+        yield Finding("address", Severity.ERROR, (host.name,), f"interface {nic.name} has no address", remedy)
     elif host.fabric_address and host.fabric_address not in addresses:
-        evidence = f"{nic.name} has {', '.join(addresses)}, not the inventory's fabric_address {host.fabric_address}"
+        evidence = f"{nic.name} has {', '.join(addresses)}, but the inventory's fabric_address is {host.fabric_address}"
         remedy = f"set the address in the inventory: gpurun inventory set {host.name} fabric_address={addresses[0]}"
         yield Finding("address", Severity.ERROR, (host.name,), evidence, remedy)
     elif not host.fabric_address and all(":" in address for address in addresses):
@@ -278,7 +280,8 @@ def _gids(host: Host, fabric: Fabric, name: str, port: HcaPort) -> Iterator[Find
         if fixed is None or fixed.kind != ROCE_V2:
             there = "empty" if fixed is None else f"{fixed.kind} {fixed.address}"
             evidence = (
-                f"{name}: GID {fabric.gid_index} of the inventory is {there}; index {usable[0].index} has RoCE v2"
+                f"{name}: GID index {fabric.gid_index} of the inventory is {there}, but index "
+                f"{usable[0].index} is RoCE v2"
             )
             remedy = f"remove gid_index from fabric {fabric.name}; gpurun then finds the index of each host"
             yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
@@ -291,7 +294,7 @@ def _gids(host: Host, fabric: Fabric, name: str, port: HcaPort) -> Iterator[Find
 
 def _gpudirect(host: Host, found: Hardware) -> Iterator[Finding]:
     if found.gpus and not found.peermem and not found.dmabuf:
-        evidence = "no GPUDirect RDMA: nvidia_peermem is not loaded and the driver does not offer DMA-BUF"
+        evidence = "the host has no GPUDirect RDMA: nvidia_peermem is not loaded, and the driver does not offer DMA-BUF"
         yield Finding("gpudirect", Severity.WARNING, (host.name,), evidence, "sudo modprobe nvidia_peermem")
 
 
@@ -305,8 +308,11 @@ def _memlock(host: Host, found: Hardware) -> Iterator[Finding]:
         evidence = f"containers can lock only {limit} of memory, and nobody on this machine may raise the limit"
         yield Finding("memlock", Severity.NOTE, (host.name,), evidence)
         return
-    evidence = f"Docker can give containers only {limit} of locked memory: too little for RDMA"
-    remedy = "systemctl edit docker: [Service] LimitMEMLOCK=infinity; restart Docker. Rootless Docker cannot use RDMA"
+    evidence = f"Docker can give containers only {limit} of locked memory, which is too little for RDMA"
+    remedy = (
+        "set LimitMEMLOCK=infinity under [Service] with `systemctl edit docker`, and restart Docker. "
+        "Rootless Docker cannot use RDMA"
+    )
     yield Finding("memlock", Severity.ERROR, (host.name,), evidence, remedy)
 
 

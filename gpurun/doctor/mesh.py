@@ -83,7 +83,9 @@ def _try_group(
         found = tuple((next(stream).value or {}).get("ports", ()))
         if len(found) != len(ports):
             stream.close()
-            raise bad_answer(agent.host, f"probe.listen opened {len(found)} of {len(ports)} ports")
+            raise bad_answer(
+                agent.host, f"the host opened only {len(found)} of {len(ports)} ports for the connection test"
+            )
         return _Listening(stream, found)
 
     with ExitStack() as stack:
@@ -119,7 +121,9 @@ def _connect(agent: Agent, wanted: list[dict[str, Any]], address: str) -> list[A
         limit_s = CONNECT_TIMEOUT_S + 20
         outcomes = list(agent.call("probe.connect", targets=some, source=address, timeout_s=limit_s).value)
         if len(outcomes) != len(some):
-            raise bad_answer(agent.host, f"probe.connect reports {len(outcomes)} of {len(some)} connections")
+            raise bad_answer(
+                agent.host, f"the host reports {len(outcomes)} of {len(some)} connections of the connection test"
+            )
         return outcomes
 
     outcomes = call(wanted)

@@ -126,9 +126,9 @@ def _explained(
         ports = sorted({port for attempt in mine for port in attempt.failed})
         whole = all(len(attempt.failed) == attempt.tried for attempt in mine)
         which = "any port" if whole else "port " + ", ".join(map(str, ports))
-        evidence = f"{len(others)} of {hosts} cannot connect to {which} of {address}: {how}"
+        evidence = f"{hosts} cannot connect to {which} of {address}: {how}"
         return Finding("firewall", Severity.ERROR, (host,), evidence, OPEN_PORTS)
-    evidence = f"the host can connect to none of {hosts} over {interface}, though others can: {how}"
+    evidence = f"the host cannot connect to any of {hosts} over {interface}, but other hosts can: {how}"
     remedy = "check the host's outgoing firewall rules and routes: sudo nft list ruleset; ip route"
     return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
 

@@ -105,7 +105,9 @@ def _refuse_depth(text: str, file: str) -> None:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
-                    raise DocumentError([_problem_at(event, file, f"values are nested more than {MAX_DEPTH} deep")])
+                    raise DocumentError(
+                        [_problem_at(event, file, f"the file nests values more than {MAX_DEPTH} levels deep")]
+                    )
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
@@ -153,12 +155,12 @@ def _refuse_bombs(root: Node, file: str) -> None:
         if known is not None:
             return known
         if id(node) in open_nodes:
-            raise DocumentError([_problem_at(node, file, "an alias contains itself")])
+            raise DocumentError([_problem_at(node, file, "a YAML alias contains itself")])
         open_nodes.add(id(node))
         weight = 1 + sum(weigh(child) for child in _children(node))
         open_nodes.discard(id(node))
         if weight > MAX_ALIASED_VALUES:
-            message = f"with its aliases, this value has more than {MAX_ALIASED_VALUES} values"
+            message = f"with all aliases expanded, the value has more than {MAX_ALIASED_VALUES} parts"
             raise DocumentError([_problem_at(node, file, message)])
         weights[id(node)] = weight
         return weight

@@ -53,8 +53,8 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
     base = engine.image(image)
     if (base.facts.get("Labels") or {}).get(LABEL):
         raise BadInput(
-            f"the image {image} already is an environment that gpurun built",
-            hint="write the environment's base image under `image` in the recipe",
+            f"gpurun built the image {image} for `python` of an earlier job, so the image cannot be a base image",
+            hint="under `image` in the recipe, write the image on which gpurun installed the packages",
         )
     return plan_environment(wanted, base, str(base.facts.get("Architecture", "")), environ)
 
@@ -195,7 +195,7 @@ def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) 
         return tuple(map(str, json.loads(_read(work / "scratch/packages.json"))))
     except (ValueError, TypeError, RecursionError):
         raise BadInput(
-            "the code of a package has damaged the list of installed packages", where=plan.base.reference
+            "the code of a package damaged the list of installed packages during the build", where=plan.base.reference
         ) from None
 
 

@@ -51,7 +51,9 @@ def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), deta
             "`docker image prune --all --filter label=gpurun.environment` removes the packages of earlier jobs",
         )
     if code == 137:
-        return HostNotReady("the build was killed: the head ran out of memory, or somebody removed its container")
+        return HostNotReady(
+            "the build was killed: the head ran out of memory, or somebody removed the container of the build"
+        )
     refused = _REFUSED.search(hidden(details, secrets)) or _REFUSED.search(text)
     return _of_pip(text, said, base, refused[0].strip() if refused else "")
 
@@ -72,7 +74,7 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
         (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
         (
             _any(_HASHES, text),
-            f"the hash of a package differs from the hash that was locked: {_forged(text) or said}",
+            f"the hash of a package differs from the hash in the lock file: {_forged(text) or said}",
             "lock the packages again",
         ),
         (
@@ -80,7 +82,7 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
             f"a package could not be built in {base}: {said}",
             "name a version of the package that has a wheel",
         ),
-        (True, f"pip could not install the packages: {said or 'it said nothing'}", None),
+        (True, f"pip could not install the packages: {said or 'pip printed no message'}", None),
     )
     message, hint = next((message, hint) for is_so, message, hint in kinds if is_so)
     return BadInput(message, hint=hint)

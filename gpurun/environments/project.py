@@ -75,7 +75,9 @@ def _requirements(text: str, where: str) -> list[tuple[str, str, str]]:
     found = list(parse(text, where))
     for place, option, _ in found:
         if option:
-            raise BadInput(f"the option {option} is not a requirement", where=place)
+            raise BadInput(
+                f"the list of dependencies contains the option {option}, which is not a package", where=place
+            )
     return found
 
 

@@ -64,7 +64,7 @@ def held(host: str, document: object) -> tuple[HeldGpus, ...]:
         one = found.setdefault(who.key, _Gathered(who))
         one.gpus.update(index for index, _ in container.cards)
         one.containers.append(_name(host, container.id))
-        one.why = one.why or printable(f"the job's container {container.id[:12]} is {container.status or 'there'}")
+        one.why = one.why or printable(f"the job's container {container.id[:12]} is {container.status or 'present'}")
     return tuple(_shown(one) for one in found.values())
 
 
@@ -94,7 +94,7 @@ def _name(host: str, said: str) -> str:
         HostNotReady: the name is not valid.
     """
     if not _NAME.match(said):
-        raise HostNotReady(f"the host's answer is not valid: {printable(said)!r} is no name in Docker", host=host)
+        raise HostNotReady(f"the host's answer is not valid: {printable(said)!r} is not a name in Docker", host=host)
     return said
 
 

@@ -39,7 +39,7 @@ def check_lease(home: Path, lease: Lease) -> None:
             raise
         if is_chosen(store, lease.inventory, lease.owner_uid):
             return
-        raise _forged(home, lease, "no job of the lease's owner names that inventory") from None
+        raise _forged(home, lease, "no job of the lease's owner uses this inventory") from None
     if record.owner_uid != lease.owner_uid:
         raise _forged(home, lease, f"the lease's job belongs to {record.owner}")
     if not _same(record, lease.inventory) and not (lease.lost and is_chosen(store, lease.inventory, lease.owner_uid)):
@@ -87,7 +87,7 @@ def _path(home: Path, lease: Lease) -> Path:
 
 def _forged(home: Path, lease: Lease, why: str) -> StateError:
     return StateError(
-        "this lease may be forged, so gpurun does not adopt it. "
+        "the lease, a file that reserves GPUs for a job, may be forged, so gpurun does not act on the lease. "
         f"The lease names the inventory {lease.inventory!r}, but {why}",
         where=str(_path(home, lease)), hint="`gpurun recover` shows what you can do with this lease",
     )  # fmt: skip

@@ -168,17 +168,20 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
             f"the job belongs to {user_name(record.owner_uid)}; only the owner and root may remove it", job=folder.id
         )
     if not record.state.ended:
-        return refused(f"the job has not ended: it is {record.state.value}", hint=f"gpurun cancel {folder.id}")
+        return refused(f"the job has not ended: the job is {record.state.value}", hint=f"gpurun cancel {folder.id}")
     leases = StatePath(folder.path.home) / "leases"
     names = leases.names() if leases.exists() else []
     if any(name.startswith(f"{folder.id}.") for name in names) or (folder.path / "lease.json").exists():
         return refused(
-            "the job still holds GPUs of hosts that are not fenced", hint="`gpurun status` shows these hosts"
+            "the job still holds GPUs, because gpurun could not check that the job left nothing on its "
+            "hosts (the fence)",
+            hint="`gpurun status` shows the hosts without a fence",
         )
     if left is not None and left.hosts and not also_unbrought:
         return refused(
             f"the job's outputs on {', '.join(left.hosts)} have not been copied to the head",
-            hint=f"copy the outputs: gpurun outputs {folder.id}, or remove the job without a copy: --also-unbrought",
+            hint=f"copy the outputs with `gpurun outputs {folder.id}`, or remove the job without a copy with "
+            "--also-unbrought",
         )
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):

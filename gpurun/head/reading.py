@@ -119,13 +119,13 @@ class ProgramReading:
         """Note what programs say that one text starts."""
         for each in programs:
             if each.kind == "launcher":
-                self._cannot(f"gpurun cannot see how {shown} starts {each.what}")
+                self._cannot(f"gpurun cannot read how {shown} starts {each.what}")
             elif each.kind == "source":
                 self.python(each.what, shown, self._workdir)
             elif each.kind == "module":
                 self._module(each)
             elif each.kind == "unread":
-                self._cannot(f"gpurun cannot see what {each.what} runs")
+                self._cannot(f"gpurun cannot read which program {each.what} runs")
             elif each.kind != "harmless":
                 self._file(each, shown)
 

@@ -34,7 +34,7 @@ def refuse_others(folder: JobFolder, command: str = "cancel", what: str = "end i
         raise NotYours(
             f"the job belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
             hint=f"ask the owner to run: gpurun {command} {folder.id}" if command != "exec"
-            else "users who may use Docker on the job's hosts can do this with `docker` on these hosts",
+            else "users who may use Docker on the job's hosts can run commands with `docker exec` there",
         )  # fmt: skip
 
 

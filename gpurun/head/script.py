@@ -117,7 +117,7 @@ def _missing_file(path: str, top: Path, *, is_run: bool) -> BadInput | None:
     inside, quoted = str(real.relative_to(root)), shlex.quote(path)
     if real != root and Walk(root).leaves_out(inside):
         return BadInput(
-            f"{path} is in the workdir, but .gitignore leaves it out: no host gets it", where=str(top),
+            f".gitignore excludes {path} in the workdir, so gpurun does not copy {path} to hosts", where=str(top),
             hint=f"change .gitignore, or run `git add -f {shlex.quote(inside)}`: gpurun sends files that git tracks",
         )  # fmt: skip
     if is_run and stat.S_ISREG(mode) and not mode & 0o111:
@@ -144,7 +144,7 @@ def _missing_module(name: str, top: Path) -> BadInput | None:
 def _alike(path: str, top: Path) -> str:
     """Return what a person may have meant: a file of the workdir, or a shell that expands the name."""
     if EXPANDED.search(path):
-        return "gpurun starts no shell, so nothing expands this name: write the command as sh -c '…'"
+        return "gpurun starts no shell to expand the name: write the command as sh -c '…'"
     wanted, found = PurePosixPath(path), islice(Walk(top.resolve()).entries(), MOST_FILES)
     try:
         files = [PurePosixPath(name) for name, entry in found if entry.is_file(follow_symlinks=False)]
@@ -155,5 +155,5 @@ def _alike(path: str, top: Path) -> str:
     others = sorted((file for file in files if file.suffix == wanted.suffix != ""), key=lambda file: len(file.parts))
     shown = list(dict.fromkeys([*map(str, same), *near, *map(str, others)]))[:MOST_ALIKE]
     if not shown:
-        return "give the folder of the program with --workdir; for a file of the image, write its absolute path"
-    return f"the workdir has {', '.join(shown)}; for a file of the image, write its absolute path"
+        return "give the folder of the program with --workdir; write a file of the image with its absolute path"
+    return f"the workdir has {', '.join(shown)}; write a file of the image with its absolute path"

@@ -138,7 +138,7 @@ def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
     for record in mine:
         if record.state.holds_gpus and record.id not in names and leases.restore(record.id):
             audit.note(home, "restore", job=record.id)
-            text = "somebody removed the job's lease; gpurun restored the lease, because only a fence frees GPUs"
+            text = "somebody removed the job's lease, which reserves its GPUs; gpurun restored the lease"
             EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
 
 
@@ -194,7 +194,7 @@ def _end(store: JobStore, leases: LeaseStore, record: JobRecord) -> None:
         end_queued_job(store, record, request, now_s=clock.now_s())
     else:
         if record.state is not State.STOPPING:
-            reason = "the job's lease is gone: somebody discarded or removed it"
+            reason = "somebody removed the job's lease, the file that reserves the job's GPUs"
             record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
         finish(store, record, now_s=clock.now_s())
 

@@ -124,7 +124,7 @@ def _about_generations(inventory: Inventory) -> str:
     gpus = Counter({host.generation: 0 for host in inventory.hosts})
     for host in inventory.hosts:
         gpus[host.generation] += host.gpus
-    alone = "; a gang never mixes generations" if len(gpus) > 1 else ""
+    alone = "; all GPUs of a job must be of one generation" if len(gpus) > 1 else ""
     return f"the inventory has {', '.join(count(number, f'{name} GPU') for name, number in gpus.items())}{alone}"
 
 

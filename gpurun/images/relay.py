@@ -42,7 +42,7 @@ class DamagedBlob(HostNotReady):
     """
 
     def __init__(self, digest: str, receiver: str) -> None:
-        super().__init__(f"the head's copy of the blob {digest} is damaged")
+        super().__init__(f"the head's copy of the content {digest} is damaged")
         self.digest, self.receiver = digest, receiver
 
 

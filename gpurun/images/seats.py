@@ -118,7 +118,9 @@ class Seats:
         for digest, ranges in wants:
             blob = left.pop(digest, None)
             if blob is None:
-                raise bad_answer(host, f"blobs.missing asks for the blob {digest}, which the host does not need")
+                raise bad_answer(
+                    host, f"the host's answer to blobs.missing asks for {digest}, which the host does not need"
+                )
             try:
                 for first, last in links.checked_ranges(blob, ranges):
                     for index in range(first, last + 1):

@@ -90,7 +90,7 @@ def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
     """
     found = dict.fromkeys(agent.call("tree.lacking", digests=digests).value)
     if not found.keys() <= set(digests):
-        raise bad_answer(agent.host, "tree.lacking names content that gpurun did not ask for")
+        raise bad_answer(agent.host, "the host's answer to tree.lacking names content that gpurun did not ask for")
     return list(found)
 
 

@@ -12,7 +12,7 @@ from gpurun.inventory import roundtrip
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.settings import HostSetting
-from gpurun.quantities.counts import count, plural
+from gpurun.quantities.counts import count
 
 
 def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
@@ -21,9 +21,9 @@ def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
         return {}
     addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
     if len(addresses) != len(hosts):
-        given, are = count(len(addresses), "address", "addresses"), plural(len(hosts), "is", "are")
+        given = count(len(addresses), "address", "addresses")
         raise BadInput(
-            f"{setting.field} {shown(setting.text)} is {given}, but there {are} {count(len(hosts), 'host')}",
+            f"{setting.field} {shown(setting.text)} gives {given} for {count(len(hosts), 'host')}",
             hint="give one address for each host, such as 10.0.1.[1-16]",
         )
     return dict(zip(hosts, addresses, strict=True))

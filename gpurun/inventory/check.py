@@ -28,7 +28,7 @@ def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: t
         if setting.field in PER_HOST and "[" in setting.text:
             for name, address in zip(named, expand(setting.text), strict=True):
                 if getattr(after.by_name[name], setting.field) != address:
-                    raise _fault(f"it would not set {setting.field} of {name} to {address}")
+                    raise _fault(f"the edit would not set {setting.field} of {name} to {address}")
 
 
 def check_each(before: Inventory, after: Inventory, settings: Mapping[str, tuple[HostSetting, ...]]) -> None:
@@ -40,19 +40,19 @@ def check_each(before: Inventory, after: Inventory, settings: Mapping[str, tuple
             if setting.field in PER_HOST and setting.value is not None:
                 have = getattr(after.by_name[name], setting.field)
                 if have != setting.value:
-                    raise _fault(f"it would set {setting.field} of {name} to {have}")
+                    raise _fault(f"the edit would set {setting.field} of {name} to {have}")
 
 
 def _check_others(before: Inventory, after: Inventory, named: Collection[str], goes: set[str]) -> None:
     """Raise unless only the named hosts change, and those of `goes` are gone."""
     for name, host in after.by_name.items():
         if name not in named and before.by_name.get(name) != host:
-            raise _fault(f"it would also change host {name}")
+            raise _fault(f"the edit would also change host {name}")
     gone = before.by_name.keys() - after.by_name.keys()
     if gone != goes:
-        raise _fault(f"it would remove hosts {fold(gone) if gone else '(none)'}")
+        raise _fault(f"the edit would remove hosts {fold(gone) if gone else '(none)'}")
     if replace(before, hosts=(), racks=()) != replace(after, hosts=(), racks=()):
-        raise _fault("it would change more than hosts")
+        raise _fault("the edit would change more than hosts")
 
 
 def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, ...]) -> None:
@@ -63,17 +63,17 @@ def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, .
         if setting.label and setting.value is None and have is not None:
             raise BadInput(f"label {setting.label} of {after.name} comes from `defaults`; change the label there")
         if setting.field not in free and have != setting.value:
-            raise _fault(f"it would set {setting.field} of {after.name} to {have!r}, not {setting.value!r}")
+            raise _fault(f"the edit would set {setting.field} of {after.name} to {have!r}, not {setting.value!r}")
     if before is None or any(setting.field == "rack" for setting in settings):
         return  # the new rack has other defaults
     changed = free | {setting.field for setting in settings}
     for field in fields(Host):
         if field.name not in changed and getattr(before, field.name) != getattr(after, field.name):
-            raise _fault(f"it would also change {field.name} of {after.name}")
+            raise _fault(f"the edit would also change {field.name} of {after.name}")
 
 
 def _fault(what: str) -> StateError:
     return StateError(
-        f"a bug in gpurun: gpurun did not make this edit, because {what}",
+        f"gpurun did not change the inventory because of a bug in gpurun: {what}",
         hint="change the file with `gpurun inventory edit`, and please report the bug",
     )

@@ -18,7 +18,7 @@ from gpurun.inventory.fields import is_address
 from gpurun.inventory.hostset import MAX_HOSTS, expand
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
 from gpurun.inventory.pools import contradictions
-from gpurun.quantities.counts import count, plural
+from gpurun.quantities.counts import count
 
 _NEEDED = ("gpus", "generation", "fabric")
 
@@ -207,9 +207,8 @@ class _Racks:
                 self._report.wrong(key, f"{field}: {error.message}")
                 continue
             if len(addresses) != len(names):
-                there = f"{plural(len(names), 'is', 'are')} {count(len(names), 'host')}"
                 given = count(len(addresses), "address", "addresses")
-                self._report.wrong(key, f"{field} {shown(text)} is {given}, but there {there}")
+                self._report.wrong(key, f"{field} {shown(text)} gives {given} for {count(len(names), 'host')}")
                 continue
             own[field] = addresses
         return own

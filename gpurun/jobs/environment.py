@@ -25,7 +25,7 @@ def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
     named = [kind for kind in kinds if kind in keys]
     if len(named) != 1:
         raise BadInput(
-            f"python: needs one source of packages, but has {' and '.join(named) or 'none'}",
+            f"python must name one source of packages, but names {' and '.join(named) or 'none'}",
             hint=f"give exactly one of the keys {', '.join(kinds)}",
         )
     index = keys.get("index")

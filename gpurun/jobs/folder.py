@@ -151,7 +151,8 @@ class JobFolder:
                 aside.unlink()
                 return None
         return (
-            f"gpurun keeps a damaged request to end the job as {aside.name}; to end the job, cancel it again ({damage})"
+            f"a request to end the job was damaged ({damage}); gpurun renamed its file to {aside.name}. To "
+            "end the job, cancel the job again"
         )
 
     def ask_to_cancel(self, request: CancelRequest) -> None:

@@ -54,7 +54,10 @@ def _beginning_with(text: str, ids: Iterable[str]) -> str | None:
     """Return the id that begins so, with or without its letter and dash."""
     begins = [each for each in ids if text and (each.startswith(text) or each.startswith(text, 2))]
     if len(begins) > 1:
-        raise Ambiguous(f"{text!r} could mean {', '.join(begins[:MOST_NAMED])}", hint="give more characters of the id")
+        raise Ambiguous(
+            f"{text!r} is the beginning of several ids: {', '.join(begins[:MOST_NAMED])}",
+            hint="give more characters of the id",
+        )
     return begins[0] if begins else None
 
 

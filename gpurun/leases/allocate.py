@@ -240,8 +240,9 @@ class _Passing:
         ssh_port = free_ports(self._ports, port_count)
         if ssh_port is None:
             raise StateError(
-                f"the job needs {port_count} free ports in a row, but the {len(SSH_PORTS)} ports for jobs have none",
-                job=record.id, hint="the job starts when other jobs have ended",
+                f"the job needs {port_count} consecutive ports, but too few of gpurun's {len(SSH_PORTS)} "
+                "ports are free",
+                job=record.id, hint="no action is needed: the job starts when other jobs have ended",
             )  # fmt: skip
         return Lease(
             job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,

@@ -45,7 +45,10 @@ class LockHolder:
 
     def told(self, now_s: float) -> str:
         """Describe the holder in printable text: ``bob's `gpurun submit` (pid 123) has held it for 5 s``."""
-        text = f"{self.user}'s `{self.command}` (pid {self.pid}) has held it for {max(0.0, now_s - self.since_s):.0f} s"
+        text = (
+            f"{self.user}'s `{self.command}` (pid {self.pid}) has held the lock for "
+            f"{max(0.0, now_s - self.since_s):.0f} s"
+        )
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -114,8 +117,8 @@ def _by_whom(home: Path, descriptor: int) -> str:
     if found is not None and (found.pid in pids or (not pids and _lives(found.pid))):
         return found.told(time.time())
     if pids:
-        return f"the process with pid {pids[0]} holds it"
-    return "an unknown process of another user holds it"
+        return f"the process with pid {pids[0]} holds the lock"
+    return "an unknown process of another user holds the lock"
 
 
 def _lives(pid: int) -> bool:

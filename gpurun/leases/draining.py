@@ -95,7 +95,7 @@ def is_drain_over(job: LiveJob, wanted: CancelRequest | None) -> bool:
 def _unknown(lease: Lease, job: LiveJob | None, inventory: Inventory | None) -> str:
     """Return why gpurun can decide nothing about a lease; "" if it can."""
     if lease.lost:
-        return "the job's GPUs are lost until a fence succeeds"
+        return "the job's GPUs are lost until a fence, the check that the job left nothing on its hosts, succeeds"
     if job is None or job.wants is None:
         return "the job's files are damaged"
     return "" if inventory is not None else "the job's inventory cannot be used"

@@ -73,7 +73,7 @@ def refuse_while_damaged(holdings: Holdings) -> None:
     """Raise the first damage found: while a lease is unreadable, no GPU counts as free."""
     for error in holdings.damaged:
         raise StateError(
-            f"a lease is damaged: {error.message}; gpurun grants no GPUs while it does not know the GPUs of this lease",
+            f"gpurun grants no GPUs while a lease, the file that reserves a job's GPUs, is damaged: {error.message}",
             where=error.where, hint=error.hint,
         )  # fmt: skip
 

@@ -111,7 +111,7 @@ def move_ports(home: Path, held: Held) -> Held:
         begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
         first = free_ports(taken, count, begin=begin) or free_ports(taken, count)
         if first is None:
-            raise StateError("all ports for jobs are in use", job=lease.job)
+            raise StateError("all ports that gpurun uses for jobs are in use", job=lease.job)
         changed = replace(lease, ssh_port=first)
         return changed, store.change(lock, changed)
 

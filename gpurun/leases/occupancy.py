@@ -128,7 +128,7 @@ class Occupancy:
                     raise StateError(
                         f"GPU {gpu} is {holder.how} to {holder.job} already, so {lease.job} cannot have this GPU",
                         host=host,
-                        hint="gpurun granted nothing; `gpurun status` shows which job holds which GPUs",
+                        hint="gpurun granted no GPUs; `gpurun status` shows which job holds which GPUs",
                     )  # fmt: skip
 
     def free(self, name: str) -> None:
@@ -157,8 +157,8 @@ class Occupancy:
             if holder is not None and holder.job != lease.job:
                 self.overlaps.append(
                     StateError(
-                        f"GPU {gpu} is in the leases of {holder.job} and {lease.job}", host=host,
-                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which of both jobs the host knows",
+                        f"the jobs {holder.job} and {lease.job} both hold GPU {gpu}", host=host,
+                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which job has a claim on the GPU",
                     )
                 )  # fmt: skip
                 return

@@ -28,7 +28,7 @@ from gpurun.state.lock import is_held, try_take
 from gpurun.state.path import StatePath, told
 from gpurun.state.people import user_name
 
-WAY_OUT = "`gpurun recover` shows which job the lease may belong to, and what to do"
+WAY_OUT = "run `gpurun recover` to see the lease's job and what you can do"
 CLOSED = -1
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
@@ -126,14 +126,16 @@ class LeaseStore:
 
     def _read(self, path: StatePath) -> Lease:
         if not NAME_PATTERN.fullmatch(path.name):
-            raise StateError("the file is not a lease that gpurun wrote", where=str(path))
+            raise StateError(
+                "the file is in gpurun's folder of leases, but gpurun did not write the file", where=str(path)
+            )
         lease, writer = durable.read_signed(path, Lease, linked=True)
         if writer not in (lease.owner_uid, 0):
             who = "others can write the file" if writer is None else f"{user_name(writer)} wrote the file"
             raise StateError(f"the lease names {user_name(lease.owner_uid)} as its owner, but {who}", where=str(path))
         # A crash between the two steps of `abandon` leaves a lost lease under the job's own name.
         if path.name not in (f"{lease.name}.json", f"{lease.job}.json"):
-            raise StateError(f"the file's name is not the name of its lease, {lease.name!r}", where=str(path))
+            raise StateError(f"the file contains a lease with another name, {lease.name!r}", where=str(path))
         return lease
 
     def read(self, name: str) -> Lease | None:
@@ -159,7 +161,9 @@ class LeaseStore:
         durable.make_folder(self.folder)
         path = self.path(lease.name)
         if path.exists():
-            raise StateError("the job already holds a lease", job=lease.job, where=str(path))
+            raise StateError(
+                "the job already has a lease, the file that reserves its GPUs", job=lease.job, where=str(path)
+            )
         occupancy.grant(lease)
         durable.sync_folder(self.folder)
         with _kept(LeaseLock(durable.write_locked_record(path, lease), path)) as lock:

@@ -286,7 +286,9 @@ class Agent:
         try:
             arrived = operation.take(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
-            raise HostUnreachable(f"{operation.op} did not answer within {timeout_s:g} s", host=self.host) from None
+            raise HostUnreachable(
+                f"the host did not answer {operation.op} within {timeout_s:g} s", host=self.host
+            ) from None
         if isinstance(arrived, _FeedFailed):
             raise arrived.error
         if isinstance(arrived, GpurunError):
@@ -315,7 +317,9 @@ class Agent:
     def _gather(self, operation: Operation, whole: bytearray, frame: frames.Frame) -> None:
         """Append a piece of a reply."""
         if len(whole) + len(frame.payload) > MOST_HELD_BYTES:
-            raise bad_answer(self.host, f"{operation.op} sent more than {MOST_HELD_BYTES >> 20} MiB")
+            raise bad_answer(
+                self.host, f"the host's answer to {operation.op} has more than {MOST_HELD_BYTES >> 20} MiB"
+            )
         whole += frame.payload
 
     def _consumed(self, operation: Operation, frame: frames.Frame) -> None:
@@ -398,7 +402,7 @@ class _FeedFailed(GpurunError):
 
 def bad_answer(host: str, why: str) -> RemoteOpFailed:
     """Return the error for a host whose answer is invalid."""
-    return RemoteOpFailed(f"the host's answer cannot be true: {words(why)}", kind=BAD_ANSWER, host=host)
+    return RemoteOpFailed(f"the host's answer is not valid: {words(why)}", kind=BAD_ANSWER, host=host)
 
 
 def _again(error: GpurunError | None) -> GpurunError:

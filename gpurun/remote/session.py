@@ -222,7 +222,7 @@ def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
         hint = ssh_said.connect_hint(route.name)
     why = "; ".join(tried) or "there is no key to offer"
     wanted |= _offered(route, transport)
-    raise KeysRefused(f"the host refuses {route.user}: {why}", wanted=wanted, host=route.name, hint=hint)
+    raise KeysRefused(f"the host refuses the login of {route.user}: {why}", wanted=wanted, host=route.name, hint=hint)
 
 
 def _offered(route: Route, transport: Transport) -> set[str]:
@@ -264,7 +264,7 @@ def _accepts(
         tried.append(f"{identity.source}: {'refused' if 'failed' in str(error).lower() else reason(error)}")
         return False
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"the connection broke while authenticating: {reason(error)}", host=route.name) from error
+        raise HostUnreachable(f"the connection broke during the login: {reason(error)}", host=route.name) from error
     wanted |= set(more)
     if more:
         tried.append(f"{identity.source}: accepted, but the host also wants {', '.join(more)}")

@@ -82,7 +82,9 @@ def needs_a_person(methods: Collection[str]) -> bool:
 
 def connect_hint(host: str) -> str:
     """Return the hint with the command that opens a connection for which a user must answer questions."""
-    return f"answer the host's questions once, and gpurun shares the connection: gpurun inventory connect {host}"
+    return (
+        f"run `gpurun inventory connect {host}` and answer the host's questions; gpurun then uses the open connection"
+    )
 
 
 def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> HostFailure:
@@ -98,10 +100,10 @@ def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> Host
     denied = _DENIED.search(text)
     if denied or "Too many authentication failures" in text:
         methods = denied[1].split(",") if denied else []
-        tried = [f"{key}: not enough" for key in heard.offered] or ["there is no key to offer"]
+        tried = [f"{key} does not suffice" for key in heard.offered] or ["there is no key to offer"]
         hint = connect_hint(host) if needs_a_person(methods) else f"check with: ssh {host}"
         return AuthenticationFailed(
-            f"the host refuses {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint
+            f"the host refuses the login of {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint
         )
     through = f" through {jump}" if jump else ""
     dropped = any(line.startswith(_DROPPED[0]) for line in heard.lines)

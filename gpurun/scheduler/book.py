@@ -39,7 +39,7 @@ class Bound:
         if not self.firm:
             return f"{needs}; {name} is limited to {self.most:g}"
         reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"
-        return f"{needs} and is not preemptible; {reserves}, and only preemptible gangs can borrow more"
+        return f"{needs} and is not preemptible; {reserves}, and only preemptible jobs can borrow more"
 
     def full(self, kept: Sequence[Gang]) -> str:
         """Return why no gang can start within it now.
@@ -53,7 +53,7 @@ class Bound:
         if not self.firm:
             return f"{name} uses {used} of at most {self.most:g} GPUs{more}"
         those = f"that {name} reserves" if name.startswith("pool") else f"of {name}"
-        return f"{used} of the {self.most:g} GPUs {those} are in use by gangs that are not preemptible{more}"
+        return f"{used} of the {self.most:g} GPUs {those} are in use by jobs that are not preemptible{more}"
 
 
 class Book:

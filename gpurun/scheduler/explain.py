@@ -23,7 +23,7 @@ from gpurun.scheduler.state import Arranged
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
-FREE, IN_USE = "GPUs free", "all GPUs in use or kept for other jobs"
+FREE, IN_USE = "GPUs free", "all GPUs are in use or kept for other jobs"
 
 OUT_OF_USE = "the start depends on hosts that are out of use"
 
@@ -159,19 +159,22 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], nee
     return (
         (0, f"{generation}: {FREE}")
         if free >= least
-        else (1, f"{generation}: fewer than {count(least, 'GPU')} free on each host")
+        else (1, f"{generation}: each host has fewer than {count(least, 'free GPU')}")
     )
 
 
 def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
     host, asked = index.hosts[number], gang.wants.constraints
     if not serves(index.kind(number), asked):
-        return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what the job asks for"
+        return (
+            4,
+            f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: the job does not ask for such GPUs",
+        )
     if (asked.hosts and host.name not in asked.hosts) or host.name in asked.avoid:
-        return 3, "left out by the job's constraints"
+        return 3, "the job's constraints exclude the host"
     if host.name in unusable:
         return 2, unusable[host.name]
-    return None if need.admits(number) else (2, "the job failed there before")
+    return None if need.admits(number) else (2, "the job failed on the host before")
 
 
 def _group(index: Index, why: str, numbers: list[int]) -> HostGroup:
@@ -248,7 +251,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
         decisions = schedule(now, policy, Arranged(Index(now), capacity))
         if any(started.id == gang.id for started, _ in decisions.starts):
             return now.now_s, ""
-    return None, "too many other gangs end before the job starts"
+    return None, "gpurun does not predict a start after so many other jobs"
 
 
 def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
@@ -263,16 +266,16 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang) -> str:
     if wait is not None and wait.reason is Reason.HOSTS:
         return OUT_OF_USE
     if any(grant.host in where for run in last.running for grant in run.placement.grants):
-        return "the start depends on gangs without a time limit"
+        return "the start depends on jobs without a time limit"
     if where & set(last.unusable):
         return OUT_OF_USE
     if where & set(last.taken):
-        return "the start depends on GPUs that others hold, or that are lost; `gpurun status` shows these GPUs"
+        return "the start depends on GPUs that are lost or that other programs hold; `gpurun status` shows these GPUs"
     first = wait.behind if wait is not None and wait.behind else _kept_for(last, decisions, where)
     return (
         f"the start depends on {first}, for which GPUs are kept"
         if first
-        else "the start depends on the gangs in front of the job"
+        else "the start depends on the jobs before this job in the queue"
     )
 
 
@@ -288,4 +291,4 @@ def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
     if any(other.id == wait.behind for other in last.queue):
         return f"the start depends on {wait.behind}"
     whose = "the job's pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
-    return f"the start depends on gangs of {whose} without a time limit"
+    return f"the start depends on jobs of {whose} without a time limit"

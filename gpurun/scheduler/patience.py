@@ -117,7 +117,7 @@ def _reserve_elsewhere(state: PassState, gang: Gang, first: Gang) -> None:
     """Reserve what the gang whose patience is over leaves."""
     if not reserve(state, gang):
         message = (
-            f"the job needs {count(gang.least, 'GPU')}; other gangs have overtaken {first.id} for too long, "
-            f"so {first.id} goes first"
+            f"the job needs {count(gang.least, 'GPU')}; other jobs have overtaken {first.id} for too long, "
+            f"so {first.id} starts first"
         )
         state.wait(gang, Reason.NO_ROOM, message, behind=first.id)

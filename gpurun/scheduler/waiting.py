@@ -120,7 +120,7 @@ def _fits_but_for_a_reservation(state: PassState, gang: Gang, patience_s: float)
     if not state.room.fits_without_timed_holds(gang):
         return False
     behind = state.keeping.against(gang)[0]
-    message = f"the job would fit now, but could delay the start of {behind}"
+    message = f"enough GPUs are free for the job, but the job could delay the start of {behind}"
     state.share_wait(gang, state.wait(gang, Reason.RESERVED, message, behind=behind), patience_s)
     return True
 
@@ -142,7 +142,7 @@ def _ends(state: PassState, placement: Placement, at_s: float) -> str:
     """What must end on some hosts by a time, for people."""
     hosts = set(placement.hosts)
     runs = [r for r in state.running if r.free_s(state.now_s) <= at_s and hosts.intersection(r.placement.hosts)]
-    return "the gangs that stop have ended" if all(run.stopping for run in runs) else "time limits end"
+    return "the stopping jobs have ended" if all(run.stopping for run in runs) else "time limits end"
 
 
 def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:

@@ -78,7 +78,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
             lease = LeaseStore(home).read(name)
             here.check()  # a directory that is away has no leases
             if lease is None and is_first:
-                raise StateError("the job's lease is gone", job=name)
+                raise StateError("the job's lease, the file that reserves its GPUs, does not exist", job=name)
             if lease is None:  # its GPUs are free; only what comes afterwards failed
                 return
             if adopts and is_first:

@@ -15,6 +15,7 @@ from gpurun.facts.kernel_log import OomLine, XidLine, parse, same_gpu
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
+from gpurun.quantities.counts import count
 from gpurun.supervisor.ends import End
 
 Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "pids", "engine", "host-lost"]
@@ -89,7 +90,8 @@ def cause_of(
                 at_s, host, "gpu-lost", f"the GPU is lost: {item['text']}", item["text"], "hardware", True, gpu, rank
             )
         case "ecc":
-            text = f"{item['count'] - item['before']} uncorrectable memory errors since the attempt began"
+            errors = count(item["count"] - item["before"], "uncorrectable memory error")
+            text = f"the GPU had {errors} since the attempt began"
             said = f"uncorrected volatile ECC errors of GPU {gpu}: {item['before']} → {item['count']}"
             return Cause(at_s, host, "ecc", text, said, "hardware", True, gpu, rank)
         case "disk" | "memory" | "pids" | "filled":
@@ -108,7 +110,7 @@ def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
         if item["is_own_limit"] and had:
             return Cause(at_s, host, "oom", _out_of_own_memory(had, used), said, "program")
         return Cause(
-            at_s, host, "oom", "out of memory on the host: the kernel killed a process of the job", said, "host"
+            at_s, host, "oom", "the host ran out of memory, so the kernel killed a process of the job", said, "host"
         )
     if item["kind"] == "pids":
         text = f"the job has reached its limit of {item['most']} processes and threads on this host"

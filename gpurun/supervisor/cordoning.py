@@ -37,12 +37,15 @@ def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateErr
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Cordon hosts that could not be fenced."""
-    why = f"gpurun could not fence the host after {job.lease.job}"
+    why = f"gpurun could not check that {job.lease.job} left nothing on the host (the fence)"
     _cordon(
         job,
         {host: Cordon("lost", "gpurun", job.clock(), why, evidence=error.message) for host, error in unproven.items()},
     )
-    job.note(f"{', '.join(sorted(unproven))}: lost; the GPUs there stay leased until a fence succeeds")
+    job.note(
+        f"{', '.join(sorted(unproven))}: lost; the GPUs stay leased until a fence, the check that the "
+        "job left nothing on the host, succeeds"
+    )
 
 
 def _with_id(known: KnownAs, hardware: Mapping[str, Hardware]) -> KnownAs:

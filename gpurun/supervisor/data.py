@@ -77,7 +77,7 @@ def _send(
         job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
         wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
     )  # fmt: skip
-    why = "its files have changed since the submit"
+    why = "the files have changed since the submit"
     try:
         tree = as_pinned(source, job.home)
     except HostNotReady as away:

@@ -63,9 +63,9 @@ def what_is_left(rest: Mapping[str, Any]) -> str:
     ]
     if rest["gpu_problem"]:
         left.append(rest["gpu_problem"])
-    left += [f"container {ident[:12]} is still there" for ident in rest["containers"]]
-    left += [f"process {command[:120]!r} is still there" for command in rest["processes"]]
+    left += [f"container {ident[:12]} still exists" for ident in rest["containers"]]
+    left += [f"process {command[:120]!r} still runs" for command in rest["processes"]]
     if rest["folder"]:
-        left.append("the job's folder is still there")
-    left += [f"the claim {name} is still there" for name in rest["claims"]]
+        left.append("the job's folder still exists")
+    left += [f"the claim {name}, which reserves a GPU on the host, still exists" for name in rest["claims"]]
     return "; ".join(left)

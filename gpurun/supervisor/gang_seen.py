@@ -69,14 +69,15 @@ class ContainerEnd:
     @property
     def _reason(self) -> str:
         if self.engine_out:
-            return "the host's Docker engine has stopped, and the job's container with it"
+            return "the host's Docker engine has stopped, and has stopped the job's container"
         if self.is_removed:
             return "somebody removed the job's container"
         if self.is_own_memory:
             had_mib = (self.memory_bytes or 0) >> 20
             more = f"ask for more memory with --memory {2 * had_mib}MiB"
             return (
-                f"out of memory: the job had {had_mib} MiB on this host and used all, so the kernel killed it; {more}"
+                f"out of memory: the job had {had_mib} MiB on this host and used all, so the kernel killed "
+                f"the job; {more}"
             )
         if self.is_oom:
             return "the job's container ran out of memory and was killed"

@@ -107,7 +107,7 @@ class MeetingWatch:
 def warning(spec: JobSpec) -> str:
     """Return what a person is told."""
     return (
-        f"the {spec.gpus} ranks have ended without ever connecting to each other: if they were meant to train one "
-        f"model, each rank has trained its own. With the launcher {spec.launcher}, a program calls "
-        f"{launcher_of(spec).joins} to connect its ranks; --launcher {ALONE} is for ranks that need no connection"
+        f"the {spec.gpus} ranks ended without a connection to each other, so each rank may have trained a model of its "
+        f"own. With the launcher {spec.launcher}, a program must call {launcher_of(spec).joins} to connect its ranks. "
+        f"Use --launcher {ALONE} for ranks that need no connection"
     )

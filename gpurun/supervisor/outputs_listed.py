@@ -180,14 +180,14 @@ class _Listing:
             return
         self._needs_folder(entry.path.rpartition("/")[0], entry.path)
         if entry.path in self.entries:
-            raise OpError("refused", f"{entry.path!r:.200} cannot be there")
+            raise OpError("refused", f"the list names the path {entry.path!r:.200} twice")
         self.entries[entry.path] = entry
 
     def add_rows(self, frame: frames.Frame, known: Mapping[Rows, KnownRows]) -> None:
         """Add files of one folder."""
         folder, at = frame.header["in"], frame.header.get("at")
         if not isinstance(folder, str) or type(at) is not int:
-            raise OpError("refused", f"rows of {folder!r:.200}")
+            raise OpError("refused", f"the list has invalid rows for the folder {folder!r:.200}")
         self._needs_folder(folder, folder)
         if "same" in frame.header:
             if (folder, at) not in known:
@@ -206,7 +206,7 @@ class _Listing:
 
     def _needs_folder(self, folder: str, path: str) -> None:
         if folder and (folder not in self.entries or self.entries[folder].kind != "dir"):
-            raise OpError("refused", f"{path!r:.200} cannot be there")
+            raise OpError("refused", f"the list names {path!r:.200} without its folder")
 
 
 def _files(folder: str, payload: bytes) -> Iterator[Listed]:

@@ -122,7 +122,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
         claim=claim_of(job, agent.host), layered=job.spec.writes_beside, timeout_s=START_TIMEOUT_S,
     ).value  # fmt: skip
     if isinstance(made, dict) and (why := one_line(str(made.get("copied") or ""))):
-        job.note(f"{agent.host} cannot put a layer above the code, so each attempt gets a copy of the code: {why}")
+        job.note(f"{agent.host} cannot mount an overlay above the code, so each attempt gets a copy of the code: {why}")
 
 
 def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:

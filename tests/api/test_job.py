@@ -116,7 +116,7 @@ def test_a_rank_that_left_nothing_is_reported_as_the_job_is(folder):
 def test_success_without_a_result_is_said_and_not_none(folder):
     job = Job(folder, returns=True)
     end(folder, State.SUCCEEDED)
-    with pytest.raises(gpurun.NoResult, match="rank 0: the rank has left no result"):
+    with pytest.raises(gpurun.NoResult, match="rank 0: the rank wrote no result"):
         job.result(5)
 
 
@@ -314,7 +314,7 @@ def test_a_map_is_a_job_for_each_point(asked):
 def test_a_wrong_setting_is_named_and_nothing_is_submitted(asked, settings, said):
     with pytest.raises(BadInput, match=said):
         gpurun.submit(len, ("x",), **settings)
-    with pytest.raises(BadInput, match="only a function takes args and kwargs"):
+    with pytest.raises(BadInput, match="args and kwargs only with a function"):
         gpurun.submit(["true"], (1,), gpus=1, image="i")
     with pytest.raises(NeverFits):
         gpurun.submit(len, ("x",), gpus=99, image="i")

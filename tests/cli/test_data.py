@@ -89,7 +89,7 @@ def test_a_host_that_lies_about_its_sets_is_named_and_left_out(gpurun, world, mo
         monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
         code, out, err = gpurun("data", "list", "h[1-2]")
         assert code == 4 and len(out.splitlines()) == 1 and " h1 " in out
-        assert err.startswith("gpurun: h2: the host's answer cannot be true: ")
+        assert err.startswith("gpurun: h2: the host's answer is not valid: ")
         code, out, _ = gpurun("data", "list", "h[1-2]", "--json")
         assert code == 4 and [(one["hosts"], list(json.loads(out)["failed"])) for one in json.loads(out)["sets"]] == [
             (["h1"], ["h2"])

@@ -220,7 +220,7 @@ def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, lo
 
     own_copy(draining, "time", sleep=uncordon)
     said = gpurun("inventory", "drain", host, "--wait")
-    assert said.code == 5 and "not all of these hosts are being drained" in said.err
+    assert said.code == 5 and "does not drain all named hosts any more" in said.err
     assert folder.cancel_request() is None
 
 

@@ -152,7 +152,7 @@ def test_add_label_remove_diff_undo(gpurun: Gpurun, inventory: Path) -> None:
         (["set", "gpu-r1-07", "fabric=ib"], "there is no fabric 'ib'"),
         (["set", "gpu-r1-99", "gpus=4"], "has no host 'gpu-r1-99'"),
         (["set", "gpu-r1-07", "user=-oProxyCommand=x"], "is not a user name"),
-        (["set", "gpu-r1-[01-02]", "address=10.0.0.1"], "is 1 address, but there are 2 hosts"),
+        (["set", "gpu-r1-[01-02]", "address=10.0.0.1"], "gives 1 address for 2 hosts"),
         (["set", "gpu-r1-07", "labels.x=a\nb"], "is not a printable text"),
         (["set", "gpu-r1-07", "near_hca=[[[[[[1"], "is not a YAML value"),
         (["set", "gpu-r1-07", "near_hca=!!python/object:os.system 1"], "YAML"),

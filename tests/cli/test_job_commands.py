@@ -163,5 +163,5 @@ def test_requeue_refuses_what_has_ended_and_leaves_all_alone_then(store, gpurun,
     assert "the job is ending: STOPPING" in gpurun("requeue", stops.id)[2]
     monkeypatch.setattr("gpurun.head.requests.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
     code, _, err = gpurun("requeue", waits.id)
-    assert code == 2 and "only the owner and root may put it back into the queue" in err
+    assert code == 2 and "only the owner and root may put the job back into the queue" in err
     assert f"ask the owner to run: gpurun requeue {waits.id}" in err

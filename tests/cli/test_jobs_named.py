@@ -406,7 +406,7 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
     assert gpurun("cancel")[0] == 2
     assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2
-    assert "gpurun cannot ask you, because stdin" in gpurun("cancel", "--mine")[2]
+    assert "stdin is not a terminal, so gpurun cannot ask you" in gpurun("cancel", "--mine")[2]
     assert all(not job.record().state.ended for job in jobs)
     assert gpurun("cancel", "--mine", "--yes")[0] == 0
     assert {job.record().state for job in jobs} == {State.CANCELLED}

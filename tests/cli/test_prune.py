@@ -84,7 +84,7 @@ def test_du_of_a_damaged_job_says_so(gpurun, store):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((), "no jobs to remove are given"),
+        ((), "the command names no jobs to remove"),
         (("--older-than", "never"), "'never' is not a time; write a number with its unit"),
         (("--older-than", "30"), "'30' has no unit; write 30s, 30m, 30h or 30d"),
         (("--keep-below", "5 apples"), "'5 apples' has the unknown unit 'apples'"),
@@ -138,7 +138,7 @@ def test_what_stays_is_named_and_why(gpurun, store):
     assert f"kept: {folder.id}: the job's outputs on h1 have not been copied to the head" in err
     code, _, err = gpurun("prune", folder.id, "--yes")
     assert code == 2
-    assert f"copy the outputs: gpurun outputs {folder.id}," in err
+    assert f"copy the outputs with `gpurun outputs {folder.id}`," in err
     code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
     assert code == 0
     assert f"outputs of the job stay on h1, in outputs/{folder.id} below the host's gpurun folder" in out

@@ -74,7 +74,9 @@ def test_a_refusal_names_what_is_wrong(tmp_path, wants, message):
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
     assert message in caught.value.message
-    assert caught.value.hint == "the inventory has 4 pascal GPUs, 1 volta GPU; a gang never mixes generations"
+    assert (
+        caught.value.hint == "the inventory has 4 pascal GPUs, 1 volta GPU; all GPUs of a job must be of one generation"
+    )
 
 
 def test_a_pool_of_an_inventory_without_pools_is_refused(tmp_path):

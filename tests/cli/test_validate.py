@@ -98,7 +98,7 @@ def test_submit_sweeps_and_campaigns_name_the_line_that_validate_names(gpurun):
         ("env: {A: b, GPURUN_RANK: 3}", "4:13", "env: gpurun itself sets GPURUN_RANK"),
         ("workdir: nosuch", "4:1", "workdir: the folder does not exist, or you may not read it"),
         ("min_gpus: 2\nlauncher: tensorflow", "4:1", "the launcher tensorflow cannot be elastic (min_gpus)"),
-        ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "'horovod' are for the launcher horovod"),
+        ("\nlauncher: torchrun\nhorovod: {cycle_time_ms: 1}", "6:1", "only the launcher horovod uses"),
         ("launcher: tensorflow\nroles: {workers: 1}", "5:9", "1 worker needs one GPU each, but the job has 4 GPUs"),
         ("launcher: torchrun\nenv: {WORLD_SIZE: 4}", "5:7", "torchrun itself sets WORLD_SIZE"),
         ("launcher: tasks\nenv: {<<: {RANK: 4}}", "5:12", "all 4 ranks would have the same value of RANK"),

@@ -33,7 +33,7 @@ def test_what_has_not_changed_is_not_read_again(top, monkeypatch):
 def test_a_link_that_leads_out_is_refused(top):
     for target in ("/etc", "../x", "sub/../../x", ".."):
         (top / "out").symlink_to(target)
-        with pytest.raises(BadInput, match="outside of the data"):
+        with pytest.raises(BadInput, match="outside the data set"):
             read_folder(top)
         (top / "out").unlink()
     (top / "sub/in").symlink_to("../big")

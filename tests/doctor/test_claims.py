@@ -57,7 +57,7 @@ def test_a_claim_that_nothing_stands_behind_is_stale():
     assert found.check == "gpu-claimed"
 
 
-@pytest.mark.parametrize("uid, remedy", [(1001, "gpurun recover --claims"), (0, "alice must run, or root for alice: ")])
+@pytest.mark.parametrize("uid, remedy", [(1001, "gpurun recover --claims"), (0, "let alice or root run: ")])
 def test_a_claim_without_a_lease_is_a_fault_with_the_command_that_fixes_it(uid, remedy):
     (found,) = findings([volume(MINE, 0)], [container(MINE, 0)], carried=[("j-0000000a", 2)], uid=uid)
     assert (found.check, found.severity) == ("claim-forgotten", Severity.WARNING)

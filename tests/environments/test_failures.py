@@ -43,7 +43,7 @@ REFUSED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewCon
         ),
         (1, "OSError: [Errno 28] No space left on device", 4, "the head's disk is full"),
         (137, "Collecting x", 4, "was killed"),
-        (1, "", 2, "it said nothing"),
+        (1, "", 2, "pip printed no message"),
         (2, "something\nelse", 2, r"something \| else"),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_projects_dependencies_are_taken_and_its_code_is_not(write):
         (PROJECT, "names no package"),
         (PROJECT + "dependencies = 'numpy'\n", "must be a list"),
         (PROJECT + "dependencies = [1]\n", "must be a list"),
-        (PROJECT + "dependencies = ['-r /etc/shadow']\n", "--requirement is not a requirement"),
+        (PROJECT + "dependencies = ['-r /etc/shadow']\n", "the option --requirement, which is not a package"),
         (PROJECT + "dependencies = ['a\\nb', '-e .']\n", "editable|backslash"),
         (PROJECT + "dependencies = ['x @ file:///etc/passwd']\n", "is not a URL with http"),
         ("]" * 100_000, "is not TOML"),

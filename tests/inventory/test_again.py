@@ -69,7 +69,7 @@ def test_hosts_that_a_person_removed_or_added_stay_so(gpurun, imported):
     code, _, err = imported(HOSTS + "m2 gpus=8\n")
     assert code == 0
     assert told(err) == [
-        "kept: n2: in the source, but removed here earlier; gpurun does not add removed hosts again",
+        "kept: n2: somebody removed these hosts from the inventory, so gpurun does not add these hosts again",
         "added: m2",
     ]
     assert set(load(Path("inventory.yaml")).by_name) == {"n1", "n3", "m1", "m2", "own1"}
@@ -149,7 +149,7 @@ def test_without_a_history_nothing_that_the_inventory_says_is_lost(gpurun, impor
     monkeypatch.setenv("GPURUN_HOME", str(place / "another"))
     code, _, err = imported(HOSTS.replace("[1:3]", "[1:2]") + "m2 gpus=8\n")
     assert code == 0
-    assert "kept: n3: not in the source; to remove: `gpurun inventory remove n3`" in err
+    assert "kept: n3: the source has no such hosts; to remove: `gpurun inventory remove n3`" in err
     assert "kept: n1: gpus stays 2; the source says 4" in err
     assert set(load(Path("inventory.yaml")).by_name) == {"n1", "n2", "n3", "m1", "m2"}
 

@@ -121,7 +121,7 @@ def test_a_range_of_addresses_goes_with_a_range_of_hosts() -> None:
     text = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: '10.0.1.[7-9]', port: 22}}}}\n"
     assert [h.address for h in read(text).hosts] == ["10.0.1.7", "10.0.1.8", "10.0.1.9"]
     short = HEAD + "racks: {r1: {hosts: {'gpu-[01-03]': {address: 10.0.1.7}}}}\n"
-    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' is 1 address, but there are 3 hosts"]
+    assert problems(short) == ["inventory.yaml:4:22: address '10.0.1.7' gives 1 address for 3 hosts"]
 
 
 def test_anchors_and_merge_keys() -> None:
@@ -315,7 +315,7 @@ def test_pools_that_cannot_be() -> None:
         (b"version: !!int 1\n", "inventory.yaml:1:10: YAML tags and directives are not allowed"),
         (b"x-a: !!python/object/apply:os.system [touch /tmp/pwned]\n", "inventory.yaml:1:6: YAML tags"),
         (b"version: 1\nversion: 1\n", "inventory.yaml:2:1: 'version' is given twice"),
-        (b"version: 1\nx-a: &a [*a]\n", "inventory.yaml:2:6: an alias contains itself"),
+        (b"version: 1\nx-a: &a [*a]\n", "inventory.yaml:2:6: a YAML alias contains itself"),
         (b"version: 1\nx-a: *b\n", "inventory.yaml:2:6: found undefined alias"),
         (b"version: 1\n? [a]\n: 1\n", "a key of the inventory must be a plain word"),
     ],
@@ -328,7 +328,7 @@ def test_a_yaml_bomb() -> None:
     lines = ["version: 1", "x-0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     (problem,) = problems("\n".join(lines))
-    assert "with its aliases, this value has more than" in problem
+    assert "with all aliases expanded, the value has more than" in problem
 
 
 @pytest.mark.parametrize("unit", ["[", "{a: ", "- ", "? ", "{? "])

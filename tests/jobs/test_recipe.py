@@ -216,8 +216,8 @@ def test_packages_are_named_relative_to_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("{}", "python: needs one source of packages, but has none"),
-        ("{index: ./wheels}", "python: needs one source of packages, but has none"),
+        ("{}", "python must name one source of packages, but names none"),
+        ("{index: ./wheels}", "python must name one source of packages, but names none"),
         ("{requirements: r.txt, project: .}", "but has requirements and project"),
         ("{requirements: r.txt, index: 'https://me:s3cret@x.example/simple'}", "has a password in its URL"),
         ("{requirement: r.txt}", "did you mean 'requirements'"),

@@ -190,7 +190,7 @@ def test_three_gangs_fail_beside_each_other_and_each_learns_its_own_cause(cluste
     assert found["first_failure"]["rank"] == 1
     assert "failed first, with exit code 134" in found["reason"] and "Xid 31" in found["reason"]
     assert host not in wait_until_again(cluster, hungry)
-    assert stopping_reason(cluster, hungry).startswith(f"{host}: out of memory on the host")
+    assert stopping_reason(cluster, hungry).startswith(f"{host}: the host ran out of memory")
     assert read_cordons(cluster.home) == {}, "it was nobody's hardware"
 
 

@@ -197,5 +197,5 @@ def test_the_victim_of_a_host_without_memory_is_told_that_the_host_is_at_fault(c
     finally:
         limit.write_text("-1" if limit.name == "memory.limit_in_bytes" else "max")
     assert (found["state"], found["code"]) == ("FAILED", 4), found
-    assert "out of memory on the host" in found["reason"], found
+    assert "the host ran out of memory" in found["reason"], found
     finish(cluster, trainer)

@@ -214,7 +214,7 @@ def test_a_line_that_starts_several_processes_needs_several_gpus():
 
 
 def test_another_launcher_beside_the_typed_one_is_refused_and_copies_are_run_if_somebody_wants_them():
-    with pytest.raises(BadInput, match="itself starts the processes of each host, but with the launcher torchrun"):
+    with pytest.raises(BadInput, match="which itself starts all processes of a host"):
         read("accelerate launch t.py", launcher="torchrun")
     copies, said = read("accelerate launch t.py", launcher="tasks")
     assert not copies.one_per_host and "each of 3 ranks starts accelerate launch itself" in said[0]

@@ -219,8 +219,8 @@ def test_torchrun_takes_a_python_file_for_a_program_of_python():
     [
         ({"launcher": "slurm"}, "there is no launcher 'slurm'"),
         ({"controller": "mpi", "min_gpus": 2}, "cannot use the controller mpi"),
-        ({"launcher": "tasks", "controller": "mpi"}, "for the launcher horovod"),
-        ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "for the launcher horovod"),
+        ({"launcher": "tasks", "controller": "mpi"}, "only the launcher horovod uses"),
+        ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "only the launcher horovod uses"),
         ({"command": ("torchrun", "--nproc-per-node")}, "--nproc-per-node"),
         ({"command": ("torchrun", "--frob=1", "x.py")}, "--frob"),
         ({"command": ("mpirun", "-np", "4")}, "no command follows"),

@@ -90,7 +90,7 @@ def test_it_is_refused_with_the_reason_where_each_rank_has_one_gpu(launcher):
     if launcher in ("tasks", "torchrun", "jax", "mpirun", "srun"):
         assert settled(spec, is_named=True)[0].one_per_host
     else:
-        with pytest.raises(BadInput, match=f"not for the launcher {launcher}: .*GPU") as refused:
+        with pytest.raises(BadInput, match=f"the launcher {launcher} does not support one_per_host: .*GPU") as refused:
             settled(spec, is_named=True)
         assert "--launcher tasks" in refused.value.hint
 

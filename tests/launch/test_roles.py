@@ -185,8 +185,8 @@ def test_a_rehearsal_plays_every_role_once():
         ({"roles": Roles(ps_hosts=("c5",))}, "'ps_hosts' are for parameter servers, but the job has no"),
         ({"roles": Roles(ps=1, workers=4)}, "4 workers need one GPU each, but the job has 3 GPUs"),
         ({"min_gpus": 1}, "tensorflow cannot be elastic"),
-        ({"controller": "mpi"}, "for the launcher horovod"),
-        *(({"launcher": name, "roles": Roles(ps=1)}, "have no roles") for name in NAMES if name != "tensorflow"),
+        ({"controller": "mpi"}, "only the launcher horovod uses"),
+        *(({"launcher": name, "roles": Roles(ps=1)}, "supports 'roles'") for name in NAMES if name != "tensorflow"),
     ],
 )
 def test_roles_that_cannot_be_are_refused_with_what_is_wrong(changes, word):

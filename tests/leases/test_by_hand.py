@@ -310,7 +310,7 @@ def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory,
     done = run_pass(home, now_s=2.0)
     assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
     assert [
-        "the job needs 4 free ports in a row, but the 9 ports for jobs have none" in str(problem)
+        "the job needs 4 consecutive ports, but too few of gpurun's 9 ports are free" in str(problem)
         for problem in done.problems
     ] == [True]
     for _, lock in done.granted:

@@ -141,12 +141,12 @@ def test_a_job_whose_lease_was_discarded_ends(home):
     LeaseStore(home).release(lock)
     finish_interrupted(home, own_jobs(home))
     assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
-    assert "the job's lease is gone" in folder.record().reason
+    assert "somebody removed the job's lease" in folder.record().reason
 
 
 def test_a_second_lease_of_a_job_is_refused(home):
     LeaseStore(home).grant(LEASE, Occupancy())
-    with pytest.raises(StateError, match="already holds a lease"):
+    with pytest.raises(StateError, match="already has a lease"):
         LeaseStore(home).grant(replace(LEASE, attempt=2), Occupancy())
 
 

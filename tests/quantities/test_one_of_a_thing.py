@@ -53,7 +53,7 @@ def test_commands_and_imports_count_one(tmp_path):
     event = {"hosts": [{"host": "h1", "gpus": [0]}], "racks": ["r1"], "generation": "pascal"}
     assert placement_text(event).startswith("1 pascal GPU on h1 (1 each)")
     assert [_files(1), _files(1000), plural(0, "file")] == ["1 file", "1,000 files", "files"]
-    with pytest.raises(BadInput, match=r"is 2 addresses, but there is 1 host$"):
+    with pytest.raises(BadInput, match=r"gives 2 addresses for 1 host$"):
         shares(HostSetting("address", "", "10.0.0.[1-2]", "10.0.0.[1-2]"), ("h1",))
     for name, text, took in (
         ("hosts", "n1 slots=1\n", "1 host, with slots as gpus"),

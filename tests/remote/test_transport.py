@@ -162,7 +162,7 @@ def test_a_host_that_wants_a_person_names_the_command_for_one(methods, hint):
         "debug1: Offering public key: /k with space ED25519 SHA256:x explicit", f"h: Permission denied ({methods})."
     )
     error = failure("gpu1", "train", said)
-    assert "/k with space: not enough" in error.message and hint in error.hint
+    assert "/k with space does not suffice" in error.message and hint in error.hint
 
 
 def test_a_hostile_host_fills_nothing_and_is_not_believed_after_the_login():

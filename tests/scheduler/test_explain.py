@@ -160,7 +160,7 @@ def said(snapshot, gang="g", now_s=10.0):
 
 def test_words_say_what_an_expected_start_depends_on():
     assert "in 1m30s if running gangs use their whole time limits" in said(busy(Gang("g", 4, 1.0)))
-    assert "unknown: the start depends on gangs without a time limit" in said(busy(Gang("g", 8, 1.0)))
+    assert "unknown: the start depends on jobs without a time limit" in said(busy(Gang("g", 8, 1.0)))
 
 
 def test_gangs_have_the_names_that_people_know():
@@ -183,7 +183,7 @@ def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_others_run_where_it_
     endless = runs(Gang("r", 2), ("r0h0", range(2)))
     snapshot = Snapshot(cluster([0], 2, 4), (endless,), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
     text = said(snapshot)
-    assert "unknown: the start depends on hosts that are out of use" in text and "depends on gangs" not in text
+    assert "unknown: the start depends on hosts that are out of use" in text and "depends on jobs" not in text
 
 
 def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
@@ -291,7 +291,7 @@ def test_the_pool_whose_limit_is_reached_is_named():
     )
     text = said(snapshot)
     assert "pool org uses 4 of at most 4 GPUs" in text
-    assert "unknown: the start depends on gangs of pool org without a time limit" in text
+    assert "unknown: the start depends on jobs of pool org without a time limit" in text
 
 
 def test_a_start_that_only_time_brings_promises_no_time_limits():
@@ -311,7 +311,7 @@ def test_a_start_that_only_time_brings_promises_no_time_limits():
 
 def test_lost_gpus_are_not_said_to_be_another_inventorys():
     snapshot = Snapshot(cluster([0], 1, 4), (), (Gang("g", 4),), taken={"r0h0": (0,)})
-    assert "GPUs that others hold, or that are lost; `gpurun status` shows these GPUs" in said(snapshot)
+    assert "GPUs that are lost or that other programs hold; `gpurun status` shows these GPUs" in said(snapshot)
 
 
 @pytest.mark.parametrize("name", ["g", "a'; touch /tmp/x #", "ü\n"])

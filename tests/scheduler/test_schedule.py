@@ -336,7 +336,7 @@ def test_only_preemptible_gangs_borrow():
         Gang("soft", 12, wants=Wants(pool="vision", preemptible=True)),
     )
     decisions = schedule(Snapshot(inventory, queue=(firm, soft)))
-    assert "only preemptible gangs can borrow more" in decisions.never["firm"].message
+    assert "only preemptible jobs can borrow more" in decisions.never["firm"].message
     assert started(decisions) == ["soft"]
 
 

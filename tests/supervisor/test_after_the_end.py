@@ -139,7 +139,7 @@ def test_a_supervisor_whose_lease_is_gone_ends_at_once(running, done, pauses):
     folder, _lease, lock = running
     with allocator_lock(folder.path.home):
         LeaseStore(folder.path.home).release(lock)
-    with pytest.raises(StateError, match="the job's lease is gone"):
+    with pytest.raises(StateError, match="the job's lease, the file that reserves its GPUs, does not exist"):
         process.carry(folder.path.home, lock)
     assert pauses == []
 

@@ -121,7 +121,7 @@ def test_who_exceeds_its_memory_is_named_with_what_it_had_and_used_and_the_flag_
 def test_the_victim_of_a_host_without_memory_is_not_at_fault_even_if_no_kernel_log_can_be_read():
     end = explained(BY_LAUNCHER, first_cause([seen(used(False))], []))
     assert (end.suspects, end.code, end.failure.cordon) == (("b",), 4, False)
-    assert "out of memory on the host" in end.reason
+    assert "the host ran out of memory" in end.reason
     limit_of_all = kernel("Memory cgroup out of memory: Killed process 7 (x) total-vm:1kB", rank=2)
     assert seen({**limit_of_all, "memory": used(False)}).blame == "host"
     assert seen({**used(True), "limit_bytes": None}).blame == "host", "a limit that is none was not reached"

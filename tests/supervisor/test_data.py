@@ -71,7 +71,7 @@ def test_data_that_changed_since_the_submit_come_from_a_member(job, tmp_path):
     (tmp_path / "data/file").write_bytes(b"y")
     send(job, "h3")
     assert there(job, "h3")
-    assert "its files have changed since the submit" in job.notes[0]
+    assert "the files have changed since the submit" in job.notes[0]
 
 
 def test_data_that_are_gone_end_the_job_with_a_reason(job, tmp_path):

@@ -84,9 +84,10 @@ def test_a_host_on_which_the_layer_is_a_copy_is_named_with_the_reason(prepared):
     job.links.made = dict(zip(job.hosts, (said, {"container": "c"}), strict=True))
     start._create_all(job)
     events = job.folder.events.read_text()
-    assert events.count("cannot put a layer above the code") == 1, events
+    assert events.count("cannot mount an overlay above the code") == 1, events
     assert (
-        f"{job.hosts[0]} cannot put a layer" in events and "copy of the code: mount overlay: invalid argument" in events
+        f"{job.hosts[0]} cannot mount an overlay" in events
+        and "copy of the code: mount overlay: invalid argument" in events
     )
 
 

@@ -129,14 +129,18 @@ def _compared(inventory: Inventory, draft: Draft, last: Said | None) -> _Changes
             changes.said[name] = before
             changes.tell(
                 "kept",
-                "{hosts}: in the source, but removed here earlier; gpurun does not add removed hosts again",
+                "{hosts}: somebody removed these hosts from the inventory, so gpurun does not add these hosts again",
                 name,
             )
     for host in inventory.hosts:
         if host.name in draft.values:
             continue
         if last is None:
-            changes.tell("kept", "{hosts}: not in the source; to remove: `gpurun inventory remove {quoted}`", host.name)
+            changes.tell(
+                "kept",
+                "{hosts}: the source has no such hosts; to remove: `gpurun inventory remove {quoted}`",
+                host.name,
+            )
         elif host.name in last:
             changes.gone.append(host.name)
             own = sorted(f"labels.{key}" for key in host.labels if f"labels.{key}" not in last[host.name])

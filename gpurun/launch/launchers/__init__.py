@@ -100,17 +100,17 @@ def _check(spec: JobSpec, launcher: Launcher) -> None:
         raise Disagreement(what, "min_gpus", hint="remove min_gpus, or choose another launcher")
     if spec.launcher != GLOO.name and (spec.controller != "gloo" or spec.horovod != HorovodKnobs()):
         raise Disagreement(
-            f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
+            f"only the launcher {GLOO.name} uses 'controller' and 'horovod', but the job's launcher is {launcher.name}",
             "horovod" if spec.controller == "gloo" else "controller",
             hint=f"remove 'controller' and 'horovod', or choose --launcher {GLOO.name}",
         )  # fmt: skip
     if spec.one_per_host and launcher.one_per_gpu:
         raise Disagreement(
-            f"one_per_host is not for the launcher {launcher.name}: {launcher.one_per_gpu}",
+            f"the launcher {launcher.name} does not support one_per_host: {launcher.one_per_gpu}",
             "one_per_host",
             hint=f"remove one_per_host, or choose --launcher {ALONE}, which runs the command once on each host",
         )
     if spec.roles is not None and launcher.with_roles is None:
         able = ", ".join(each.name for each in _TABLE.values() if each.with_roles is not None)
-        what = f"the ranks of the launcher {launcher.name} have no roles"
+        what = f"only the launcher {able} supports 'roles', but the job's launcher is {launcher.name}"
         raise Disagreement(what, "roles", hint=f"remove 'roles', or choose --launcher {able}")

@@ -115,8 +115,9 @@ def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: b
     """Run a launcher once on each host, with the gang's hosts, ranks, addresses and ports in place of typed ones."""
     if is_named and spec.launcher != ALONE:
         raise BadInput(
-            f"{typed.name} itself starts the processes of each host, but with the launcher {spec.launcher} each of "
-            f"{spec.gpus} ranks would start {typed.name}",
+            f"with the launcher {spec.launcher}, each of {spec.gpus} ranks would start {typed.name}, "
+            "which itself starts "
+            "all processes of a host",
             hint=f"remove the launcher {spec.launcher}, or write the program that {spec.launcher} starts in place of "
             f"{typed.name}",
         )

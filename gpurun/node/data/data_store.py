@@ -293,9 +293,9 @@ def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Ite
         used = sum(each.taken for each in all_sets if each.digest not in going)
         raise OpError(
             "no-space",
-            "a data set of %d MiB does not fit: the disk has room for %d MiB; the data sets of jobs take %d "
-            "MiB, and all "
-            "data sets may take at most %d MiB" % (size >> 20, max(0, spare) >> 20, used >> 20, quota >> 20),
+            "the host has no room for a data set of %d MiB: the disk has room for %d MiB, data sets in "
+            "use take %d MiB, "
+            "and the limit for all data sets is %d MiB" % (size >> 20, max(0, spare) >> 20, used >> 20, quota >> 20),
         )
     return going
 

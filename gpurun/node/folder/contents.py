@@ -105,7 +105,7 @@ def listed(header: Dict[str, Any]) -> Listed:
     marks: List[Any] = list(mark) if isinstance(mark, (list, tuple)) else [""]
     numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *marks, stored]
     if set(map(type, numbers)) != {int} or max(numbers) > MOST or min(numbers) < -MOST or numbers[2] < 0:
-        raise OpError("refused", "%.200r has impossible marks" % (path,))
+        raise OpError("refused", "%.200r has an impossible size, time or owner" % (path,))
     why = "" if kind in ("file", "dir", "link") else str(header.get("why") or "cannot be copied")[:200]
     return Listed(
         below.text_of_path(parts), str(kind)[:20], numbers[0] & 0o777, numbers[1], numbers[2], tuple(marks),

@@ -143,10 +143,10 @@ class Receiver:
             OpError: ``corrupt``: the data do not match the announcement.
         """
         if "from" in header and ("gone" in header or "whole" in header):
-            raise OpError("corrupt", "the file continues, but has not begun")
+            raise OpError("corrupt", "the file continues, but its beginning did not arrive")
         if "gone" in header:
             self.forget()
-            return str(header["gone"])[:200] or "it is gone"
+            return str(header["gone"])[:200] or "the file is gone"
         if "marks" in header:
             self._begin(entry, header["marks"])
         if "whole" in header:
@@ -196,5 +196,5 @@ class Receiver:
     def _sound(self, marks: Any) -> List[int]:
         sound = isinstance(marks, list) and len(marks) == 4 and set(map(type, marks)) == {int}
         if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:
-            raise OpError("corrupt", "its marks are %.100r" % (marks,))
+            raise OpError("corrupt", "the file's size, times and mode are not valid: %.100r" % (marks,))
         return list(marks)

@@ -130,7 +130,9 @@ def create(
     folder = job_parts.folder(job)
     with job_lock.held(call, job) as held:
         if job_lock.owner(job) != attempt:
-            raise OpError("fenced", "the attempt was fenced on this host, or a later attempt has begun")
+            raise OpError(
+                "fenced", "gpurun has already ended (fenced) this attempt on the host, or a later attempt has begun"
+            )
         if claim is not None:
             claims.take_here(call, **claim)
         for name, (text, mode) in files.items():

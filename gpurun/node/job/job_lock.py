@@ -74,7 +74,9 @@ def held_by(call: Call, job: str, attempt: int) -> Iterator[None]:
     """
     with held(call, job):
         if owner(job) != attempt:
-            raise OpError("fenced", "the attempt was fenced on this host, or a later attempt has begun")
+            raise OpError(
+                "fenced", "gpurun has already ended (fenced) this attempt on the host, or a later attempt has begun"
+            )
         yield
 
 
