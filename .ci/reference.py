@@ -67,12 +67,12 @@ VALUES = (
     (
         "`TIME`",
         "A number with its unit: `90s`, `15 min`, `1h30m`, `1h30`, `2d`, `1w`; also `1:30:00` and `1-12:00:00`. "
-        "A number without a unit is refused, and so is `1:30`",
+        "gpurun refuses a number without a unit, and also `1:30`",
     ),
     (
         "`WHEN`",
-        "A time ago: `10m`, `7d`; `today`, `yesterday 18:00`, `08:00`; `2026-11-27`, `2026-11-27 10:00`, "
-        "`2026-11-27T10:00:00Z`, `'2026-11-27 10:00 +01:00'`. Without a zone it is local time",
+        "A moment in the past: `10m` (10 minutes ago), `7d`; `today`, `yesterday 18:00`, `08:00`; `2026-11-27`, "
+        "`2026-11-27 10:00`, `2026-11-27T10:00:00Z`, `'2026-11-27 10:00 +01:00'`. Without a zone, it is local time",
     ),
     (
         "`SIZE`",
@@ -90,9 +90,9 @@ def commands() -> str:
     overview = table(("command", "what it does"), ((link(one), text(one.summary)) for one in tops))
     return page(
         "Commands",
-        "This is what `gpurun COMMAND --help` prints. `gpurun man --to DIR` writes the same as manual pages.",
+        "This page has the texts of `gpurun COMMAND --help`. `gpurun man --to DIR` writes these texts as manual pages.",
         overview,
-        "## Values\n\nOptions, recipes and the inventory read these in one way, in upper or lower case. "
+        "## Values\n\nOptions, recipes and the inventory accept the values of this table, in upper or lower case. "
         "[Why](../decisions/0061-numbers-have-units.md).\n\n" + table(("word", "what you may write"), VALUES),
         *(command(one) for one in found),
     )
@@ -121,10 +121,10 @@ def command(one: CommandPage) -> str:
 def inventory() -> str:
     """Every key of an inventory."""
     sections = (
-        ("Keys of a host", fields.HOST, f"All but {both(fields.PER_HOST)} may also be in `defaults`."),
+        ("Keys of a host", fields.HOST, f"Except {both(fields.PER_HOST)}, each key may also be in `defaults`."),
         ("Keys of a fabric", fields.FABRIC, f"Each fabric needs {both(fields.FABRIC_NEEDS)}."),
         ("Keys of a pool", fields.POOL, ""),
-        ("Keys of the head", fields.HEAD, "The head is the machine where you type `gpurun`."),
+        ("Keys of the head", fields.HEAD, "The head is the machine on which you run `gpurun`."),
     )
     top = {
         "version": fields.VERSION.about, "defaults": "Keys of a host, for all hosts",
@@ -134,8 +134,8 @@ def inventory() -> str:
     assert tuple(top) == fields.TOP
     return page(
         "Inventory keys",
-        "An inventory is one YAML file; [The inventory](../inventory.md) explains it. Keys that begin with `x-` are "
-        "yours. `gpurun inventory schema` prints all of this as a JSON Schema.",
+        "An inventory is one YAML file; [The inventory](../inventory.md) explains it. gpurun ignores keys that begin "
+        "with `x-`. `gpurun inventory schema` prints all keys as a JSON Schema.",
         "## Top\n\n" + table(("key", "meaning"), ((f"`{key}`", sentence(about)) for key, about in top.items())),
         *(f"## {title}\n\n" + "\n\n".join(filter(None, (note, keys(kinds)))) for title, kinds, note in sections),
     )
@@ -182,17 +182,26 @@ def recipes() -> str:
     defaults = {**defaults_of(spec.JobSpec), **defaults_of(spec.Constraints)}
     del defaults["launcher"]  # the program says it; the default is for jobs of an older gpurun
     sections = (
-        ("constraints", recipe_keys.CONSTRAINTS, "Where the job may run."),
-        ("python", recipe_keys.PYTHON, "Packages on top of the image. Give exactly one of the first three."),
-        ("horovod", recipe_keys.HOROVOD, "Each key is a flag of `horovodrun`. Without it, Horovod's default applies."),
-        ("roles", recipe_keys.ROLES, "Only with the launcher `tensorflow`."),
-        ("sweep", recipe_keys.SWEEP, "The parameters of `gpurun sweep`."),
+        ("constraints", recipe_keys.CONSTRAINTS, "These keys limit the hosts on which the job may run."),
+        (
+            "python",
+            recipe_keys.PYTHON,
+            "These keys install packages on top of the image. Give exactly one of `requirements`, `lock` and "
+            "`project`.",
+        ),
+        (
+            "horovod",
+            recipe_keys.HOROVOD,
+            "Each key is a flag of `horovodrun`. If you leave out a key, Horovod's default applies.",
+        ),
+        ("roles", recipe_keys.ROLES, "These keys need the launcher `tensorflow`."),
+        ("sweep", recipe_keys.SWEEP, "These keys set the parameters of `gpurun sweep`."),
     )
     return page(
         "Recipe keys",
         "A recipe is one YAML file; [Recipes](../recipes.md) explains it. [Times and sizes](commands.md#values) have "
-        "units. `gpurun validate --schema` prints all of this as a JSON Schema. A key's flag of `gpurun submit`, "
-        "`sweep run` and `scale run` has its name, such as `--min-gpus`, unless this page says otherwise.",
+        "units. `gpurun validate --schema` prints all keys as a JSON Schema. In `gpurun submit`, `sweep run` and "
+        "`scale run`, the flag of a key has the key's name, such as `--min-gpus`, unless this page names another flag.",
         recipe_table(recipe_keys.FIELDS, defaults),
         *(
             f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"
@@ -227,9 +236,9 @@ def flag_of(key: str, kind: Kind) -> str:
     if setting is None or setting.kind.about != kind.about:
         return ""
     if setting.flag is None:
-        return f" No flag: {text(setting.no_flag)}."
+        return f" `{key}` has no flag: {text(setting.no_flag)}."
     has_own_name = setting.names[-1] == f"--{key.replace('_', '-')}"
-    name = "" if has_own_name else f" Flag: {code(setting.names[-1])}."
+    name = "" if has_own_name else f" The flag is {code(setting.names[-1])}."
     lacks = "scale run" not in setting.flag.only and "submit" in setting.flag.only
     return name + (f" {text(setting.flag.why)}." if lacks else "")
 
@@ -265,7 +274,7 @@ def exit_codes() -> str:
         "`gpurun exec`, `gpurun ssh` and `gpurun lab run` exit with the code of the program that they run.",
         "## Variables of the environment",
         table(("variable", "meaning"), ((f"`{name}`", text(meaning)) for name, meaning in VARIABLES.items())),
-        "`gpurun config view` shows which of them are set, and which files commands use.",
+        "`gpurun config view` shows which variables are set, and which files commands use.",
     )
 
 
@@ -274,9 +283,9 @@ def json_documents() -> str:
     shared = {json_shapes.name(one): one for tops in SHAPES.values() for top in tops for one in inner(top)}
     return page(
         "JSON documents",
-        "Each command that reads has `--json`. It prints one document on stdout; messages go to stderr. New versions "
-        "may add keys. Keys that end in `_s` are seconds, or a moment in seconds since 1970; `_bytes` and `_mib` are "
-        "bytes and MiB.",
+        "Each command that reads has `--json`. With `--json`, a command prints one document on stdout, and messages "
+        "on stderr. New versions may add keys. Keys that end in `_s` are seconds, or a moment in seconds since 1970. "
+        "Keys that end in `_bytes` and `_mib` are bytes and MiB.",
         *(f"## gpurun {command}\n\n" + documents_of(command) for command in SHAPES),
         "## Objects",
         *(f"### {title}\n\n{shape(one)}" for title, one in sorted(shared.items())),
@@ -287,7 +296,7 @@ def documents_of(command: str) -> str:
     """What a command prints; if another one prints the same, a link to that."""
     first = next(other for other, tops in SHAPES.items() if tops == SHAPES[command])
     if first != command:
-        return f"The same as [gpurun {first}](#gpurun-{first.replace(' ', '-')})."
+        return f"The document is the same as that of [gpurun {first}](#gpurun-{first.replace(' ', '-')})."
     return "\n\n".join(map(shape, SHAPES[command]))
 
 

@@ -10,14 +10,14 @@ import errno
 from collections.abc import Mapping
 
 EXIT_CODES: Mapping[int, str] = {
-    0: "Done. For `submit --follow`, `follow` and `wait`: the job succeeded.",
+    0: "The command succeeded. For `submit --follow`, `follow` and `wait`, the job succeeded, too.",
     1: "The job failed, was cancelled, or ran out of time.",
     2: "Bad input: a recipe, an inventory, an option or an image.",
-    3: "The inventory can never satisfy this request.",
+    3: "The hosts of the inventory can never satisfy the request.",
     4: "A host or the network failed.",
-    5: "State is locked, damaged or inconsistent, or the disk for state or output is full.",
+    5: "gpurun's state is locked, damaged or inconsistent, or the disk for state or output is full.",
     124: "The time of `wait --timeout` ran out.",
-    130: "Interrupted, such as by Ctrl-C.",
+    130: "The command was interrupted, for example by Ctrl-C.",
 }
 """What each exit code of the command line means. `exec`, `ssh` and `lab run` exit as the program does."""
 

@@ -20,11 +20,16 @@ COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command"
 def audit(
     job: Annotated[
         str | None,
-        typer.Option("--job", "-j", metavar="JOB", help="Show only this job: its id, or the beginning of its id."),
+        typer.Option(
+            "--job",
+            "-j",
+            metavar="JOB",
+            help="Show only entries of this job. JOB is the job's id or the beginning of the id.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who submitted, granted, preempted and cancelled jobs, cordoned hosts or changed the inventory."""
+    """Show which users submitted, granted, preempted or cancelled jobs, cordoned hosts, or changed the inventory."""
     from gpurun.state.audit import read
     from gpurun.state.home import home
 

@@ -40,19 +40,20 @@ def bench(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="Image with mpi4py. To measure GPUs, it also needs Horovod.")
+        str,
+        typer.Option(metavar="IMAGE", help="Docker image with mpi4py. To measure GPUs, the image also needs Horovod."),
     ] = IMAGE,
     gpus_per_host: Annotated[
-        int, typer.Option(min=1, metavar="GPUS", help="Ranks on each host in the allreduce test.")
+        int, typer.Option(min=1, metavar="GPUS", help="Number of ranks on each host in the allreduce test.")
     ] = 1,
     seconds: Annotated[
         float,
         typer.Option(
-            "--time", click_type=TIME, help="Measure each figure for this long, after a warm-up.", show_default="0.5s"
+            "--time", click_type=TIME, help="Run each measurement for this long, after a warm-up.", show_default="0.5s"
         ),
     ] = 0.5,
     sizes: Annotated[
-        str, typer.Option(metavar="SIZES", help="Sizes of the allreduce messages: bytes, separated by commas.")
+        str, typer.Option(metavar="SIZES", help="Sizes of the allreduce messages in bytes, separated by commas.")
     ] = SIZES,
     engine: Annotated[
         str, typer.Option(metavar="ENGINE", help="Engine for allreduce: auto, mpi (host memory) or horovod.")
@@ -69,7 +70,7 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure latency and bandwidth between hosts, and allreduce, as a job. Exits 4 if a link is slow.
+    """Run a job that measures latency, bandwidth and allreduce between hosts. The exit code is 4 if a link is slow.
 
     gpurun bench @rack:r1 --image gpurun/tiny:1 --svg links.svg
     """

@@ -35,18 +35,22 @@ PATIENCE_S = 60.0
 def cancel(
     jobs: SomeJobsArgument = None,
     mine: Annotated[bool, typer.Option("--mine", help="Cancel all your jobs that have not ended.")] = False,
-    everybody: Annotated[bool, typer.Option("--all", help="As root: cancel all jobs that have not ended.")] = False,
+    everybody: Annotated[
+        bool, typer.Option("--all", help="As root, cancel the jobs of all users that have not ended.")
+    ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Send the cancel request; do not wait until the jobs' GPUs are free.")
+        bool, typer.Option("--no-wait", help="Only send the cancel request. Do not wait until the jobs' GPUs are free.")
     ] = False,
     yes: YesOption = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that the hosts are clean.
+    """Stop jobs and free their GPUs. Each rank gets SIGTERM and, after the grace period, SIGKILL.
 
-    If you give a name, gpurun cancels the job of this name that has not ended. If several jobs have this name, give
-    an id.
+    Finally, gpurun checks that no process of the job still runs on a host.
+
+    If you give a name, gpurun cancels the job that has this name and has not ended. If several jobs that have not ended
+    have the same name, give an id.
 
     Root can cancel the jobs of all users. If the account of a job's owner no longer exists, gpurun finds the job's
     hosts in root's inventory.
@@ -137,8 +141,8 @@ def _ask(folders: list[JobFolder], *, yes: bool) -> None:
         question = f"Cancel these {len(folders)} jobs?" if len(folders) > 1 else "Cancel this job?"
         agree(
             question,
-            "not cancelled: gpurun cannot ask you, because stdin is not a terminal",
-            "give --yes to cancel without being asked",
+            "gpurun cancelled nothing, because stdin is not a terminal, so gpurun cannot ask you",
+            "give --yes to cancel without a question",
         )
 
 

@@ -19,20 +19,20 @@ from gpurun.cli.printing import print_json, printable
 SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
 VARIABLES: Mapping[str, str] = {
     "GPURUN_HOME": "The state directory: jobs, leases and history.",
-    "GPURUN_INVENTORY": "The inventory file, unless you give `--inventory`.",
+    "GPURUN_INVENTORY": "The inventory file, if you do not give `--inventory`.",
     "XDG_STATE_HOME": "Without GPURUN_HOME, the state directory is `$XDG_STATE_HOME/gpurun`.",
     "XDG_CONFIG_HOME": "Without GPURUN_INVENTORY, gpurun looks for `$XDG_CONFIG_HOME/gpurun/inventory.yaml`.",
-    "XDG_CACHE_HOME": "Caches are in `$XDG_CACHE_HOME/gpurun`. You can delete this folder.",
+    "XDG_CACHE_HOME": "gpurun's caches are in `$XDG_CACHE_HOME/gpurun`. You can delete this folder of caches.",
     "NO_COLOR": "If set, gpurun prints without colours.",
 }
 
-COMMANDS = {"view": Place("gpurun.cli.config:view", "Show which files and variables commands use, and why")}
+COMMANDS = {"view": Place("gpurun.cli.config:view", "Show which files and variables gpurun uses, and why")}
 app = typer.Typer(cls=lazy_group(COMMANDS, default="view"), add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
 def _config() -> None:
-    """Show which files and variables commands use."""
+    """Show which files and environment variables gpurun uses."""
 
 
 class Used(NamedTuple):
@@ -56,10 +56,7 @@ def version(as_json: JsonOption = False) -> None:
 
 
 def view(as_json: JsonOption = False) -> None:
-    """Show which files and variables commands use, and why.
-
-    These are the state directory, the inventory and environment variables.
-    """
+    """Show which state directory, inventory and environment variables gpurun uses, and why."""
     settings = [_home(), _inventory(), *_variables()]
     if as_json:
         print_json({"settings": [setting._asdict() for setting in settings]})

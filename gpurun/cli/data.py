@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpurun.images.events import ShipEvent
 
 COMMANDS = {
-    "list": Place("gpurun.cli.data:list_", "Show which hosts have which data sets"),
+    "list": Place("gpurun.cli.data:list_", "Show the data sets on hosts, and their jobs"),
     "stage": Place("gpurun.cli.data:stage", "Copy a data set to hosts"),
     "evict": Place("gpurun.cli.data:evict", "Remove data sets from hosts"),
 }
@@ -34,7 +34,7 @@ def _data() -> None:
 
 
 def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show which hosts have which data sets, and who uses them. Exits 4 if a host failed.
+    """Show the data sets on hosts, and the jobs that use each data set. The exit code is 4 if a host failed.
 
     gpurun data list @rack:r1
     """
@@ -66,7 +66,9 @@ def stage(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a data set to hosts (default: all) before a job needs it. Exits 4 if a host failed.
+    """Copy a data set to hosts before a job needs the data. The exit code is 4 if a host failed.
+
+    Without HOSTS, gpurun copies the data set to all hosts.
 
     gpurun data stage datasets/imagenet @rack:r1
     """
@@ -120,7 +122,7 @@ def evict(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove data sets from hosts. Keeps each set that a job needs. Exits 4 if a host failed.
+    """Remove data sets from hosts. gpurun keeps each data set that a job needs. The exit code is 4 if a host failed.
 
     gpurun data evict --unused --host @rack:r1
     """
@@ -131,7 +133,10 @@ def evict(
     from gpurun.data.keeping import jobs_by_digest
 
     if bool(digests) == unused:
-        raise BadInput("say which data sets to remove", hint="gpurun data evict DIGEST…, or gpurun data evict --unused")
+        raise BadInput(
+            "name the data sets to remove, or give --unused",
+            hint="gpurun data evict DIGEST…, or gpurun data evict --unused",
+        )
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
     with fleet_of(found, names) as fleet:
@@ -147,8 +152,8 @@ def evict(
                 say(line)
             agree(
                 "Remove these?",
-                "not removed: gpurun cannot ask you, because stdin is not a terminal",
-                "give --yes to remove without being asked",
+                "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+                "give --yes to remove without a question",
             )
         done = remove(fleet, names, [one.digest for one in chosen])
     if as_json:
@@ -168,7 +173,7 @@ def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
     found = [one for one in sets if short and one.digest[7:].startswith(short)]
     if len(found) == 1:
         return found[0]
-    why = "could mean several data sets" if found else "is not a data set that these hosts have"
+    why = "is the beginning of several digests of data sets" if found else "is not a data set that these hosts have"
     raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists the data sets")
 
 

@@ -28,17 +28,19 @@ UNHEALTHY = 4
 def doctor(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    cordon: Annotated[bool, typer.Option("--cordon", help="Cordon hosts with errors: they get no new gangs.")] = False,
+    cordon: Annotated[
+        bool, typer.Option("--cordon", help="Cordon hosts that have errors, so that no new job starts on these hosts.")
+    ] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also print remarks that are not problems.")] = False,
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", click_type=TIME, help="Time within which a host must answer SSH.", show_default="15s"
+            "--timeout", click_type=TIME, help="How long gpurun waits for a host's answer over SSH.", show_default="15s"
         ),
     ] = 15.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check hosts, links and drivers; show evidence and suggest fixes. Exits 4 if it finds a problem.
+    """Check hosts, links and drivers, show evidence and suggest fixes. The exit code is 4 if doctor finds a problem.
 
     gpurun doctor @rack:r1 --cordon
     """

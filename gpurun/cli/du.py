@@ -26,15 +26,16 @@ def du(
         list[str] | None, typer.Argument(metavar="[JOB…]", help="Show only these jobs.", show_default=False)
     ] = None,
     caches: Annotated[
-        bool, typer.Option("--caches", help="Show the size of your model and kernel caches on hosts, instead of jobs.")
+        bool,
+        typer.Option("--caches", help="Instead of jobs, show the sizes of your caches of models and kernels on hosts."),
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how much of the head's disk each job uses, the largest first.
+    """Show how much disk space each job uses on the head, the machine that runs gpurun. The largest job comes first.
 
-    A file with several names counts once. So code that several jobs share counts for the first of these jobs.
+    A file with several hard links counts once. Code that several jobs share counts only for the first of these jobs.
 
     gpurun du --caches --host @rack:r1
     """

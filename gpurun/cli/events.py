@@ -23,9 +23,9 @@ from gpurun.quantities.local_time import UNKNOWN, date_time
 def events(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on each line.")] = False,
 ) -> None:
-    """Print a job's events, oldest first: states, hosts, transfers, and problems that gpurun noticed.
+    """Print a job's events, the oldest first. Events are changes of state, hosts, transfers and problems.
 
     gpurun events @last
     """

@@ -28,7 +28,7 @@ def exec_(
         int, typer.Option("--rank", min=0, metavar="RANK", help="Run the command in the container of this rank.")
     ] = 0,
 ) -> None:
-    """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi.
+    """Run a command in the container of a job's rank. The command uses your terminal.
 
     gpurun exec @last --rank 1 -- nvidia-smi
     """
@@ -46,13 +46,17 @@ def exec_(
 
     command = context.obj or ("sh",)
     folder = find_job(job)
-    refuse_others(folder, "exec", "run commands in it")
+    refuse_others(folder, "exec", "run commands in its container")
     record = folder.record()
     if record.started_s is None or record.state.ended:
         raise BadInput(f"the job is {record.state.value}, so the job has no running container", job=record.id)
     lease = LeaseStore(folder.path.home).read(record.id)
     if lease is None:
-        raise StateError("the job's lease is gone", job=record.id, hint="`gpurun recover` restores the lease")
+        raise StateError(
+            "the job's lease, the file that reserves its GPUs, does not exist",
+            job=record.id,
+            hint="run `gpurun recover` to restore the lease",
+        )
     spec, links = folder.spec(), Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
     seating = Seating.of(lease.members, spec)
     try:

@@ -94,9 +94,9 @@ def follow(
         ),
     ] = FIRST_LINES,
 ) -> None:
-    """Show a job's states, hosts and output live until it ends. Exits with the job's exit code.
+    """Show a job's states, hosts and output live until the job ends. gpurun exits with the job's exit code.
 
-    Ctrl-C ends the view; the job continues. (Ctrl-C in `submit --follow` cancels the job.)
+    Ctrl-C ends the view, and the job continues. In `gpurun submit --follow`, Ctrl-C cancels the job.
 
     gpurun follow @last --tail 20
     """

@@ -44,7 +44,7 @@ def history(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            "--state", metavar="STATE", help="Show only jobs with this outcome, such as FAILED; may be repeated."
+            "--state", metavar="STATE", help="Show only jobs with this outcome, such as FAILED. You can repeat --state."
         ),
     ] = None,
     name: Annotated[
@@ -53,12 +53,12 @@ def history(
     since: SinceOption = None,
     until: UntilOption = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Rebuild the history of your jobs from their folders, then exit.")
+        bool, typer.Option("--rebuild", help="Only rebuild the history of your jobs from the folders of the jobs.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table with all columns.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show past attempts of jobs: owner, waiting time, resources used, outcome.
+    """Show past attempts of jobs with owner, waiting time, GPU use and outcome. Each start of a job is an attempt.
 
     gpurun history --user alice --since 7d --state FAILED
     """

@@ -33,7 +33,8 @@ def init(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="Hosts such as 'gpu-[01-16]', or a host file for Ansible, OpenSSH, Slurm or MPI, or a CSV file.",
+            help="Names of hosts, such as 'gpu-[01-16]', or a file that lists hosts (Ansible, OpenSSH, Slurm, MPI or "
+            "CSV).",
             show_default=False,
         ),
     ] = None,
@@ -43,16 +44,20 @@ def init(
     inventory: Annotated[
         str | None,
         typer.Option(
-            "--inventory", "-i", metavar="FILE", help="Inventory file to write.", show_default="./inventory.yaml"
+            "--inventory",
+            "-i",
+            metavar="FILE",
+            help="Path of the new inventory file.",
+            show_default="./inventory.yaml",
         ),
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Make your first inventory: find hosts, trust their host keys, detect their GPUs, suggest next steps.
+    """Create your first inventory: find hosts, trust their SSH host keys, detect their GPUs, and suggest next steps.
 
-    Runs `inventory import`, `inventory trust` and `inventory probe`. Exits 4 if a host did not answer; the inventory
-    lists that host, too. If you stop the command before it has detected the GPUs, run it again: it continues with the
-    same inventory and keeps your edits.
+    `gpurun init` runs `inventory import`, `inventory trust` and `inventory probe`. The exit code is 4 if a host did not
+    answer. The inventory also lists hosts that did not answer. If you stop `gpurun init` before it has detected the
+    GPUs, run `gpurun init` again. gpurun then continues with your inventory and keeps your edits.
 
     gpurun init 'gpu-r1-[01-16]' --user train
     """

@@ -25,14 +25,14 @@ def connect(
     idle_s: Annotated[
         float,
         typer.Option(
-            "--idle", click_type=TIME, help="Close a connection that nothing used for this time.", show_default="12h"
+            "--idle", click_type=TIME, help="Close a connection after this time without use.", show_default="12h"
         ),
     ] = 12 * 3600.0,
     close: Annotated[bool, typer.Option("--close", help="Close the connections of these hosts.")] = False,
 ) -> None:
-    """Log in to hosts that ask for a second factor, and share the connection. Exits 4 if a login fails.
+    """Log in to hosts that ask for a second factor, and keep the connection open. The exit code is 4 if a login fails.
 
-    ssh asks its questions on this terminal. To hosts that ask nothing, the command opens no shared connection.
+    ssh asks its questions on your terminal. If a host asks no question, gpurun opens no shared connection to that host.
 
     gpurun inventory connect @rack:r1
     """

@@ -46,7 +46,7 @@ def add(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Add hosts to a rack. Creates the rack if it does not exist.
+    """Add hosts to a rack. If the rack does not exist, gpurun creates the rack.
 
     gpurun inventory add 'gpu-r2-[01-08]' rack=r2 gpus=8 generation=volta
     """
@@ -69,7 +69,7 @@ def set_values(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Set values of hosts: KEY=VALUE sets a value, KEY= removes it, rack=R moves the hosts.
+    """Set values of hosts. KEY=VALUE sets a value, KEY= removes a value, and rack=R moves the hosts to rack R.
 
     gpurun inventory set @rack:r2 gpus=8 user=train
     """
@@ -83,13 +83,13 @@ def set_values(
 def label(
     hosts: HostsArgument,
     labels: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE…", help="NAME=VALUE sets a label, NAME- removes it.")
+        list[str], typer.Argument(metavar="NAME=VALUE…", help="NAME=VALUE sets a label, and NAME- removes a label.")
     ],
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Set labels of hosts: NAME=VALUE sets a label, NAME- removes it.
+    """Set labels of hosts. NAME=VALUE sets a label, and NAME- removes a label.
 
     gpurun inventory label gpu-r1-01 owner=vision
     """
@@ -121,7 +121,7 @@ def edit(
         ),
     ] = None,
 ) -> None:
-    """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves it for --resume."""
+    """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves the text for --resume."""
     from gpurun.inventory.load import read
 
     path = located(inventory)
@@ -155,7 +155,7 @@ def diff(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a change of the inventory, who made it and how. Default: the latest change.
+    """Show a change of the inventory, its author and its command. Without NUMBER, show the latest change.
 
     gpurun inventory diff --all
     """
@@ -177,7 +177,7 @@ def diff(
 
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
-    """Undo the latest change. Run the command again to undo the change before."""
+    """Undo the latest change of the inventory. If you repeat the command, gpurun undoes the next older change."""
     file, by = inventory_file(located(inventory)), author()
     target, preview = file.preview_undo(by)
     say(f"undoes change {_headline(target)}")
@@ -232,7 +232,7 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
         if not yes:
             agree(
                 "Change the inventory?",
-                "the inventory is unchanged: gpurun cannot ask you, because stdin is not a terminal",
+                "gpurun did not change the inventory, because stdin is not a terminal, so gpurun cannot ask you",
                 "--yes makes the change without a question; --dry-run only shows the change",
             )
         try:

@@ -32,14 +32,14 @@ def import_(
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="Format: ansible, ssh-config, slurm, hostfile, csv, skypilot, dstack or etc-hosts.",
+            help="Format of SOURCE: ansible, ssh-config, slurm, hostfile, csv, skypilot, dstack or etc-hosts.",
         ),
     ] = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the new inventory, or how the inventory would change; write nothing."),
+        typer.Option("--dry-run", help="Only print the new inventory, or how the existing inventory would change."),
     ] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Add the hosts to an existing inventory that has hosts from other sources.")
@@ -51,20 +51,25 @@ def import_(
         str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source gives no generation.")
     ] = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="User name for SSH logins to the hosts.")] = None,
-    fabric: Annotated[str, typer.Option(metavar="KIND", help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
+    fabric: Annotated[
+        str, typer.Option(metavar="KIND", help="Network between the ranks of different hosts: tcp, roce or infiniband.")
+    ] = "tcp",
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface that ranks use.")] = None,
     hca: Annotated[
-        list[str] | None, typer.Option(metavar="DEVICE", help="RDMA device, such as mlx5_0; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="DEVICE", help="RDMA device of the hosts, such as mlx5_0. You can repeat --hca."),
     ] = None,
-    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: import these groups as racks.")] = None,
+    racks: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="From Ansible, import the groups that match GLOB as racks.")
+    ] = None,
     groups: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
+        str | None, typer.Option(metavar="GLOB", help="From Ansible, import only hosts of groups that match GLOB.")
     ] = None,
 ) -> None:
-    """Make an inventory from another tool's list of hosts, or merge the changes of this list since the last import.
+    """Make an inventory from another tool's list of hosts, or merge the list's changes since its last import.
 
-    Reads Ansible inventories, ssh config, Slurm configurations, hostfiles, CSV, SkyPilot's SSH node pools, dstack's SSH
-    fleets and /etc/hosts. If the inventory exists, the command shows the difference and asks.
+    The list may be an Ansible inventory, ssh config, a Slurm configuration, a hostfile, CSV, SkyPilot's SSH node pools,
+    dstack's SSH fleets or /etc/hosts. If the inventory exists, gpurun shows the difference and asks for confirmation.
 
     gpurun inventory import /etc/slurm/slurm.conf --dry-run
     """
@@ -194,7 +199,9 @@ def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wire
 
 
 def export(
-    kind: Annotated[str, typer.Argument(metavar="FORMAT", help="Format: ansible, hostfile, deepspeed or json.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="Format of the output: ansible, hostfile, deepspeed or json.")
+    ],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
 ) -> None:

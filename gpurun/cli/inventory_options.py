@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpurun.inventory.leased import JobsByMachine
     from gpurun.leases.cluster import Cluster
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show how the inventory would change; change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show how the inventory would change.")]
 
 
 def state_home() -> Path:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List hosts with their state. Hosts of a rack that differ only in name share a line.
+    """List hosts with their state. Hosts of one rack that differ only in name are on one line.
 
     gpurun inventory list @rack:r1
     """
@@ -37,7 +37,7 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
 
 
 def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show everything known about hosts, defaults included. Without HOSTS, show the whole cluster.
+    """Show all values of hosts, including values from `defaults`. Without HOSTS, show a summary of the cluster.
 
     gpurun inventory show gpu-r1-01
     """
@@ -70,11 +70,13 @@ def _alike(hosts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any
 
 
 def validate(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Inventory file.", show_default=False)] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="The inventory file to check.", show_default=False)
+    ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an inventory. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem.
+    """Check an inventory, and print each problem as FILE:LINE:COL: problem. The exit code is 2 if there is a problem.
 
     gpurun inventory validate inventory.yaml
     """
@@ -100,7 +102,7 @@ def validate(
 
 
 def schema() -> None:
-    """Print the JSON Schema of inventories, for editors that check while typing."""
+    """Print the JSON Schema of inventories, for editors that check while you type."""
     from gpurun.inventory.schema import schema as made
 
     print_json(made())

@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 ReasonOption = Annotated[
     str,
-    typer.Option(
-        "--reason", "-r", metavar="TEXT", help="Reason for the cordon or drain; gpurun shows it to all users."
-    ),
+    typer.Option("--reason", "-r", metavar="TEXT", help="Reason for the cordon or drain. All users see the reason."),
 ]
 
 
 def cordon(
     hosts: HostsArgument, reason: ReasonOption = "", inventory: InventoryOption = None, as_json: JsonOption = False
 ) -> None:
-    """Give hosts no new gangs. Gangs that run there continue.
+    """Stop new jobs from starting on hosts. Jobs that already run on the hosts continue.
 
     gpurun inventory cordon gpu-r1-01 --reason 'fan is broken'
     """
@@ -51,13 +49,13 @@ def drain(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give hosts no new gangs, and move the gangs that run there to other hosts.
+    """Stop new jobs from starting on hosts, and move running jobs to other hosts.
 
-    A gang moves if its recipe has max_restarts or is preemptible, and if other hosts can run the gang. The ranks get
-    SIGTERM and the grace period; the job waits in the queue, then continues from its checkpoint. The move does not
-    count for max_restarts. An elastic gang releases only these hosts if its other hosts are enough. The drain waits
-    for all other gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends
-    the drain.
+    A job moves if its recipe sets max_restarts or preemptible, and if other hosts can run the job. When a job moves,
+    its ranks get SIGTERM and have the grace period to end. The job then waits in the queue and continues from its
+    checkpoint. A move does not count as one of the job's max_restarts. An elastic job whose other hosts are enough
+    continues on its other hosts. The drain waits for jobs that cannot move. At the deadline, gpurun stops jobs that
+    cannot move, and these jobs end as CANCELLED. `gpurun inventory uncordon` ends the drain.
 
     gpurun inventory drain @rack:r1 --reason 'new switch' --deadline 2h --wait
     """
@@ -81,7 +79,7 @@ def drain(
 
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Remove cordons and end drains: hosts get new gangs again.
+    """End cordons and drains, so that new jobs can start on the hosts again.
 
     gpurun inventory uncordon gpu-r1-01
     """

@@ -29,18 +29,20 @@ def trust(
     inventory: InventoryOption = None,
     yes: YesOption = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also trust keys that differ from the known keys.")
+        bool, typer.Option("--replace", help="Also trust keys that differ from the keys in known_hosts.")
     ] = False,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", click_type=TIME, help="Time within which a host must answer.", show_default="5s"),
+        typer.Option(
+            "--timeout", click_type=TIME, help="How long gpurun waits for a host's answer.", show_default="5s"
+        ),
     ] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused.
+    """Fetch host keys, show fingerprints, and write new keys to known_hosts. The exit code is 4 if a key is refused.
 
-    The command asks the jump hosts on the way to a host first. HOSTS may also name a jump host that is not in
-    the inventory.
+    On the way to a host, gpurun first fetches the keys of the jump hosts. HOSTS may also name a jump host that is not
+    in the inventory.
 
     gpurun inventory trust @rack:r1
     """

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Given = Mapping[str, object]
 """Key of a setting → what its option got: a text, a truth value or a list of texts. Options not given are left out."""
 RecipeArgument = Annotated[
-    str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
+    str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or a folder that contains a recipe.yaml.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what gpurun would do; do nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what gpurun would do.")]
 MEASURE, OUTPUT = "What to measure", "Output"
 _ORDER = (MEASURE, *GROUPS, OUTPUT)
 _NUMBER_AND_KIND = re.compile(r"(\d+)[xX:]([A-Za-z][\w-]*)|([A-Za-z][\w-]*):(\d+)", re.ASCII)

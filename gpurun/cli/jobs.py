@@ -86,17 +86,22 @@ def status(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="Show only jobs in this state, such as RUNNING, and no hosts. May be repeated.",
+            help="Show only jobs in this state, such as RUNNING, and no hosts. You can repeat --state.",
             show_default=False,
             autocompletion=completion.states,
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show use, memory, temperature and power of each leased GPU, live.")
+        bool,
+        typer.Option(
+            "--watch",
+            "-w",
+            help="Show a live view with the use, memory, temperature and power of each GPU that a job holds.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show hosts, free GPUs, running jobs, and queued jobs with their reasons.
+    """Show hosts, free GPUs, running jobs and queued jobs, and why each job waits.
 
     gpurun status --watch
 

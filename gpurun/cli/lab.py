@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gpurun.lab.status import LabStatus
 
 COMMANDS = {
-    "up": Place("gpurun.cli.lab:up", "Start a lab; print the folder with its inventory"),
+    "up": Place("gpurun.cli.lab:up", "Start a lab, and print the folder with its inventory"),
     "down": Place("gpurun.cli.lab:down", "Stop a lab, and keep its hosts' disks"),
     "status": Place("gpurun.cli.lab:status", "Show the state of a lab and its hosts"),
     "run": Place("gpurun.cli.lab:run", "Run a command inside a host"),
-    "cut": Place("gpurun.cli.lab:cut", "Pull a host's network cable"),
-    "heal": Place("gpurun.cli.lab:heal", "Plug a host's network cable in again"),
-    "crash": Place("gpurun.cli.lab:crash", "Cut a host's power"),
-    "boot": Place("gpurun.cli.lab:boot", "Switch a host on again"),
-    "engine": Place("gpurun.cli.lab:engine", "Print the DOCKER_HOST of the head's engine"),
+    "cut": Place("gpurun.cli.lab:cut", "Cut the network link of a host"),
+    "heal": Place("gpurun.cli.lab:heal", "Connect a host's network link again"),
+    "crash": Place("gpurun.cli.lab:crash", "Kill all processes of a host, as a power cut would"),
+    "boot": Place("gpurun.cli.lab:boot", "Start a host again after `gpurun lab crash`"),
+    "engine": Place("gpurun.cli.lab:engine", "Print the DOCKER_HOST of this machine's Docker engine"),
 }
 app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -54,11 +54,14 @@ def _lab() -> None:
 
 def up(
     name: Name = "default",
-    racks: Annotated[int, typer.Option(metavar="COUNT", help="Racks.")] = 2,
-    hosts: Annotated[int, typer.Option(metavar="COUNT", help="Hosts in each rack.")] = 2,
-    gpus: Annotated[int, typer.Option(metavar="COUNT", help="GPUs in each host.")] = 4,
+    racks: Annotated[int, typer.Option(metavar="COUNT", help="Number of racks.")] = 2,
+    hosts: Annotated[int, typer.Option(metavar="COUNT", help="Number of hosts in each rack.")] = 2,
+    gpus: Annotated[int, typer.Option(metavar="COUNT", help="Number of GPUs in each host.")] = 4,
     generation: Annotated[
-        str, typer.Option(metavar="NAMES", help="GPU generation, or one generation for each rack: pascal,volta.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="GPU generation of all racks, or one generation for each rack, such as pascal,volta."
+        ),
     ] = "pascal",
     host_link: Annotated[
         int,
@@ -106,7 +109,7 @@ def down(
     name: Name = "default",
     purge: Annotated[bool, typer.Option("--purge", help="Also remove the hosts' disks and keys.")] = False,
 ) -> None:
-    """Stop a lab. Keeps its folder with the hosts' disks."""
+    """Stop a lab, and keep the lab's folder with the hosts' disks."""
     from gpurun.lab.lab import Lab
 
     Lab(name).down(purge=purge)
@@ -134,7 +137,7 @@ def run(
 ) -> None:
     """Run a command inside a host.
 
-    The command does not use the host's network or sshd. gpurun exits with the command's exit code.
+    The command starts without SSH and without the host's network. gpurun exits with the command's exit code.
 
     gpurun lab run gpu-r1-01 -- nvidia-smi
     """
@@ -146,7 +149,7 @@ def run(
 
 
 def cut(host: Port, name: Name = "default") -> None:
-    """Pull a host's network cable. The host keeps running.
+    """Cut the network link of a host. The host keeps running.
 
     gpurun lab cut gpu-r1-01
     """
@@ -156,7 +159,7 @@ def cut(host: Port, name: Name = "default") -> None:
 
 
 def heal(host: Port, name: Name = "default") -> None:
-    """Plug a host's network cable in again.
+    """Connect a host's network link again after `gpurun lab cut`.
 
     gpurun lab heal gpu-r1-01
     """
@@ -166,9 +169,7 @@ def heal(host: Port, name: Name = "default") -> None:
 
 
 def crash(host: Host, name: Name = "default") -> None:
-    """Cut a host's power.
-
-    All its processes end immediately; its disk stays.
+    """Kill all processes of a host, as a power cut would. The host's disk stays.
 
     gpurun lab crash gpu-r1-01
     """
@@ -178,7 +179,7 @@ def crash(host: Host, name: Name = "default") -> None:
 
 
 def boot(host: Host, name: Name = "default") -> None:
-    """Switch a host on again.
+    """Start a host again after `gpurun lab crash`.
 
     gpurun lab boot gpu-r1-01
     """
@@ -188,9 +189,9 @@ def boot(host: Host, name: Name = "default") -> None:
 
 
 def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine that the lab started.")] = False) -> None:
-    """Print the DOCKER_HOST of the head's engine.
+    """Print the DOCKER_HOST of this machine's Docker engine.
 
-    If no engine answers, the command starts one."""
+    If no engine answers, gpurun starts an engine."""
     from gpurun.lab import engine as engines
 
     if stop:

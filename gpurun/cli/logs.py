@@ -48,11 +48,11 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Print the local time before each line.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on each line.")] = False,
 ) -> None:
-    """Print what a job's ranks have printed.
+    """Print the output of a job's ranks.
 
-    If the job failed, gpurun then names the rank that failed first, on stderr.
+    If the job failed, gpurun also prints on stderr which rank failed first.
 
     gpurun logs @last --rank 0 --tail 50
 

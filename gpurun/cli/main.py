@@ -26,19 +26,21 @@ TAKES_COMMAND = ("submit", "exec", "ssh", "sweep", "scale")
 
 SECTIONS = {
     "Start": {
-        "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
-        "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
-        "validate": Place("gpurun.cli.validate:validate", "Check a recipe; print its JSON Schema"),
-        "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
-        "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate with several numbers of GPUs"),
+        "init": Place("gpurun.cli.init:init", "Create your first inventory, the list of your hosts"),
+        "submit": Place(
+            "gpurun.cli.submit:submit", "Run a recipe or a command on GPUs of the cluster", takes_command=True
+        ),
+        "validate": Place("gpurun.cli.validate:validate", "Check a recipe, or print the JSON Schema of recipes"),
+        "sweep": Place("gpurun.cli.sweep:app", "Run one recipe with many combinations of parameters"),
+        "scale": Place("gpurun.cli.scale:app", "Measure how fast a recipe trains on 1, 2, 4 or more GPUs"),
     },
     "Jobs": {
         "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
-        "queue": Place("gpurun.cli.why:queue", "List waiting jobs in their order, with reasons"),
+        "queue": Place("gpurun.cli.why:queue", "List waiting jobs in start order, and why each job waits"),
         "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
         "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
-        "logs": Place("gpurun.cli.logs:logs", "Print what a job's ranks have printed"),
-        "events": Place("gpurun.cli.events:events", "Print a job's events: states, hosts, problems"),
+        "logs": Place("gpurun.cli.logs:logs", "Print the output of a job's ranks"),
+        "events": Place("gpurun.cli.events:events", "Print a job's changes of state, its hosts and its problems"),
         "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
         "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
         "requeue": Place("gpurun.cli.requeue:requeue", "Put running jobs back into the queue"),
@@ -53,7 +55,7 @@ SECTIONS = {
         "top": Place("gpurun.cli.top:top", "Show jobs, the queue and GPUs live"),
         "web": Place("gpurun.cli.web:web", "Show hosts, jobs and logs in a browser"),
         "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
-        "report": Place("gpurun.cli.report:report", "Summarise use, waiting times and failures"),
+        "report": Place("gpurun.cli.report:report", "Summarise GPU use, waiting times and failures"),
         "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
     },
     "Hosts": {
@@ -63,22 +65,22 @@ SECTIONS = {
         "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host", takes_command=True),
         "ship": Place("gpurun.cli.ship:ship", "Copy an image to hosts"),
         "images": Place("gpurun.cli.ship:images", "List or prune the images that gpurun put on hosts"),
-        "data": Place("gpurun.cli.data:app", "List, stage and evict data sets on hosts"),
+        "data": Place("gpurun.cli.data:app", "List, copy and remove data sets on hosts"),
     },
     "Housekeeping": {
-        "du": Place("gpurun.cli.du:du", "Show how much disk jobs take on the head"),
+        "du": Place("gpurun.cli.du:du", "Show how much disk space each job uses on the head"),
         "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
-        "recover": Place("gpurun.cli.recover:recover", "Restart supervisors that died; report damaged leases"),
+        "recover": Place("gpurun.cli.recover:recover", "Restart the control processes of jobs after a crash"),
         "timer": Place("gpurun.cli.timer:app", "Let systemd run `gpurun recover` every minute"),
-        "audit": Place("gpurun.cli.audit:audit", "Show who did what"),
+        "audit": Place("gpurun.cli.audit:audit", "Show the audit log: which user did what"),
         "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
-        "config": Place("gpurun.cli.config:app", "Show which files and environment variables apply"),
-        "version": Place("gpurun.cli.config:version", "Print versions"),
-        "man": Place("gpurun.cli.man:man", "Write the manual pages"),
+        "config": Place("gpurun.cli.config:app", "Show which files and environment variables gpurun uses"),
+        "version": Place("gpurun.cli.config:version", "Print the versions of gpurun and of its packages"),
+        "man": Place("gpurun.cli.man:man", "Write a manual page for each command"),
     },
     "Try out": {
-        "lab": Place("gpurun.cli.lab:app", "Start a cluster on this machine, for tests"),
-        "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs"),
+        "lab": Place("gpurun.cli.lab:app", "Run a test cluster on this machine"),
+        "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs through the scheduler"),
     },
 }
 """The commands, as the help lists them."""
@@ -106,12 +108,16 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only results and errors. Allowed before and after the command.")
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print only results and errors. --quiet works before and after the command's name."
+        ),
     ] = False,
     no_color: Annotated[
         bool,
         typer.Option(
-            "--no-color", help="Print without colours, as with NO_COLOR=1. Allowed before and after the command."
+            "--no-color",
+            help="Print without colours, as with NO_COLOR=1. --no-color works before and after the command's name.",
         ),
     ] = False,
 ) -> None:

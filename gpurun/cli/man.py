@@ -17,11 +17,11 @@ def man(
         typer.Option("--to", metavar="DIR", help="Write the pages into this folder, such as ~/.local/share/man/man1."),
     ],
 ) -> None:
-    """Write a manual page of each command, for man(1).
+    """Write a manual page for each command.
 
     gpurun man --to ~/.local/share/man/man1
 
-    Then `man gpurun` and `man gpurun-submit` show these pages.
+    For example, `man gpurun-submit` then shows the page of `gpurun submit`.
     """
     from gpurun import __version__
     from gpurun.cli.manual import manual_page

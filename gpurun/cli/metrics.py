@@ -25,11 +25,13 @@ def metrics(
     ] = None,
     serve: Annotated[
         str | None,
-        typer.Option("--serve", metavar="ADDRESS", help="Serve /metrics at [HOST:]PORT; loopback by default."),
+        typer.Option(
+            "--serve", metavar="ADDRESS", help="Serve /metrics at [HOST:]PORT. The default HOST is 127.0.0.1."
+        ),
     ] = None,
     inventory: InventoryOption = None,
 ) -> None:
-    """Print hosts, GPUs, the queue, jobs and totals of the history in Prometheus's text format.
+    """Print metrics of hosts, GPUs, the queue, jobs and past attempts in Prometheus's text format.
 
     gpurun metrics --serve 9836
 

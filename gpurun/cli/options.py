@@ -9,8 +9,8 @@ import typer
 from gpurun.cli import completion
 from gpurun.cli.values import TIME
 
-HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote it if it contains [ ] & ! * or ?."
-JOB = "Job: its id, the beginning of its id, its name, or @last for the job that you submitted last."
+HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote a host set that contains [ ] & ! * or ?."
+JOB = "JOB is a job's id, the beginning of the id, the job's name, or @last for the job that you submitted last."
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 InventoryOption = Annotated[
@@ -19,7 +19,7 @@ InventoryOption = Annotated[
         "--inventory",
         "-i",
         metavar="FILE",
-        help="Inventory file; `gpurun config` shows the default.",
+        help="Use this inventory file. `gpurun config` shows the default file.",
         show_default=False,
     ),
 ]
@@ -43,7 +43,7 @@ HostArgument = Annotated[
 OnlyHostsOption = Annotated[
     str | None,
     typer.Option(
-        "--host", metavar="HOSTS", help="With --caches: use only the caches on these hosts.", show_default=False,
+        "--host", metavar="HOSTS", help="With --caches, select only the caches on these hosts.", show_default=False,
         autocompletion=completion.hosts,
     ),
 ]  # fmt: skip

@@ -31,13 +31,15 @@ def outputs(
     job: JobArgument,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Copy the outputs into this folder, which need not be empty."),
+        typer.Option(
+            "--to", metavar="DIR", help="Copy the outputs into this folder. The folder may contain other files."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where a job's outputs are. If the job has ended, first copy outputs that are still on hosts.
+    """Show the folder of a job's outputs. If the job has ended, gpurun first copies outputs that are still on hosts.
 
-    Exits 4 if a host has outputs that the head does not have.
+    The exit code is 4 if a host has outputs that the head does not have.
 
     gpurun outputs @last --to results
     """

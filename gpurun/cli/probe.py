@@ -34,12 +34,12 @@ def probe(
         typer.Option("--write", help="Show where the inventory differs from the hosts, then correct the inventory."),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --write: correct the inventory without a question.")
+        bool, typer.Option("--yes", "-y", help="With --write, correct the inventory without asking.")
     ] = False,
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", click_type=TIME, help="Time within which a host must answer SSH.", show_default="15s"
+            "--timeout", click_type=TIME, help="How long gpurun waits for a host's answer over SSH.", show_default="15s"
         ),
     ] = 15.0,
     zipapp: Annotated[
@@ -49,12 +49,12 @@ def probe(
             "--to",
             metavar="FILE",
             show_default=False,
-            help="Write the probe as a Python program to this file; ask no host.",
+            help="Write the probe as a Python program to this file, and contact no host.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Detect GPUs, HCAs, interfaces, Docker, limits and clocks of hosts. Exits 4 if a host did not answer.
+    """Detect GPUs, HCAs, interfaces, Docker, limits and clocks of hosts. The exit code is 4 if a host did not answer.
 
     gpurun inventory probe @rack:r1 --write
     """

@@ -35,13 +35,15 @@ def prune(
         typer.Option(
             "--keep-below",
             click_type=SIZE,
-            help="Remove the oldest jobs until your jobs take less than this, such as 500GiB.",
+            help="Remove the oldest jobs until your jobs use less disk space than this size, such as 500GiB.",
         ),
     ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(
-            "--state", metavar="STATE", help="Remove only jobs with this outcome, such as FAILED; may be repeated."
+            "--state",
+            metavar="STATE",
+            help="Remove only jobs with this outcome, such as FAILED. You can repeat --state.",
         ),
     ] = None,
     outputs_only: Annotated[
@@ -54,16 +56,16 @@ def prune(
     caches: Annotated[
         bool,
         typer.Option(
-            "--caches", help="Shrink your caches on hosts to their size limit or to --keep-below; remove no jobs."
+            "--caches", help="Instead of jobs, shrink your caches on hosts to their size limit or to --keep-below."
         ),
     ] = False,
     hosts: OnlyHostsOption = None,
     inventory: InventoryOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what gpurun would remove.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove ended jobs from the head, or only their outputs. Only root can remove other users' jobs.
+    """Remove ended jobs, or only their outputs, from the head. Only root can remove other users' jobs.
 
     If you give several conditions, a job must meet all of them.
 
@@ -80,7 +82,7 @@ def prune(
         return
     if not (jobs or older_than_s or keep_below_mib is not None or state):
         raise BadInput(
-            "no jobs to remove are given",
+            "the command names no jobs to remove",
             where="prune",
             hint="name jobs, or give --older-than, --keep-below or --state",
         )
@@ -106,8 +108,8 @@ def prune(
     if plan.going and not dry_run and not yes:
         agree(
             f"Remove {'the outputs of ' if outputs_only else ''}these?",
-            "not pruned: gpurun cannot ask you, because stdin is not a terminal",
-            "give --yes to prune without being asked",
+            "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+            "give --yes to prune without a question",
         )  # fmt: skip
     done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
     if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():

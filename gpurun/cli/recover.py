@@ -23,24 +23,31 @@ def recover(
     discard: Annotated[
         str | None,
         typer.Option(
-            "--discard", metavar="FILE", help="Discard this damaged lease. Check first that its GPUs are idle."
+            "--discard",
+            metavar="FILE",
+            help="Discard this damaged lease, a record of the GPUs that a job holds. Check first that these GPUs are "
+            "idle.",
         ),
     ] = None,
     claims: Annotated[
         bool,
-        typer.Option("--claims", help="On all hosts, find jobs that claim GPUs but have no lease; fence these jobs."),
+        typer.Option(
+            "--claims",
+            help="Find jobs on all hosts that use GPUs without a lease; stop these jobs and free their GPUs.",
+        ),
     ] = False,
     by_timer: Annotated[
         bool,
         typer.Option(
             "--by-timer",
-            help="Also check hosts that failed a check or do not answer. Exit if another `recover --by-timer` runs.",
+            help="Also check hosts that failed a check or do not answer. Exit at once if another `recover --by-timer` "
+            "runs.",
         ),
     ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace supervisors that died, run a scheduling pass, and report damaged leases.
+    """Restart supervisors, the control processes of jobs, after a crash. Start waiting jobs. Report damaged leases.
 
     gpurun recover --claims
     """

@@ -45,9 +45,9 @@ def report(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Summarise GPU hours by user, waiting times, use of leased GPUs, and failures by host.
+    """Summarise GPU hours by user, waiting times, use of the GPUs that jobs held, and failures by host.
 
-    Attempts that run now count until now. Without --since, the report begins with the first attempt.
+    The report counts running attempts up to now. Without --since, the report begins with the first attempt.
 
     gpurun report --pool vision --since 30d --html report.html
     """

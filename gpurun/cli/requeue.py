@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 def requeue(
     jobs: JobsArgument,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Send the requeue request; do not wait until the jobs' GPUs are free.")
+        bool,
+        typer.Option("--no-wait", help="Only send the requeue request. Do not wait until the jobs' GPUs are free."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Put running jobs back into the queue. gpurun stops all ranks of each job, as in a preemption.
 
-    The ranks get SIGTERM and the grace period. The job continues from its checkpoint. This stop does
-    not count for max_restarts. Only the job's owner and root may requeue a job. If a job has ended, use `gpurun rerun`.
+    Each rank gets SIGTERM and has the grace period to end. The job later continues from its checkpoint. A requeue does
+    not count as one of the job's max_restarts. Only the job's owner and root may requeue a job. To repeat a job that
+    has ended, use `gpurun rerun`.
 
     gpurun requeue JOB
     """
@@ -41,7 +43,7 @@ def requeue(
     store = open_store()
     folders = list({folder.id: folder for folder in map(store.find, jobs)}.values())
     for folder in folders:
-        refuse_others(folder, "requeue", "put it back into the queue")
+        refuse_others(folder, "requeue", "put the job back into the queue")
         _refuse_what_stops(folder)
     going = {folder.id: folder.record().attempt for folder in folders if folder.record().state is not State.QUEUED}
     for folder in folders:

@@ -8,11 +8,11 @@ from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
     "run": Place(
-        "gpurun.cli.scale_run:run", "Measure a recipe's rate with several numbers of GPUs", takes_command=True
+        "gpurun.cli.scale_run:run", "Measure how fast a recipe trains on 1, 2, 4 or more GPUs", takes_command=True
     ),
-    "list": Place("gpurun.cli.scale_reading:list_", "List campaigns"),
-    "show": Place("gpurun.cli.scale_reading:show", "Show a campaign's curve"),
-    "report": Place("gpurun.cli.scale_reading:report", "Write a campaign as HTML, JSON and CSV"),
+    "list": Place("gpurun.cli.scale_reading:list_", "List campaigns, which are series of measurements"),
+    "show": Place("gpurun.cli.scale_reading:show", "Show a campaign's rate on each number of GPUs"),
+    "report": Place("gpurun.cli.scale_reading:report", "Write a campaign's results as HTML, JSON and CSV"),
 }
 
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.callback()
 def _scale() -> None:
-    """Measure how a recipe's rate grows with its GPUs.
+    """Measure how a recipe's training rate grows with the number of GPUs.
 
     gpurun scale recipes/fashion-mnist --gpus 1,2,4,8
     """

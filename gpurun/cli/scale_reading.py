@@ -26,7 +26,7 @@ CampaignArgument = Annotated[
 
 
 def list_(as_json: JsonOption = False) -> None:
-    """List campaigns and their progress."""
+    """List all campaigns with their progress."""
     store, rows, damaged = _store(), [], []
     for name in store.names():
         try:
@@ -48,7 +48,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
-    """Show a campaign's rate, efficiency and cost at each size.
+    """Show a campaign's training rate, efficiency and cost for each number of GPUs.
 
     gpurun scale show mnist
     """
@@ -64,7 +64,7 @@ def report(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Write the report into this folder.")] = Path(),
     as_json: JsonOption = False,
 ) -> None:
-    """Write a campaign as CAMPAIGN.html, CAMPAIGN.json and CAMPAIGN.csv. The HTML page needs no network.
+    """Write a campaign's results to CAMPAIGN.html, CAMPAIGN.json and CAMPAIGN.csv. The HTML page needs no network.
 
     gpurun scale report mnist --to mnist-report
     """

@@ -34,10 +34,14 @@ def _option(*names: str, metavar: str, text: str) -> Any:
 def run(
     context: typer.Context,
     recipe: RecipeArgument = None,
-    gpus: Annotated[str, _option("-n", "--gpus", metavar="GPUS,GPUS…", text="Numbers of GPUs, such as 1,2,4,8.")] = ...,  # type: ignore[assignment]
+    gpus: Annotated[
+        str, _option("-n", "--gpus", metavar="GPUS,GPUS…", text="Numbers of GPUs to measure, such as 1,2,4,8.")
+    ] = ...,  # type: ignore[assignment]
     launcher: Annotated[
         str | None,
-        _option("--launcher", metavar="LAUNCHER,LAUNCHER…", text="Launchers to compare. Default: the recipe's."),
+        _option(
+            "--launcher", metavar="LAUNCHER,LAUNCHER…", text="Launchers to compare. Default: the recipe's launcher."
+        ),
     ] = None,
     repeat: Annotated[
         int,
@@ -50,12 +54,18 @@ def run(
     link: Annotated[
         int | None,
         typer.Option(
-            "--link", click_type=RATE, help="Nominal rate of the hosts' links, such as 25gbit, for the report."
+            "--link",
+            click_type=RATE,
+            help="Nominal bandwidth of the hosts' network links, such as 25gbit, for the report.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        _option("--name", metavar="CAMPAIGN", text="Name of the campaign. An existing name continues that campaign."),
+        _option(
+            "--name",
+            metavar="CAMPAIGN",
+            text="Name of the campaign. With the name of an existing campaign, gpurun continues that campaign.",
+        ),
     ] = None,
     inventory: InventoryOption = None,
     dry_run: DryRunOption = False,
@@ -63,9 +73,9 @@ def run(
     *,
     given: Given,
 ) -> None:
-    """Measure a recipe's rate with several numbers of GPUs, one job after the other.
+    """Measure a recipe's training rate on several numbers of GPUs. gpurun runs one job after the other.
 
-    Ctrl-C stops the campaign; the same command continues it.
+    The jobs of a measurement form a campaign. Ctrl-C stops the campaign. Repeat the command to continue the campaign.
 
     gpurun scale recipes/synthetic-benchmark --gpus 1,2,4,8
 

@@ -20,7 +20,7 @@ def share(
         str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use the directory.")
     ],
 ) -> None:
-    """Make a state directory for several users, or repair the directory's file modes. Run this once, as root.
+    """Make a state directory for several users, or repair the directory's file modes. Run `gpurun share` once, as root.
 
     gpurun share /var/lib/gpurun --group gpu-users
     """

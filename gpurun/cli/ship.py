@@ -28,22 +28,25 @@ FAILED = HostFailure.exit_code
 
 
 def ship(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or ID of an image in the head's Docker.")],
+    image: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE", help="Name or ID of a Docker image on the head, the machine that runs gpurun."),
+    ],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what each host would receive; send nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what each host would receive.")] = False,
     rate_limit: Annotated[
         int | None,
-        typer.Option(click_type=RATE, help="Maximum rate at which the head and each host send, such as 1gbit."),
+        typer.Option(click_type=RATE, help="Maximum send rate of the head and of each host, such as 1gbit."),
     ] = None,
     deadline_s: Annotated[
         float, typer.Option("--deadline", click_type=TIME, help="Stop the copy after this time.", show_default="6h")
     ] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an image to hosts (default: all). Sends and verifies only missing layers. Exits 4 if a host failed.
+    """Copy a Docker image to hosts, or to all hosts if you give no HOSTS. The exit code is 4 if a host failed.
+
+    Each host gets only the image layers that the host lacks. gpurun verifies each layer.
 
     gpurun ship me/train:1 @rack:r1
     """
@@ -78,7 +81,7 @@ def images(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the images that gpurun has copied to hosts, or remove unused ones. Exits 4 if a host failed.
+    """List the images that gpurun has copied to hosts, or remove unused images. The exit code is 4 if a host failed.
 
     gpurun images @rack:r1 --prune
     """
@@ -142,8 +145,8 @@ def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
         say(line)
     agree(
         "Remove these?",
-        "not pruned: gpurun cannot ask you, because stdin is not a terminal",
-        "give --yes to prune without being asked",
+        "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+        "give --yes to prune without a question",
     )
 
 

@@ -86,11 +86,12 @@ def rerun(
     job: JobArgument,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the new job.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show the new job until it ends; exit with its exit code.")
+        bool,
+        typer.Option("--follow", "-f", help="Show the new job until the job ends, and exit with the job's exit code."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job again with the same image (by its ID), code, data and settings.
+    """Run a job again with the same image ID, code, data and settings.
 
     gpurun rerun @last --follow
     """
@@ -181,7 +182,7 @@ def diff(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two jobs: settings, image, code line by line, and results.
+    """Show how the settings, the image, the lines of code and the results of two jobs differ.
 
     gpurun diff first second
     """

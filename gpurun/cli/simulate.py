@@ -44,8 +44,8 @@ def simulate(
         typer.Option(
             "--patience",
             click_type=TIME_OR_0,
-            help="How long other jobs may overtake a large gang before gpurun keeps hosts for the gang. "
-            "A longer time shortens the average wait; a shorter time shortens the wait of large gangs.",
+            help="How long other jobs may overtake a large job before gpurun reserves hosts for the large job. A "
+            "longer time shortens the average wait. A shorter time shortens the wait of large jobs.",
             show_default="10d",
         ),
     ] = None,
@@ -62,16 +62,17 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="SAMPLES.jsonl",
-            help="Compute how placement changes each job's duration, from this file of `gpurun scale` measurements.",
+            help="Use the `gpurun scale` measurements in this file to compute how placement changes each job's "
+            "duration.",
             show_default=False,
         ),
     ] = None,
     between_racks: Annotated[
         int | None,
-        typer.Option(click_type=RATE, help="With --scaling: rate of the links between racks, such as 25gbit."),
+        typer.Option(click_type=RATE, help="With --scaling, the bandwidth of the links between racks, such as 25gbit."),
     ] = None,
     in_rack: Annotated[
-        bool, typer.Option("--in-rack", help="Keep each gang in one rack if a rack can hold it.")
+        bool, typer.Option("--in-rack", help="Keep each job in one rack if the job fits into one rack.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,9 +15,9 @@ from gpurun.errors import BadInput
 
 
 def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption = None) -> None:
-    """Open a shell on a host, or run a command there: gpurun ssh gpu-r1-01 -- nvidia-smi.
+    """Open a shell on a host, or run a command on a host.
 
-    Uses the same user, key, jump hosts and check of the host key as gpurun itself.
+    The login uses the same user, key, jump hosts and host key check as all gpurun commands.
 
     gpurun ssh gpu-r1-01 -- nvidia-smi
     """

@@ -29,14 +29,14 @@ def submit(
     recipe: RecipeArgument = None,
     inventory: InventoryOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show the job until it ends; Ctrl-C cancels it.")
+        bool, typer.Option("--follow", "-f", help="Show the job until the job ends; Ctrl-C cancels the job.")
     ] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     *,
     given: Given,
 ) -> None:
-    """Run a recipe, or a command in an image, on a gang of GPUs.
+    """Run a recipe, or a command in a Docker image, on GPUs that all start together.
 
     gpurun submit recipes/fashion-mnist --follow
 

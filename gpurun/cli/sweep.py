@@ -7,10 +7,10 @@ import typer
 from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
-    "run": Place("gpurun.cli.sweep_run:run", "Run a recipe with many parameters", takes_command=True),
-    "status": Place("gpurun.cli.sweep_reading:status", "Show progress; the best trials first"),
+    "run": Place("gpurun.cli.sweep_run:run", "Run a recipe with many combinations of parameters", takes_command=True),
+    "status": Place("gpurun.cli.sweep_reading:status", "Show the progress of sweeps and their best trials"),
     "best": Place("gpurun.cli.sweep_reading:best", "Print the best trial"),
-    "table": Place("gpurun.cli.sweep_reading:table", "Print all trials, also as CSV"),
+    "table": Place("gpurun.cli.sweep_reading:table", "Print all trials as a table or as CSV"),
     "plot": Place("gpurun.cli.sweep_reading:plot", "Draw parameters and curves of all trials"),
     "stop": Place("gpurun.cli.sweep_run:stop", "Stop a sweep and cancel its jobs"),
     "resume": Place("gpurun.cli.sweep_run:resume", "Continue a stopped sweep"),
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 @app.callback()
 def _sweep() -> None:
-    """Try one recipe with many parameters.
+    """Run one recipe with many combinations of parameters.
 
     gpurun sweep recipes/fashion-mnist --grid lr=0.1,0.01 --metric accuracy:max
     """

@@ -39,10 +39,10 @@ def status(
             autocompletion=completion.sweeps,
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the sweep live until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the sweep live until the sweep ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the progress of sweeps, or the trials of one sweep, the best first.
+    """Show the progress of all sweeps, or the trials of one sweep. The best trial comes first.
 
     gpurun sweep status mnist --watch
     """
@@ -169,7 +169,7 @@ def _best_words(plan: SweepPlan, best: Trial) -> str:
 
 
 def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
-    """Print the best complete trial: its parameters, its job, and where its outputs are.
+    """Print the parameters, the job and the outputs folder of the best completed trial.
 
     gpurun sweep best mnist --json
     """
@@ -200,7 +200,7 @@ def table(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print all trials, the best first.
+    """Print all trials of a sweep. The best trial comes first.
 
     gpurun sweep table mnist --csv > mnist.csv
     """
@@ -236,8 +236,8 @@ def plot(
 ) -> None:
     """Draw a sweep as SVG: each trial's parameters and metric, and the metric over steps and time.
 
-    Each line is a trial: darker lines are better, the red line is the best. In a browser, point at a line to see
-    its parameters.
+    Each line is a trial. Darker lines are better trials, and the red line is the best trial. In a browser, point at a
+    line to see the trial's parameters.
 
     gpurun sweep plot mnist --to mnist.svg
     """

@@ -34,7 +34,9 @@ NOT_RUN = "the sweep's process does not run now; the owner's next gpurun command
 SweepArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="Sweep: its id, the beginning of its id, or its name.", autocompletion=completion.sweeps
+        metavar="SWEEP",
+        help="SWEEP is a sweep's id, the beginning of the id, or the sweep's name.",
+        autocompletion=completion.sweeps,
     ),
 ]
 
@@ -49,13 +51,13 @@ def run(
         ),
     ] = None,
     inventory: InventoryOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the sweep until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the sweep until the sweep ends.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     *,
     given: Given,
 ) -> None:
-    """Run a recipe, or a command in an image, with many parameters. Each trial is a job.
+    """Run a recipe, or a command in a Docker image, with many combinations of parameters. Each combination is one job.
 
     gpurun sweep recipes/fashion-mnist --grid lr=0.1,0.01 --metric accuracy:max
 
@@ -136,7 +138,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def stop(sweep: SweepArgument, as_json: JsonOption = False) -> None:
-    """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it.
+    """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues a stopped sweep.
 
     gpurun sweep stop mnist
     """
@@ -163,7 +165,7 @@ def resume(
     failed: Annotated[bool, typer.Option("--failed", help="Also run failed trials again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a stopped sweep. Runs cancelled trials again.
+    """Continue a stopped sweep, and run its cancelled trials again.
 
     gpurun sweep resume mnist --failed
     """

@@ -34,7 +34,7 @@ def tensorboard(
         list[str],
         typer.Argument(
             metavar="JOB|SWEEP...",
-            help="Jobs or sweeps: an id, the beginning of an id, or a name.",
+            help="Jobs or sweeps, each by its id, the beginning of its id, or its name.",
             show_default=False,
             autocompletion=completion.jobs_and_sweeps,
         ),
@@ -52,9 +52,9 @@ def tensorboard(
     ] = None,
     idle_s: IdleOption = HOUR_S,
 ) -> None:
-    """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
+    """Serve TensorBoard until Ctrl-C, for the outputs of jobs or sweeps on this machine.
 
-    While a job trains, gpurun copies its outputs to this machine as often as `outputs_every` in the recipe says.
+    While a job runs, gpurun copies new outputs to this machine. The recipe's `outputs_every` sets how often.
 
     gpurun tensorboard @last
     """

@@ -21,7 +21,7 @@ def _timer() -> None:
 
 
 def install(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the systemd units; install nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the systemd units.")] = False,
 ) -> None:
     """Write and enable the systemd units."""
     from gpurun.cli import recover_timer
@@ -30,7 +30,7 @@ def install(
 
 
 def remove(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what gpurun would remove.")] = False,
 ) -> None:
     """Disable and remove the systemd units. Jobs continue."""
     from gpurun.cli import recover_timer

@@ -30,13 +30,16 @@ def top(
     plain: Annotated[
         bool,
         typer.Option(
-            "--plain", help="Print lines for screen readers and pipes: first all jobs and hosts, then only changes."
+            "--plain",
+            help="Print plain lines for screen readers and pipes. gpurun prints all jobs and hosts once, and later "
+            "only changes.",
         ),
     ] = False,
 ) -> None:
-    """Show jobs, the queue and the use of every leased GPU, live, and the log of the selected job.
+    """Show a live view of jobs, the queue, the use of each GPU that a job holds, and the log of the selected job.
 
-    Keys: 1 jobs, 2 queue, 3 hosts, f follow the log, c cancel the job, o cordon the host, s sort, / filter, q quit.
+    Keys: 1 shows jobs, 2 the queue, 3 hosts; f follows the log, c cancels the job, o cordons the host, s sorts, /
+    filters, q quits.
     """
     from gpurun.cli.inventory_options import cluster
     from gpurun.top.feed import Feed

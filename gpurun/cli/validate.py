@@ -21,16 +21,18 @@ NEEDED = ("image", "gpus", "command")
 def validate(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.", show_default=False),
+        typer.Argument(
+            metavar="[RECIPE]", help="A recipe file, or a folder that contains a recipe.yaml.", show_default=False
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors that check while you type.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a recipe. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem.
+    """Check a recipe, and print each problem as FILE:LINE:COL: problem. The exit code is 2 if there is a problem.
 
-    Needs no inventory. `gpurun submit --dry-run` also checks that the hosts can run the job.
+    `gpurun validate` needs no inventory. `gpurun submit --dry-run` also checks that the hosts can run the job.
 
     gpurun validate recipes/fashion-mnist
     """

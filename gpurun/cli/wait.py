@@ -23,12 +23,14 @@ def wait(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", click_type=TIME_OR_0, help="Stop waiting after this time, such as 10m, with exit code 124."
+            "--timeout",
+            click_type=TIME_OR_0,
+            help="Stop waiting after this time, such as 10m. The exit code is then 124.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until jobs have ended. Exit with the code of the first job that failed, or 0.
+    """Wait until all named jobs have ended. The exit code is 0, or the exit code of the first job that failed.
 
     gpurun wait @last && gpurun outputs @last --to results
     """

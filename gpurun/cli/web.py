@@ -32,7 +32,7 @@ def web(
     ] = None,
     idle_s: IdleOption = HOUR_S,
 ) -> None:
-    """Serve a page of hosts, jobs and the queue until Ctrl-C. The page changes nothing.
+    """Serve a web page with hosts, jobs and the queue until Ctrl-C. The page is read-only.
 
     Only people who have the printed URL can see the page.
     """

@@ -31,7 +31,7 @@ _DOING = {
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Explain why a job waits, when it may start, and what change would start it now.
+    """Explain why a job waits, when the job may start, and which changes would start the job now.
 
     gpurun why @last
     """
@@ -113,7 +113,7 @@ def queue(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List queued jobs in the order in which they would start, and why each waits."""
+    """List queued jobs in the order in which the jobs would start, and why each job waits."""
     from gpurun.cli.jobs import open_store
     from gpurun.views.waiting import look_ahead, waiting_jobs
 

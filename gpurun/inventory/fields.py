@@ -164,23 +164,28 @@ GpuIndices = Annotated[
 class HostKeys(TypedDict, total=False):
     """The keys of a host, and of `defaults`."""
 
-    gpus: Annotated[int, Meta(ge=0, le=128, description="How many GPUs the host has")]
-    generation: Annotated[Name, Meta(description="GPU family, such as pascal; a gang never mixes generations")]
+    gpus: Annotated[int, Meta(ge=0, le=128, description="Number of GPUs of the host")]
+    generation: Annotated[Name, Meta(description="GPU family, such as pascal; a job never mixes generations")]
     fabric: Annotated[Name, Meta(description="Name of the fabric that the host's ranks use")]
     gpu_model: Annotated[Text, Meta(description="GPU model as NVML names it, such as Tesla P100-SXM2-16GB")]
     gpu_memory_mib: Annotated[Memory, Meta(description="Memory of each GPU: a number in MiB, or a size such as 80GiB")]
     nvlink: Annotated[
         tuple[GpuIndices, ...], Meta(description="Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]")
     ]
-    near_hca: Annotated[GpuIndices, Meta(description="Indices of GPUs on the PCI root or NUMA node of the HCA")]
-    user: Annotated[User, Meta(description="User that SSH logs in as; default: as in ~/.ssh/config")]
+    near_hca: Annotated[
+        GpuIndices, Meta(description="Indices of the GPUs that share a PCI root or a NUMA node with the HCA")
+    ]
+    user: Annotated[User, Meta(description="User name for SSH logins; default: the user in ~/.ssh/config")]
     address: Annotated[
         Address,
-        Meta(description="Address that SSH connects to, or a range for a range of hosts; default: the host's name"),
+        Meta(description="Address for SSH, or a range of addresses for a range of hosts; default: the host's name"),
     ]
     port: Annotated[int, Meta(ge=1, le=65535, description="SSH port")]
     fabric_address: Annotated[
-        Address, Meta(description="Address for ranks on other hosts; default: the address of the fabric's interface")
+        Address,
+        Meta(
+            description="Address that ranks on other hosts connect to; default: the address of the fabric's interface"
+        ),
     ]
     python: Annotated[
         Interpreter, Meta(description="The host's Python, 3.8 or newer: a name or a path; default: python3")
@@ -194,7 +199,7 @@ class HostKeys(TypedDict, total=False):
     ]
     system_memory_mib: Annotated[
         Memory,
-        Meta(description="Memory that jobs leave free on the host, such as 16GiB; default: 5 %, at least 1GiB"),
+        Meta(description="Memory of the host that jobs may not use, such as 16GiB; default: 5 %, at least 1GiB"),
     ]
     data_quota_mib: Annotated[
         Memory,
@@ -206,14 +211,18 @@ class HostKeys(TypedDict, total=False):
     ]
     health: Annotated[
         HookProgram,
-        Meta(description="Health check, [PATH, ARGUMENT…]: the host gets no jobs unless the program exits with 0"),
+        Meta(description="Health check program, [PATH, ARGUMENT…]; while the program fails, no job starts on the host"),
     ]
     prolog: Annotated[
         HookProgram,
-        Meta(description="Program to run before a job's containers; if the program fails, gpurun moves the job"),
+        Meta(
+            description="Program that the host runs before a job's containers; if the program fails, gpurun moves the "
+            "job"
+        ),
     ]
     epilog: Annotated[
-        HookProgram, Meta(description="Program to run after a job's containers, before the job's GPUs are free")
+        HookProgram,
+        Meta(description="Program that the host runs after a job's containers, before gpurun frees the job's GPUs"),
     ]
     ssh: Annotated[
         Literal["paramiko", "system"],
@@ -228,21 +237,23 @@ class FabricKeys(TypedDict, total=False):
     """The keys of a fabric."""
 
     kind: Annotated[FabricKind, Meta(description="Kind of network between ranks on different hosts")]
-    interface: Annotated[Interface, Meta(description="Interface for sockets, such as ens1f0")]
-    hcas: Annotated[tuple[HcaName, ...], Meta(description="RDMA devices in use")]
+    interface: Annotated[Interface, Meta(description="Network interface for sockets, such as ens1f0")]
+    hcas: Annotated[tuple[HcaName, ...], Meta(description="RDMA devices that ranks use")]
     traffic_class: Annotated[
-        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_TC, which is DSCP << 2 plus ECN bits")
+        Annotated[int, Meta(ge=0, le=255)] | None,
+        Meta(description="Value of NCCL_IB_TC, which is DSCP << 2 plus ECN bits"),
     ]
-    service_level: Annotated[Annotated[int, Meta(ge=0, le=15)] | None, Meta(description="NCCL_IB_SL")]
+    service_level: Annotated[Annotated[int, Meta(ge=0, le=15)] | None, Meta(description="Value of NCCL_IB_SL")]
     gid_index: Annotated[
         Annotated[int, Meta(ge=0, le=255)] | None,
-        Meta(description="Fixed NCCL_IB_GID_INDEX; default: gpurun finds the index of each host"),
+        Meta(description="Value of NCCL_IB_GID_INDEX; default: gpurun finds the value for each host"),
     ]
     host_to_host: Annotated[
         bool, Meta(description="Whether hosts may open connections to each other for image transfer")
     ]
     chains: Annotated[
-        int, Meta(ge=1, le=64, description="How many chains of transfers from host to host run in parallel")
+        int,
+        Meta(ge=1, le=64, description="Number of parallel chains in which hosts pass image layers from host to host"),
     ]
 
 
@@ -253,7 +264,7 @@ class PoolKeys(TypedDict, total=False):
     reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="Number of GPUs that always belong to the pool")]
     limit: Annotated[
         Annotated[int, Meta(ge=0, le=10_000_000)] | None,
-        Meta(description="Most GPUs of the pool at once; null = no limit"),
+        Meta(description="Largest number of GPUs that the pool may use at once; null means no limit"),
     ]
     share: Annotated[
         float,
@@ -268,11 +279,9 @@ class PoolKeys(TypedDict, total=False):
 class HeadKeys(TypedDict, total=False):
     """The keys of the head node."""
 
-    docker_host: Annotated[
-        DockerHost, Meta(description="Address of the head node's Docker, in the form of DOCKER_HOST")
-    ]
+    docker_host: Annotated[DockerHost, Meta(description="Address of the head's Docker, in the form of DOCKER_HOST")]
     outputs_limit: Annotated[
-        Size, Meta(description="How much of a job's outputs gpurun copies to the head, such as 200GiB")
+        Size, Meta(description="Largest size of a job's outputs that gpurun copies to the head, such as 200GiB")
     ]
 
 

@@ -37,7 +37,6 @@ GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""
 HOST_SET = "HOSTS is a host set, such as @rack:r1 or 'gpu-[01-04]'"
 NO_CAMPAIGN = ("submit", "sweep run")
-ONE_SIZE = "`gpurun scale` does not have this flag"
 
 
 class ConstraintKeys(TypedDict, total=False):
@@ -46,7 +45,7 @@ class ConstraintKeys(TypedDict, total=False):
     generation: Annotated[
         tuple[Name, ...],
         means(
-            "allowed GPU generations; a gang never mixes them",
+            "use only GPUs of these generations, such as `pascal`; a job never mixes generations",
             "pascal",
             "[pascal, volta]",
             flag=KeyFlag(WHERE, "GENERATION", complete="generations"),
@@ -55,7 +54,7 @@ class ConstraintKeys(TypedDict, total=False):
     gpu_model: Annotated[
         Text,
         means(
-            "use only GPUs of this model, as named in the inventory",
+            "use only GPUs that have this model name in the inventory",
             "Tesla-P100",
             flag=KeyFlag(WHERE, "MODEL", complete="gpu_models"),
         ),
@@ -70,30 +69,35 @@ class ConstraintKeys(TypedDict, total=False):
     ]
     locality: Annotated[
         Locality,
-        means("keep the gang on one `host` or in one `rack`; `any` sets no limit", "rack", flag=KeyFlag(WHERE)),
+        means("keep all ranks on one `host` or in one `rack`; `any` allows all hosts", "rack", flag=KeyFlag(WHERE)),
     ]
     prefer: Annotated[
         Locality,
         means(
-            "wait up to `locality_wait` for one `host` or one `rack`, then accept any hosts",
+            "wait for free GPUs on one `host` or in one `rack`; after `locality_wait`, accept GPUs on any hosts",
             "rack",
             flag=KeyFlag(WHERE),
         ),
     ]
     locality_wait: Annotated[
-        Duration, means("how long to wait for the locality that `prefer` names", "10m", flag=KeyFlag(WHERE, "TIME"))
+        Duration,
+        means("how long the job waits for the host or rack that `prefer` asks for", "10m", flag=KeyFlag(WHERE, "TIME")),
     ]
     hosts: Annotated[
         tuple[Name, ...],
         means(
-            "use only these hosts",
+            "run the job only on these hosts",
             "[gpu-r1-01, gpu-r1-02]",
             flag=KeyFlag(WHERE, "HOSTS", ("--host",), complete="hosts", more=HOST_SET),
         ),
     ]
     avoid: Annotated[
         tuple[Name, ...],
-        means("do not use these hosts", "[gpu-r1-07]", flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET)),
+        means(
+            "do not run the job on these hosts",
+            "[gpu-r1-07]",
+            flag=KeyFlag(WHERE, "HOSTS", complete="hosts", more=HOST_SET),
+        ),
     ]
     nvlink: Annotated[
         bool, means("on each host, use only GPUs that NVLink connects to each other", "true", flag=KeyFlag(WHERE))
@@ -107,14 +111,19 @@ class HorovodKeys(TypedDict, total=False):
     cycle_time_ms: Annotated[
         float,
         Meta(ge=0, title="a number of 0 or more"),
-        means("time between two rounds of communication, in ms", "1"),
+        means("time between two of Horovod's rounds of communication, in ms", "1"),
     ]
     cache_capacity: Annotated[Knob, means("number of tensors whose negotiation Horovod remembers", "1024")]
-    hierarchical_allreduce: Annotated[bool, means("reduce within each host first", "true")]
-    hierarchical_allgather: Annotated[bool, means("gather within each host first", "true")]
-    torus_allreduce: Annotated[bool, means("reduce in a torus: within each host, then between hosts", "true")]
+    hierarchical_allreduce: Annotated[bool, means("let Horovod reduce tensors within each host first", "true")]
+    hierarchical_allgather: Annotated[bool, means("let Horovod gather tensors within each host first", "true")]
+    torus_allreduce: Annotated[
+        bool, means("let Horovod reduce tensors within each host, then between hosts (a torus)", "true")
+    ]
     autotune: Annotated[
-        bool, means("let Horovod search for good settings; the next attempt uses what it found", "true")
+        bool,
+        means(
+            "let Horovod search for fast settings; the job's next attempt uses the settings that Horovod found", "true"
+        ),
     ]
     timeline: Annotated[
         bool, means("write a timeline of Horovod's operations to `horovod-timeline.json` in the outputs", "true")
@@ -127,9 +136,9 @@ class HorovodKeys(TypedDict, total=False):
     ]
     num_nccl_streams: Annotated[Knob, means("number of NCCL streams", "2")]
     gloo_timeout: Annotated[
-        WholeSeconds, means("how long Gloo waits for other ranks; gpurun sets 1m for elastic jobs", "5m")
+        WholeSeconds, means("how long Gloo waits for other ranks; for elastic jobs, gpurun's default is 1m", "5m")
     ]
-    start_timeout: Annotated[WholeSeconds, means("how long all ranks may take to start", "120s")]
+    start_timeout: Annotated[WholeSeconds, means("how long the start of all ranks may take", "120s")]
 
 
 class RoleKeys(TypedDict, total=False):
@@ -139,7 +148,8 @@ class RoleKeys(TypedDict, total=False):
         int,
         Meta(ge=0, le=MAX_GPUS),
         means(
-            "number of parameter servers, which use no GPU. Without `ps_hosts`, at most the number of workers",
+            "number of parameter servers, which use no GPU. Without `ps_hosts`, the number is at most the number of "
+            "workers",
             "2",
         ),
     ]
@@ -151,7 +161,7 @@ class RoleKeys(TypedDict, total=False):
             "[role=ps]",
         ),
     ]
-    workers: Annotated[Gpus, means("number of workers; it must equal `gpus`, and may be left out", "8")]
+    workers: Annotated[Gpus, means("number of workers, which must equal `gpus`; you may leave out `workers`", "8")]
     chief: Annotated[
         bool,
         means(
@@ -184,23 +194,28 @@ class SweepKeys(TypedDict, total=False):
     grid: Annotated[
         dict[Text, tuple[Text, ...]],
         means(
-            "a list of values for each parameter",
+            "a list of values for each parameter of the sweep",
             "{lr: [0.1, 0.01], optimizer: [adam, sgd]}",
-            more="Without `random` and `tpe`, gpurun tries each combination",
-            flag=_swept("NAME=A,B", more="Without --random and --tpe, gpurun tries each combination"),
+            more="Without `random` and `tpe`, gpurun tries every combination of the values",
+            flag=_swept("NAME=A,B", more="Without --random and --tpe, gpurun tries every combination of the values"),
         ),
     ]
     space: Annotated[
         dict[Text, Text],
         means(
-            "a range for each parameter, with `random` and `tpe`",
+            "a range of values for each parameter, for `random` and `tpe`",
             '{lr: "log:1e-5..1e-1", layers: 2..8}',
-            flag="give NAME=RANGE as words of the command",
+            flag="give NAME=RANGE as arguments of `gpurun sweep run`",
         ),
     ]
-    random: Annotated[Gpus, means("try this many random combinations", "50", flag=_swept("NUMBER"))]
+    random: Annotated[Gpus, means("try this many random combinations of parameters", "50", flag=_swept("NUMBER"))]
     tpe: Annotated[
-        Gpus, means("try this many combinations, chosen near the best results so far", "50", flag=_swept("NUMBER"))
+        Gpus,
+        means(
+            "try this many combinations of parameters, each chosen near the best results so far",
+            "50",
+            flag=_swept("NUMBER"),
+        ),
     ]
     metric: Annotated[
         Text,
@@ -213,14 +228,14 @@ class SweepKeys(TypedDict, total=False):
     stop: Annotated[
         Text,
         means(
-            "how gpurun stops weak trials early",
+            "the rule by which gpurun stops weak trials early",
             "asha:min=1,factor=3",
             flag=_swept("RULE", more="Example: asha:min=1,factor=3"),
         ),
     ]
     max_parallel: Annotated[Gpus, means("run at most this many trials at a time", "8", flag=_swept("NUMBER"))]
-    seed: Annotated[Seed, means("seed for random combinations", "7", flag=_swept("NUMBER"))]
-    as_flags: Annotated[bool, means("append parameters to the command, as `--lr=0.1`", "true", flag=_swept())]
+    seed: Annotated[Seed, means("seed of the random choice of parameters", "7", flag=_swept("NUMBER"))]
+    as_flags: Annotated[bool, means("append each parameter to the command, such as `--lr=0.1`", "true", flag=_swept())]
 
 
 class PythonKeys(TypedDict, total=False):
@@ -233,16 +248,25 @@ class PythonKeys(TypedDict, total=False):
     ]
     project: Annotated[
         Text,
-        means("a folder: install the `dependencies` in its `pyproject.toml`, but not the project itself", "."),
+        means(
+            "a folder with a `pyproject.toml`; gpurun installs the project's `dependencies`, but not the project "
+            "itself",
+            ".",
+        ),
     ]
     index: Annotated[
         Text,
         means(
-            "the only package index: a folder of wheels, or a URL. Default: the indexes of your own pip",
+            "the only package index, given as a folder of wheels or as a URL. Default: the indexes of your own pip",
             "./wheels",
         ),
     ]
-    secret: Annotated[Text, means("a netrc file with the index's password; only the build reads it", "netrc")]
+    secret: Annotated[
+        Text,
+        means(
+            "a netrc file with the password of the package index; only the build of the image reads the file", "netrc"
+        ),
+    ]
 
 
 class RecipeKeys(TypedDict, total=False):
@@ -251,20 +275,20 @@ class RecipeKeys(TypedDict, total=False):
     name: Annotated[
         JobName,
         means(
-            "name of the job, or of the sweep",
+            "the name of the job or of the sweep",
             "resnet-a",
             flag=KeyFlag(
                 WHAT,
                 "NAME",
                 only=NO_CAMPAIGN,
-                why="`--name` of `gpurun scale` names the campaign",
+                why="In `gpurun scale`, `--name` names the campaign",
             ),
         ),
     ]
     image: Annotated[
         Image,
         means(
-            "a Docker image on the head; gpurun sends each host the layers it lacks",
+            "a Docker image on the head, the machine that runs gpurun; gpurun copies missing layers to each host",
             "gpurun/train:tf2.15",
             flag=KeyFlag(WHAT, "IMAGE", complete="images"),
         ),
@@ -272,7 +296,7 @@ class RecipeKeys(TypedDict, total=False):
     python: Annotated[
         PythonKeys,
         means(
-            "Python packages on top of the image",
+            "install Python packages on top of the image",
             "{requirements: requirements.txt}",
             flag=KeyFlag(
                 WHAT, "FILE", ("--requirements",), complete="files", more="FILE is a requirements file for pip"
@@ -282,24 +306,26 @@ class RecipeKeys(TypedDict, total=False):
     gpus: Annotated[
         Gpus,
         means(
-            "number of GPUs; gpurun starts one rank for each GPU, unless you set `one_per_host`",
+            "number of GPUs; gpurun starts one rank for each GPU, or one rank for each host with `one_per_host`",
             "8",
             flag=KeyFlag(
                 WHAT,
                 "GPUS",
                 ("-n", "--gpus"),
                 only=NO_CAMPAIGN,
-                why="`--gpus` of `gpurun scale` lists all sizes to run",
-                more="auto:80% takes the largest number with at least 80 % efficiency in `gpurun scale`",
+                why="In `gpurun scale`, `--gpus` lists all numbers of GPUs to measure",
+                more="auto:80% is the largest number of GPUs with at least 80 % efficiency, from measurements of "
+                "`gpurun scale`",
             ),
         ),
     ]
     min_gpus: Annotated[
         Gpus,
         means(
-            "make the job elastic: run with at least this many GPUs, and with more while no other job waits",
+            "make the job elastic: the job runs with at least this many GPUs, and with more GPUs while no other job "
+            "waits",
             "4",
-            flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why=ONE_SIZE),
+            flag=KeyFlag(WHAT, "GPUS", only=NO_CAMPAIGN, why="`gpurun scale` has no flag `--min-gpus`"),
         ),
     ]
     command: Annotated[
@@ -307,16 +333,16 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "the command of every rank: a list of arguments, or a text that gpurun splits as a shell does",
             "[python3, train.py]",
-            flag="the words after --",
+            flag="give the command after --",
         ),
     ]
     workdir: Annotated[
         Text,
         means(
-            "copy this folder at submit; every rank has the copy at `/workspace`",
+            "copy this folder when you submit the job; every rank finds the copy at `/workspace`",
             ".",
-            more="gpurun does not copy files that `.gitignore` excludes. New files at `/workspace` become outputs, "
-            "below `@workspace`",
+            more="gpurun does not copy files that `.gitignore` excludes. New files at `/workspace` become outputs in "
+            "the folder `@workspace`",
             flag=KeyFlag(FILES, "FOLDER", complete="folders"),
         ),
     ]
@@ -326,10 +352,10 @@ class RecipeKeys(TypedDict, total=False):
     workdir_limit: Annotated[
         Size,
         means(
-            "copy the files that ranks write at `/workspace` to the head, up to this total size",
+            "the largest total size of files at `/workspace` that ranks wrote and that gpurun copies to the head",
             "50GiB",
             default="10GiB",
-            more="A restarted job does not find files beyond this limit",
+            more="A restarted job does not find files beyond the limit",
             flag=KeyFlag(FILES, "SIZE"),
         ),
     ]
@@ -338,11 +364,11 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "a folder in the container that survives restarts and that gpurun copies to the head",
             "/checkpoints",
-            more="`$GPURUN_OUTPUTS` is the folder's path. Each host has its own folder. If hosts write different files "
-            "with the same name, the head keeps the file of the first host, in rank order, and the other files as "
-            "`NAME.HOST`. The next attempt gets the folder back: on all hosts, or with `horovod` on rank 0's host. "
-            "A host may fail during a save: write each checkpoint under another name and then rename the file, or call "
-            "`gpurun_runtime.checkpointed(step)` after each save",
+            more="`$GPURUN_OUTPUTS` is the folder's path. Each host has its own folder. If hosts write different "
+            "files with the same name, the head keeps the file of the first host in rank order as `NAME`, and the "
+            "other files as `NAME.HOST`. After a restart, gpurun restores the folder on all hosts, or with `horovod` "
+            "only on rank 0's host. Because a host may fail during a save, write each checkpoint under another name "
+            "and then rename the file, or call `gpurun_runtime.checkpointed(step)` after each save",
             flag=KeyFlag(FILES, "PATH"),
         ),
     ]
@@ -351,14 +377,14 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how often gpurun copies new outputs to the head",
             "60s",
-            more="If a host fails, the outputs since the last complete copy are lost",
+            more="If a host fails, its outputs since the last complete copy are lost",
             flag=KeyFlag(FILES, "TIME"),
         ),
     ]
     outputs_limit: Annotated[
         Size,
         means(
-            "largest size of the outputs on the head; the rest stays on the hosts",
+            "the largest size of the job's outputs on the head; outputs beyond this size stay on the hosts",
             "200GiB",
             flag=KeyFlag(FILES, "SIZE"),
         ),
@@ -366,7 +392,8 @@ class RecipeKeys(TypedDict, total=False):
     log_limit: Annotated[
         Size,
         means(
-            "largest size of the job's log on the head, 64MiB or more; gpurun keeps the beginning and the end",
+            "the largest size of the job's log on the head, at least 64MiB; of a longer log, gpurun keeps the "
+            "beginning and the end",
             "10GiB",
             default="2GiB",
             flag=KeyFlag(FILES, "SIZE"),
@@ -377,15 +404,17 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "environment variables of every rank",
             '{LR: "0.1"}',
-            more="gpurun and launchers add variables, such as `GPURUN_RANK` and `WORLD_SIZE`. Not for secrets: all "
-            "users of Docker on a host can read the variables; with `horovodrun`, all users of the host can",
-            flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Not for secrets"),
+            more="gpurun and launchers add variables, such as `GPURUN_RANK` and `WORLD_SIZE`. Do not put secrets into "
+            "`env`: all Docker users of a host can read the variables. With `horovodrun`, all users of a host can "
+            "read the variables",
+            flag=KeyFlag(WHAT, "NAME=VALUE", ("-e", "--env"), more="Do not give secrets with --env; use --secret"),
         ),
     ]
     secrets: Annotated[
         dict[SecretName, Text],
         means(
-            "files that every rank can read at `/run/secrets/NAME`; gpurun never writes them to command lines or logs",
+            "secret files that every rank can read at `/run/secrets/NAME`; gpurun never writes secrets to command "
+            "lines or logs",
             "{token: token.txt}",
             flag=KeyFlag(FILES, "NAME=FILE", ("--secret",), complete="files"),
         ),
@@ -393,8 +422,8 @@ class RecipeKeys(TypedDict, total=False):
     data: Annotated[
         dict[DataName, Data],
         means(
-            "data sets that ranks read at `/data/NAME`: a folder on the head, on each host (`host:/path`), or in a "
-            "job's outputs (`JOB:outputs/path`)",
+            "data sets that ranks read at `/data/NAME`; a source is a folder on the head, a folder on each host "
+            "(`host:/path`), or a folder in a job's outputs (`JOB:outputs/path`)",
             "{fashion: host:/nfs/fashion}",
             flag=KeyFlag(FILES, "NAME=SOURCE", complete="data_sources"),
         ),
@@ -402,7 +431,7 @@ class RecipeKeys(TypedDict, total=False):
     mounts: Annotated[
         tuple[Mount, ...],
         means(
-            "mount folders of the hosts into the container, `ro` or `rw`",
+            "mount folders of the hosts into the container, read-only (`ro`) or writable (`rw`)",
             '["/data:/data:ro"]',
             flag=KeyFlag(FILES, "FOLDER:PATH[:rw]", ("--mount",)),
         ),
@@ -413,28 +442,36 @@ class RecipeKeys(TypedDict, total=False):
             "the launcher that starts the ranks: `horovod`, `mpirun`, `torchrun`, `deepspeed`, `jax`, `tensorflow`, "
             "`srun` or `tasks`",
             "torchrun",
-            default="the launcher that the command or the program names",
+            default="gpurun finds the launcher in the command or in the program",
             flag=KeyFlag(
                 WHAT,
                 "LAUNCHER",
                 complete="launchers",
                 only=NO_CAMPAIGN,
-                why="`--launcher` of `gpurun scale` lists all launchers to compare",
+                why="In `gpurun scale`, `--launcher` lists all launchers to compare",
             ),
         ),
     ]
     one_per_host: Annotated[
         bool,
         means(
-            "start one process on each host, for all of the job's GPUs there, instead of one process for each GPU",
+            "start one rank for each host instead of one rank for each GPU; each rank uses all of the job's GPUs on "
+            "its host",
             "true",
-            more="For a program that itself uses several GPUs or starts a launcher",
+            more="Set `one_per_host` for a program that itself uses several GPUs or starts a launcher",
             flag=KeyFlag(WHAT),
         ),
     ]
-    controller: Annotated[Controller, means("how horovodrun starts ranks", "gloo", flag=KeyFlag(WHAT))]
+    controller: Annotated[
+        Controller, means("how horovodrun starts ranks: with Gloo or with MPI", "gloo", flag=KeyFlag(WHAT))
+    ]
     pool: Annotated[
-        PoolName, means("charge the job to this pool", "research", flag=KeyFlag(WHERE, "POOL", complete="pools"))
+        PoolName,
+        means(
+            "charge the job's GPUs to this pool, a team's share of the cluster",
+            "research",
+            flag=KeyFlag(WHERE, "POOL", complete="pools"),
+        ),
     ]
     project: Annotated[
         ProjectName,
@@ -452,8 +489,8 @@ class RecipeKeys(TypedDict, total=False):
             flag=KeyFlag(
                 FAILS,
                 "TARGET",
-                more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE; "
-                "end=TARGET or failure=TARGET notifies only at this event",
+                more="TARGET is mail:ADDRESS, slack:FILE, webhook:FILE or command:LINE. A prefix such as end=TARGET "
+                "or failure=TARGET limits the notification to one event",
             ),
         ),
     ]
@@ -461,7 +498,7 @@ class RecipeKeys(TypedDict, total=False):
         int,
         Meta(ge=-1000, le=1000),
         means(
-            "start the job before jobs with a lower number; the entitlements of pools count first",
+            "start the job before jobs of the same pool that have a lower priority",
             "10",
             flag=KeyFlag(WHERE, "NUMBER"),
         ),
@@ -479,7 +516,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "stop the job after this time in the state RUNNING",
             "12h",
-            more="gpurun can start other jobs earlier if jobs have limits",
+            more="If jobs have time limits, gpurun can start waiting jobs earlier",
             flag=KeyFlag(FAILS, "TIME"),
         ),
     ]
@@ -487,16 +524,16 @@ class RecipeKeys(TypedDict, total=False):
         int,
         Meta(ge=0, le=1000),
         means(
-            "how often gpurun restarts the job after a host's fault",
+            "how many times gpurun restarts the job after a fault of a host",
             "3",
-            more="If the program itself fails, the job ends",
+            more="If the program itself fails, gpurun does not restart the job",
             flag=KeyFlag(FAILS, "NUMBER"),
         ),
     ]
     sweep: Annotated[
         SweepKeys,
         means(
-            "the parameters for `gpurun sweep`; `gpurun submit` ignores them",
+            "the parameters for `gpurun sweep`; `gpurun submit` ignores these parameters",
             "{grid: {lr: [0.1, 0.01]}}",
             flag="the keys of `sweep` are options of `gpurun sweep run`",
         ),
@@ -504,10 +541,10 @@ class RecipeKeys(TypedDict, total=False):
     rehearse: Annotated[
         Duration,
         means(
-            "first run the command with one rank on one GPU, for this long or until the rank reports a step",
+            "before the job, run the command with one rank on one GPU, for this long or until the rank reports a step",
             "60s",
-            more="gpurun then discards the outputs of this run, and queues the job",
-            flag=KeyFlag(FAILS, "TIME", only=NO_CAMPAIGN, why=ONE_SIZE),
+            more="gpurun then discards the outputs of the rehearsal, and queues the job",
+            flag=KeyFlag(FAILS, "TIME", only=NO_CAMPAIGN, why="`gpurun scale` has no flag `--rehearse`"),
         ),
     ]
     hang_timeout: Annotated[
@@ -521,7 +558,7 @@ class RecipeKeys(TypedDict, total=False):
     grace: Annotated[
         Duration,
         means(
-            "kill a rank this long after SIGTERM, or after the other ranks have ended",
+            "kill a rank this long after its SIGTERM, or this long after the job's other ranks have ended",
             "15s",
             flag=KeyFlag(FAILS, "TIME"),
         ),
@@ -532,7 +569,7 @@ class RecipeKeys(TypedDict, total=False):
             "memory of the job on each host, including `/dev/shm`",
             "64GiB",
             default="in proportion to the job's GPUs, such as 1/8 of the host's memory for 1 of 8 GPUs",
-            more="If the host runs out of memory, the kernel first kills a job that asked for more than this",
+            more="If the host runs out of memory, the kernel first kills jobs that asked for more than the default",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
@@ -540,7 +577,7 @@ class RecipeKeys(TypedDict, total=False):
         float,
         Meta(ge=0.1, le=4096, title="a number of cores from 0.1 to 4096"),
         means(
-            "CPU cores of the job on each host while other jobs run on the host",
+            "number of CPU cores for the job on each host while other jobs run on that host",
             "12",
             default="in proportion to the job's GPUs, such as 1/8 of the host's cores for 1 of 8 GPUs",
             flag=KeyFlag(WHAT, "NUMBER"),
@@ -549,26 +586,31 @@ class RecipeKeys(TypedDict, total=False):
     shm_size: Annotated[
         Size,
         means(
-            "size of `/dev/shm` in each container, a part of `memory`",
+            "size of `/dev/shm` in each container; `memory` includes this size",
             "8GiB",
             default="half of `memory`",
             flag=KeyFlag(WHAT, "SIZE"),
         ),
     ]
     constraints: Annotated[
-        ConstraintKeys, means("where the job may run", "{locality: rack}", flag="each key of `constraints` has a flag")
+        ConstraintKeys,
+        means("where the job may run", "{locality: rack}", flag="each key of `constraints` has its own flag"),
     ]
     horovod: Annotated[
         HorovodKeys,
         means(
-            "horovodrun's own settings",
+            "settings that gpurun passes to horovodrun",
             "{cycle_time_ms: 1}",
             flag="begin the command with horovodrun and its flags",
         ),
     ]
     roles: Annotated[
         RoleKeys,
-        means("what ranks do with the launcher `tensorflow`", "{ps: 2}", flag="set `roles` in a recipe"),
+        means(
+            "the roles of the ranks, such as parameter servers, with the launcher `tensorflow`",
+            "{ps: 2}",
+            flag="set `roles` in a recipe",
+        ),
     ]
 
 

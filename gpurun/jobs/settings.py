@@ -131,5 +131,5 @@ def _help(setting: JobSetting, meaning: str, names: Mapping[str, str]) -> str:
     text = _KEY.sub(lambda found: names.get(found[1], found[0]), meaning)
     more = setting.flag.more if setting.flag is not None else ""
     example = f"Example: {setting.kind.examples[0]}" if setting.value in ("TIME", "SIZE") else ""
-    repeated = "May be repeated" if setting.is_many else ""
+    repeated = f"You can repeat {setting.names[-1]}" if setting.is_many else ""
     return ". ".join(filter(None, (text[:1].upper() + text[1:], more, example, repeated))) + "."

@@ -54,8 +54,8 @@ def test_help_explains_every_argument_and_option(words, command):
 def test_help_says_what_ctrl_c_does_to_the_job():
     helps = {" ".join(words): command for words, command in PAGES}
     (follow,) = (one for one in helps["gpurun submit"].params if one.name == "follow")
-    assert "Ctrl-C cancels it" in follow.help
-    assert "Ctrl-C ends the view; the job continues." in helps["gpurun follow"].help
+    assert "Ctrl-C cancels the job" in follow.help
+    assert "Ctrl-C ends the view, and the job continues." in helps["gpurun follow"].help
 
 
 def test_usage_shows_where_a_program_goes():
@@ -244,4 +244,4 @@ def test_what_an_option_takes_is_said_in_a_word():
                 taken = one.make_metavar(click.Context(command))
                 assert taken not in ("INTEGER", "FLOAT", "INTEGER RANGE", "FLOAT RANGE")
                 assert len(taken.split("=")[0].strip("[]")) > 1, (words, one.name, taken)
-                assert not one.multiple or "may be repeated" in (one.help or "").lower(), (words, one.name)
+                assert not one.multiple or f"You can repeat {one.opts[-1]}." in (one.help or ""), (words, one.name)

@@ -92,7 +92,7 @@ def test_each_setting_has_a_flag_of_the_same_words_on_three_commands_or_a_reason
         assert bool(setting.flag.why) == (len(setting.flag.only) < len(PLACES)), key
         assert setting.is_switch or setting.value.strip("aAbBrw[]:|"), key
         assert setting.flag.complete in (None, "files", "folders", *vars(completion)), key
-        assert setting.is_many == setting.help.endswith("May be repeated."), key
+        assert setting.is_many == setting.help.endswith(f"You can repeat {setting.names[-1]}."), key
         for command in setting.flag.only:
             option = option_of(command, key)
             assert (option.help, option.metavar, option.rich_help_panel) == (
