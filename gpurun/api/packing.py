@@ -42,7 +42,8 @@ def pack(
         import cloudpickle  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
         raise BadInput(
-            "cloudpickle is not installed here", hint="install cloudpickle: pip install 'gpurun[python]'"
+            "gpurun needs cloudpickle to send a function to hosts, but cloudpickle is not installed",
+            hint="install cloudpickle: pip install 'gpurun[python]'",
         ) from error
     with _PACKING, _by_value(cloudpickle):
         try:
@@ -70,7 +71,7 @@ def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) ->
     if workdir is not None:
         if taken := [name for name in OWN if os.path.lexists(workdir / name)]:
             raise BadInput(
-                f"the folder has {taken[0]}, but gpurun needs this name for a file of its own",
+                f"the folder contains {taken[0]}, but gpurun itself creates a file with this name",
                 where=str(workdir),
                 hint=f"rename {taken[0]}",
             )

@@ -40,7 +40,7 @@ class CampaignFolder:
         try:
             return durable.read_record(path, CampaignPlan)
         except FileNotFoundError as error:
-            raise StateError("the plan of the campaign is missing", where=str(path)) from error
+            raise StateError("the file with the plan of the campaign is missing", where=str(path)) from error
 
     def record(self, run: RunKey) -> RunRecord | None:
         """Read a run's record; None if the run has not begun. Raises StateError if the file is damaged."""

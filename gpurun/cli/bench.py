@@ -113,7 +113,7 @@ def spec_of(
 
     generations = {inventory.by_name[name].generation for name in hosts}
     if len(hosts) < 2:
-        raise BadInput("a benchmark needs at least two hosts")
+        raise BadInput("a benchmark needs at least two hosts", hint="name more hosts")
     if len(generations) > 1:
         hint = f"name hosts of one generation only: {', '.join(sorted(generations))}"
         raise BadInput(
@@ -167,12 +167,16 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
     folder = _start(spec, inventory)
     code = follow_job(folder, lines_to_stderr=True, cancel_on_interrupt=True)
     if code:
-        raise JobFailed(f"the benchmark ended with exit code {code}", job=folder.id, hint=f"gpurun logs {folder.id}")
+        raise JobFailed(
+            f"the benchmark ended with exit code {code}", job=folder.id, hint=f"run: gpurun logs {folder.id}"
+        )
     try:
         document = json.loads((folder.outputs / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise JobFailed(
-            f"gpurun cannot read the result of the benchmark: {error}", job=folder.id, hint=f"gpurun logs {folder.id}"
+            f"gpurun cannot read the result of the benchmark: {error}",
+            job=folder.id,
+            hint=f"run: gpurun logs {folder.id}",
         ) from None
     grants = folder.record().granted
     host_of = [grant.host for grant in grants for _ in grant.gpus]

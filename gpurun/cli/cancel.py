@@ -133,7 +133,7 @@ def _live(store: JobStore, *, everybody: bool) -> list[JobFolder]:
 
 def _ask(folders: list[JobFolder], *, yes: bool) -> None:
     if not folders:
-        say("no job is left to cancel")
+        say("there is no job to cancel")
     for folder in folders:
         record = folder.record()
         say(printable(f"{record.id}  {record.owner}  {record.name}  {record.state.value}"))
@@ -204,7 +204,7 @@ def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) 
         return
     take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
     if hosts := _holds(folder):
-        say(f"{folder.id}: the job's owner has no account, so root fences {', '.join(hosts)}")
+        say(f"{folder.id}: the job's owner has no account, so root stops the job's processes on {', '.join(hosts)}")
 
 
 def _is_waiting(folder: JobFolder) -> bool:

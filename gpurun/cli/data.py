@@ -86,7 +86,7 @@ def stage(
     assert kind is not None
     meant = convert(source, kind, "SOURCE")
     if meant.kind == "host":
-        raise BadInput("the hosts have this folder already: there is nothing to stage", where=source)
+        raise BadInput("the folder is already on the hosts (host:/path), so gpurun has nothing to copy", where=source)
     found = cluster(inventory)
     (pinned,) = pin(sources_below(Path.cwd(), {"": meant}).values(), found.home).values()
     names = [host.name for host in found.choose(hosts)]
@@ -135,7 +135,7 @@ def evict(
     if bool(digests) == unused:
         raise BadInput(
             "name the data sets to remove, or give --unused",
-            hint="gpurun data evict DIGEST…, or gpurun data evict --unused",
+            hint="run: gpurun data evict DIGEST…, or: gpurun data evict --unused",
         )
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
@@ -151,7 +151,7 @@ def evict(
             for line in _lines(chosen):
                 say(line)
             agree(
-                "Remove these?",
+                "Remove these data sets?",
                 "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
                 "give --yes to remove without a question",
             )
@@ -202,7 +202,7 @@ def _print_report(report: StageReport) -> None:
     alike: dict[str, list[str]] = {}
     for host in report.hosts:
         if host.error is None:
-            said = "already present" if host.state == "present" else f"got {size_text(host.bytes_received)}"
+            said = "already present" if host.state == "present" else f"received {size_text(host.bytes_received)}"
             alike.setdefault(said, []).append(host.host)
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")
@@ -228,6 +228,6 @@ def _evicted_lines(evicted: Mapping[str, Sequence[str]], kept: Mapping[str, Mapp
 
     lines = [f"{digest[7:19]}  removed from {fold(hosts)}" for digest, hosts in evicted.items()]
     lines += [
-        f"{digest[7:19]}  stays on {host}: {printable(why)}" for digest, by in kept.items() for host, why in by.items()
+        f"{digest[7:19]}  kept on {host}: {printable(why)}" for digest, by in kept.items() for host, why in by.items()
     ]
     return lines or ["nothing to remove"]

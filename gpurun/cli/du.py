@@ -48,7 +48,7 @@ def du(
             raise BadInput(
                 "caches do not belong to jobs: name no jobs together with --caches",
                 where="--caches",
-                hint="gpurun du --caches --host HOSTS",
+                hint="run: gpurun du --caches --host HOSTS",
             )
         show_caches(hosts, inventory, as_json=as_json)
         return

@@ -67,7 +67,7 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
         raise BadInput(
             "caches do not belong to jobs: leave out all options about jobs",
             where="--caches",
-            hint="gpurun prune --caches --keep-below SIZE",
+            hint="run: gpurun prune --caches --keep-below SIZE",
         )
     found = cluster(wish.inventory)
     chosen, dry_run = found.choose(wish.hosts), wish.dry_run
@@ -111,7 +111,8 @@ def _use(each: HostCaches) -> str:
 def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> None:
     for each in beyond:
         typer.echo(
-            f"{each.host}: {size_text(each.bytes)} in caches, {size_text(limits[each.host])} may stay{_use(each)}"
+            f"{each.host}: the caches use {size_text(each.bytes)}, and may use "
+            f"{size_text(limits[each.host])}{_use(each)}"
         )
     if not beyond:
         typer.echo("nothing to remove")
@@ -120,7 +121,9 @@ def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> No
 def _print_done(caches: Sequence[HostCaches]) -> None:
     for each in caches:
         if each.jobs:
-            say(f"the caches stay on {each.host}: used by {printable(', '.join(each.jobs))}")
+            say(
+                f"gpurun keeps the caches on {each.host}, because jobs use the caches: {printable(', '.join(each.jobs))}"
+            )
         for stuck in each.stuck:
             say(f"not removed on {each.host}: {printable(stuck)}")
     say(f"removed {size_text(sum(each.freed for each in caches))}")

@@ -99,7 +99,7 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
     was_probed = any(host.gpu_model is not None for host in found.hosts)
     if not guesses(text) and (was_probed or not is_imported(text)):
         raise BadInput(
-            "this inventory already exists", where=str(target),
+            "the inventory already exists", where=str(target),
             hint="`gpurun doctor` checks the hosts\n"
             "    `gpurun inventory trust @all` and `gpurun inventory probe --write` compare the inventory with "
             "the hosts\n"
@@ -107,16 +107,16 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
         )  # fmt: skip
     if source is not None and set(_read(source).values) != set(found.by_name):
         raise BadInput(
-            "this inventory already exists, but with other hosts than you gave", where=str(target),
+            "the inventory already exists, but has other hosts than the command names", where=str(target),
             hint="`gpurun init` without hosts continues with this inventory; `gpurun init -i FILE` writes another "
             "inventory",
         )  # fmt: skip
     if user is not None and any(host.user != user for host in found.hosts):
         raise BadInput(
             f"a host of this inventory has an SSH user other than {user!r}", where=str(target),
-            hint=f"gpurun inventory set @all user={user}",
+            hint=f"run: gpurun inventory set @all user={user}",
         )  # fmt: skip
-    say(printable(f"{target}: gpurun init continues with its {count(len(found.hosts), 'host')}"))
+    say(printable(f"{target}: gpurun init continues with this inventory and its {count(len(found.hosts), 'host')}"))
 
 
 def _step(number: int, what: str) -> None:
@@ -126,7 +126,9 @@ def _step(number: int, what: str) -> None:
 def _asked() -> str:
     """Ask the person for hosts, and show the files on this machine that list hosts."""
     if not sys.stdin.isatty():
-        raise BadInput("name the hosts", where="init", hint="gpurun init 'gpu-[01-16]', or gpurun init FILE")
+        raise BadInput(
+            "the command names no hosts", where="init", hint="run: gpurun init 'gpu-[01-16]', or: gpurun init FILE"
+        )
     for place in found_sources():
         say(f"  {place}")
     answer = typer.prompt("Which hosts? (names such as gpu-[01-16], or a file)", err=True)
@@ -174,7 +176,7 @@ def _trust(target: Path, *, yes: bool) -> None:
     try:
         trust("@all", inventory=str(target), yes=yes)
     except typer.Exit:
-        say("hosts without a trusted key are not probed")
+        say("gpurun does not probe hosts that have no trusted host key")
 
 
 def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:

@@ -57,7 +57,7 @@ def add(
     parsed = parse(settings)
     racks = [setting.text for setting in parsed if setting.field == "rack"]
     if not racks:
-        raise BadInput("new hosts need a rack", hint=f"gpurun inventory add {shlex.quote(hosts)} rack=RACK …")
+        raise BadInput("new hosts need a rack", hint=f"run: gpurun inventory add {shlex.quote(hosts)} rack=RACK …")
     edit = AddHosts(expand(hosts), racks[0], tuple(s for s in parsed if s.field != "rack"))
     change(inventory, lambda _: edit, yes=yes, dry_run=dry_run)
 
@@ -163,7 +163,7 @@ def diff(
     if not every:
         changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]
         if number is not None and not changes:
-            raise BadInput(f"there is no change {number}", hint="gpurun inventory diff --all lists the changes")
+            raise BadInput(f"there is no change {number}", hint="`gpurun inventory diff --all` lists the changes")
     if as_json:
         shown = [{key: value for key, value in vars(one).items() if key not in ("source", "said")} for one in changes]
         print_json({"inventory": str(located(inventory)), "changes": shown})
@@ -238,7 +238,7 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
         try:
             _report(carry_out(preview))
         except Conflict as conflict:
-            say("somebody else changed the inventory meanwhile. Your change is now:")
+            say("another user changed the inventory at the same time. Your change is now:")
             preview = conflict.preview
         else:
             return
@@ -254,7 +254,7 @@ def _report(change_: RecordedChange | None) -> None:
     elif change_.undoes is not None:
         say(f"change {change_.undoes} is undone")
     else:
-        say(f"change {change_.number} made; `gpurun inventory undo` undoes it")
+        say(f"change {change_.number} made; `gpurun inventory undo` undoes the change")
 
 
 def inventory_file(path: Path) -> InventoryFile:
@@ -280,7 +280,7 @@ def _choose(inventory: Inventory, hosts: str) -> tuple[str, ...]:
 
     chosen = tuple(host.name for host in Cluster(inventory, state_home()).choose(hosts))
     if not chosen:
-        raise BadInput(f"no host matches {hosts!r}")
+        raise BadInput(f"no host matches {hosts!r}", hint="`gpurun inventory list` shows all hosts")
     return chosen
 
 
@@ -302,7 +302,9 @@ def _run_editor(draft: Path) -> None:
     try:
         code = subprocess.run([*words, str(draft)], check=False).returncode
     except OSError as error:
-        raise BadInput(f"cannot start the editor {words[0]!r}: {error.strerror}") from error
+        raise BadInput(
+            f"cannot start the editor {words[0]!r}: {error.strerror}", hint="set $EDITOR to another editor"
+        ) from error
     if code != 0:
         raise BadInput(f"the editor {words[0]!r} ended with exit code {code}; gpurun changed nothing")
 

@@ -87,7 +87,7 @@ def import_(
     exists = is_there(target)
     if exists and source.exists() and not dry_run and not merge and not _was_imported(target, source):
         raise BadInput(
-            "this inventory already exists, but gpurun did not import it from this source", where=str(target),
+            "the inventory already exists, but gpurun did not import the inventory from this source", where=str(target),
             hint="--merge adds the source's hosts to this inventory; -i FILE writes another inventory",
         )  # fmt: skip
     draft = read(source, kind, Meant(racks, groups))
@@ -230,7 +230,9 @@ def _create(target: Path, text: str, imported: Imported) -> None:
     try:
         InventoryFile(target, state_home()).create(text.encode(), author(), imported)
     except FileExistsError as error:
-        raise BadInput("this inventory already exists", where=str(target)) from error
+        raise BadInput(
+            "the inventory already exists", where=str(target), hint="-i FILE writes another inventory"
+        ) from error
 
 
 def _notes(draft: Draft, *, most: int | None) -> None:

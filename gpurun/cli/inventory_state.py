@@ -68,7 +68,7 @@ def drain(
     until_s = None if deadline_s is None else clock.now_s() + deadline_s
     names = [host.name for host in found.choose(hosts)]
     if not names:
-        raise BadInput(f"no host matches {hosts!r}")
+        raise BadInput(f"no host matches {hosts!r}", hint="`gpurun inventory list` shows all hosts")
     changed = _cordon(found, names, "draining", reason, until_s)
     if not as_json:
         _report(names, changed, "draining", as_json=False)
@@ -136,7 +136,7 @@ def _say_lost(found: Cluster, names: Sequence[str]) -> None:
 
     cordons = cordons_on(read_cordons(found.home), [found.known[name] for name in names])
     if lost := [name for name, cordon in cordons.items() if cordon.state == "lost"]:
-        say(f"{fold(lost)}: lost; gets no gangs until a fence of its GPUs succeeds")
+        say(f"{fold(lost)}: lost; no job starts on a lost host until gpurun has proof that the host's GPUs are free")
 
 
 def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: bool) -> None:

@@ -66,7 +66,7 @@ def _with_what_was_left(folder: JobFolder) -> JobRecord:
     left = record.outputs_left
     if left is None or not left.hosts or not record.state.ended or os.getuid() != record.owner_uid:
         return record
-    say(f"asking {', '.join(left.hosts)} for outputs that the head does not have")
+    say(f"gpurun asks {', '.join(left.hosts)} for outputs that the head does not have")
     inventory = last_known(folder)
     links = Links(inventory, [host for host in left.hosts if host in inventory.by_name])
     try:
@@ -105,7 +105,7 @@ def _copy(folder: JobFolder, to: Path) -> None:
         _add(top, to)
     except FileExistsError as error:
         raise BadInput(
-            "another program created this file while gpurun copied the outputs",
+            "another program created the file while gpurun copied the outputs",
             where=str(error.filename2 or error.filename),
             hint="copy the outputs again, into a new folder",
         ) from None
@@ -117,7 +117,7 @@ def _copy(folder: JobFolder, to: Path) -> None:
             hint="" if folder.record().state.ended else "the job still writes outputs: try again",
         ) from None  # fmt: skip
     except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=str(error.filename or to)) from None
+        raise BadInput(f"gpurun cannot write the file: {error.strerror}", where=str(error.filename or to)) from None
     finally:
         os.close(source)
 

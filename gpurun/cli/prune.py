@@ -154,7 +154,9 @@ def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
     for hint in dict.fromkeys(error.hint for error in done.failed.values() if error.hint):
         say(f"  → {printable(hint)}")
     if limit is not None and plan.kept is not None and plan.kept > limit:
-        say(f"your jobs still take {size_text(plan.kept)}, more than {size_text(limit)}: no other job may be removed")
+        say(
+            f"your jobs still take {size_text(plan.kept)}, more than {size_text(limit)}: gpurun may remove no other job"
+        )
     if done.failed:
         raise typer.Exit(FAILED)
 

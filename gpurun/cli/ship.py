@@ -144,7 +144,7 @@ def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
     for line in _image_lines(going):
         say(line)
     agree(
-        "Remove these?",
+        "Remove these images?",
         "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
         "give --yes to prune without a question",
     )
@@ -192,7 +192,7 @@ def _print_report(report: ShipReport) -> None:
     alike: dict[str, list[str]] = {}
     for host in report.hosts:
         if host.state in ("present", "done"):
-            said = "already present" if host.state == "present" else f"got {_mib(host.bytes_received)}"
+            said = "already present" if host.state == "present" else f"received {_mib(host.bytes_received)}"
             alike.setdefault(said, []).append(host.host)
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")
@@ -204,9 +204,9 @@ def _print_plan(plan: ShipPlan) -> None:
     from gpurun.inventory.hostset import fold
 
     if plan.present:
-        typer.echo(f"{fold(plan.present)}: the image is there already")
+        typer.echo(f"{fold(plan.present)}: the image is already present")
     if plan.unnamed:
-        typer.echo(f"{fold(plan.unnamed)}: the image is there under another name; gpurun adds the name {plan.image}")
+        typer.echo(f"{fold(plan.unnamed)}: the image is present under another name; gpurun adds the name {plan.image}")
     for layer in plan.layers:
         typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
     for hops in plan.chains:
@@ -229,7 +229,7 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
     by_image: dict[tuple[str, str, int, str], list[str]] = {}
     for host, placed in listed.items():
         for one in placed:
-            idle = "needed by a running gpurun" if one.needed else "unused"
+            idle = "needed by a running gpurun command" if one.needed else "unused"
             use = f"used by {count(len(one.used_by), 'container')}" if one.used_by else idle
             state = "gone" if not one.present else "left by an interrupted copy" if one.temporary else use
             name = ", ".join(one.names) or "<no name>"

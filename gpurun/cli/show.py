@@ -166,7 +166,7 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
         if source.digest is None or as_pinned(source, folder.path.home) is not None:
             continue
         known = data_sites.hosts_of(source.digest)
-        where = f"the data set {name!r} ({source.digest[7:19]}) is not in {source.path} any more"
+        where = f"the data set {name!r} ({source.digest[7:19]}) is no longer in {source.path}"
         if not known:
             raise BadInput(f"{where}, and gpurun knows no host with a copy", job=folder.id, hint="submit the job again")
         say(f"{where}; gpurun copies it from {', '.join(sorted(known)[:3])}")
@@ -225,7 +225,9 @@ def _code(folder: JobFolder) -> Code:
     try:
         return Code(folder.code)
     except FileNotFoundError as error:
-        raise StateError("the stored code of the job is gone", job=folder.id, where=str(folder.code)) from error
+        raise StateError(
+            "the job's copy of its code does not exist any more", job=folder.id, where=str(folder.code)
+        ) from error
 
 
 def _origin(folder: JobFolder) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def run(
         return
     folder = submit_sweep(plan, found, SweepStore(_home()), os.environ, BuildLines())
     trials = plan.trials
-    say(f"{folder.id}: {count(trials, 'trial')} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
+    say(f"{folder.id}: {count(trials, 'trial')} of {spec.name}; `gpurun sweep status {folder.id}` shows the trials")
     code = _follow(folder) if follow else 0
     if as_json:
         print_json({"sweep": folder.id, "trials": trials})

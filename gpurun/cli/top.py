@@ -108,7 +108,7 @@ def _cancel(store: JobStore, job: str) -> str:
     if folder.record().state.ended:
         return f"{job} has ended already"
     cancel_job(folder, reason="gpurun top")
-    return f"{job} was asked to end; its GPUs are free after a fence"
+    return f"gpurun cancels {job}; the job's GPUs are free when no process of the job is left"
 
 
 def _cordon(found: Cluster, host: str) -> str:
@@ -124,7 +124,7 @@ def _cordon(found: Cluster, host: str) -> str:
         old = cordons_on(cordons, [known]).get(host)
         if old is not None and old.state != "cordoned":
             raise BadInput(
-                f"{host} is {old.state}, not cordoned",
+                f"{host} is {old.state}, so `gpurun top` cannot remove the cordon",
                 hint=f"`gpurun inventory uncordon {host}` ends a drain, `gpurun recover` frees a lost host",
             )
         if old is None:
@@ -132,7 +132,7 @@ def _cordon(found: Cluster, host: str) -> str:
         else:
             lift_cordons(cordons, known)
     if old is None:
-        return f"{host} is cordoned: it gets no new jobs"
+        return f"{host} is cordoned: no new job starts on the host"
     if (home / "live").is_dir():
         run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
-    return f"{host} gets jobs again"
+    return f"new jobs can start on {host} again"

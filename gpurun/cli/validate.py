@@ -37,7 +37,7 @@ def validate(
     gpurun validate recipes/fashion-mnist
     """
     if schema == (recipe is not None):
-        raise BadInput("give either a recipe or --schema", where="validate", hint="gpurun validate recipe.yaml")
+        raise BadInput("give either a recipe or --schema", where="validate", hint="run: gpurun validate recipe.yaml")
     if recipe is None:
         from gpurun.jobs.recipe_schema import schema as made
 

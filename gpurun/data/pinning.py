@@ -56,7 +56,7 @@ def folder_of(source: DataSource, home: Path) -> Path:
     top = folder.outputs.parent.resolve() / folder.outputs.name  # not followed if it is a link
     meant = (top / below.removeprefix("outputs").strip("/")).resolve()
     if not meant.is_relative_to(top):  # by a link that the job's program or owner has made
-        raise BadInput("the path leads out of the job's outputs", where=source.path)
+        raise BadInput("the path leads to a place outside the job's outputs", where=source.path)
     if not meant.is_dir():
         raise BadInput(
             "the job has no outputs with this path on the head",

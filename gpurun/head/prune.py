@@ -168,7 +168,9 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
             f"the job belongs to {user_name(record.owner_uid)}; only the owner and root may remove it", job=folder.id
         )
     if not record.state.ended:
-        return refused(f"the job has not ended: the job is {record.state.value}", hint=f"gpurun cancel {folder.id}")
+        return refused(
+            f"the job has not ended: the job is {record.state.value}", hint=f"run: gpurun cancel {folder.id}"
+        )
     leases = StatePath(folder.path.home) / "leases"
     names = leases.names() if leases.exists() else []
     if any(name.startswith(f"{folder.id}.") for name in names) or (folder.path / "lease.json").exists():
@@ -186,7 +188,7 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
         return refused(
-            f"gpurun cannot remove the job's folder: {mounts[0]} is a mount point", hint=f"umount {mounts[0]}"
+            f"gpurun cannot remove the job's folder: {mounts[0]} is a mount point", hint=f"run: umount {mounts[0]}"
         )
     return _why_not_counted(folder, record)
 

@@ -97,7 +97,7 @@ def check_inventory(inventory: Inventory) -> None:
     part = not_only_root_s(Path(inventory.source))
     if part is not None:
         raise BadInput(
-            f"users other than root can change {part}, so root does not use this inventory", where=inventory.source,
+            f"users other than root can change {part}, so root does not use the inventory", where=inventory.source,
             hint="use an inventory in a folder that only root can write: --inventory FILE",
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
     if resolved_by_ssh and name in inventory.by_name:
         return inventory.by_name[name]
     raise BadInput(
-        f"the job holds GPUs on {machine or name}, but this inventory has no host with this address. "
+        f"the job holds GPUs on {machine or name}, but the inventory has no host with this address. "
         f"The job's owner calls the host {name!r}",
         where=inventory.source, hint="use an inventory that has a host with this address: --inventory FILE",
     )  # fmt: skip
@@ -145,15 +145,20 @@ def _take_lock(leases: LeaseStore, lease: Lease) -> LeaseLock | None:
             if leases.read(name) == lease:
                 return held
             held.close()
-            raise StateUnavailable("the job's lease has just changed", job=lease.job, hint="cancel the job again")
+            raise StateUnavailable(
+                "the job's lease, the file that reserves its GPUs, has just changed",
+                job=lease.job,
+                hint="cancel the job again",
+            )
         if not path.exists():
             return None
         others = _kill_holders(leases, name, lease.owner_uid)
         if others or time.monotonic() > deadline:
             pids = ", ".join(map(str, others)) or "unknown"
             raise StateUnavailable(
-                f"another user's process keeps the job's lease locked (pid {pids})", job=lease.job, where=str(path),
-                hint=f"run `fuser -v {path}` as root to find this process, end the process, and cancel the job again",
+                f"another user's process (pid {pids}) locks the job's lease, the file that reserves "
+                "its GPUs", job=lease.job, where=str(path),
+                hint=f"run `fuser -v {path}` as root to find the process, end the process, and cancel the job again",
             )  # fmt: skip
         time.sleep(POLL_S)
 

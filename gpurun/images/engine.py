@@ -99,7 +99,7 @@ class Engine:
             BadInput: there is no such image, or the reference is not valid.
         """
         if not _REFERENCE.match(reference):
-            raise BadInput(f"{reference!r} is not an image reference")
+            raise BadInput(f"{reference!r} is not a valid name of a Docker image")
         status, found = self.get(f"/images/{quote(ident or reference, safe='/:@')}/json")
         if ident and (status == 404 or not isinstance(found, dict)):
             raise BadInput(

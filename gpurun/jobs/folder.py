@@ -46,7 +46,7 @@ class JobFolder:
         try:
             return durable.read_record(path, JobSpec)
         except FileNotFoundError as error:
-            raise StateError("the file is missing", job=self.id, where=str(path)) from error
+            raise StateError("the file with the job's settings is missing", job=self.id, where=str(path)) from error
 
     def origin(self) -> Origin:
         """Read where the job comes from; empty if an older gpurun stored the job. Raises StateError."""
@@ -67,10 +67,11 @@ class JobFolder:
             record = durable.read_record(path, JobRecord)
             folder = self.path.stat()
         except FileNotFoundError as error:
-            raise StateError("the file is missing", job=self.id, where=str(path)) from error
+            raise StateError("the file with the job's state is missing", job=self.id, where=str(path)) from error
         if record.id != self.id:
             raise StateError(
-                f"the file must be the record of {self.id}, but is the record of {record.id[:80]!r}", where=str(path)
+                f"the file must contain the state of {self.id}, but contains the state of {record.id[:80]!r}",
+                where=str(path),
             )
         if record.owner_uid != folder.st_uid:
             raise StateError(
@@ -80,8 +81,10 @@ class JobFolder:
             )
         if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise StateError(
-                f"users other than {user_name(folder.st_uid)} can write to the folder, so gpurun trusts no file in it",
-                where=str(self.path), hint="run chmod go-w on the folder, if no other user has written to the folder",
+                f"users other than {user_name(folder.st_uid)} can write to the job's folder, so gpurun "
+                "trusts none of its files",
+                where=str(self.path), hint="check that no other user has written to the folder, then run chmod go-w on "
+                                           "the folder",
             )  # fmt: skip
         return record.on(head_clock().boot)
 

@@ -29,7 +29,7 @@ def check(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
         room = 1 << (2 * needed).bit_length()
         raise LabFailed(
             f"the kernel's neighbour table holds at most {most} entries, but this machine's labs may need {needed}",
-            hint=f"sudo sysctl -w {SETTING}={room}",
+            hint=f"run: sudo sysctl -w {SETTING}={room}",
         )
 
 

@@ -42,12 +42,12 @@ def require(*programs: str) -> None:
         )
     if os.geteuid() != 0:
         raise NotInstalled(
-            "a lab needs root to make namespaces and bridges", hint="sudo -E $(command -v gpurun) lab up"
+            "a lab needs root to make namespaces and bridges", hint="run: sudo -E $(command -v gpurun) lab up"
         )
     missing = [program for program in programs if find(program) is None]
     if missing:
         packages = " ".join(sorted({PACKAGE_OF[program] for program in missing}))
         raise NotInstalled(
             f"a lab needs programs that are not installed: {', '.join(missing)}",
-            hint=f"sudo apt-get install --no-install-recommends {packages}",
+            hint=f"run: sudo apt-get install --no-install-recommends {packages}",
         )

@@ -56,7 +56,7 @@ def spawn_init(
         told = select.select([heard], [], [], _RECORD_TIMEOUT_S)[0] and os.read(heard, 1)
         init = ProcessId.load(record)
         if not told or init is None:
-            raise LabFailed(f"a namespace did not start: {_last_line(log)}", hint=f"the log {log} may say more")
+            raise LabFailed(f"a namespace did not start: {_last_line(log)}", hint=f"read the end of the log {log}")
         os.write(opener, b"!")
     except (OSError, subprocess.CalledProcessError) as error:
         raise LabFailed(f"a namespace did not start: {error}", hint=f"read the end of the log {log}") from error
@@ -68,4 +68,4 @@ def spawn_init(
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "the command printed no message"

@@ -41,7 +41,7 @@ def searcher_for(plan: SweepPlan) -> Searcher:
         from gpurun.sweeps.study import Study  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise BadInput(
-            f"this sweep needs Optuna, which is not installed: {error}", hint="pip install 'gpurun[sweep]'"
+            f"the sweep needs Optuna, which is not installed: {error}", hint="run: pip install 'gpurun[sweep]'"
         ) from error
     return Study(plan, Grid(plan) if plan.search == "grid" else None)
 

@@ -64,7 +64,7 @@ class SweepFolder:
         try:
             plan = durable.read_record(path, SweepPlan)
         except FileNotFoundError as error:
-            raise StateError("the plan of the sweep is missing", where=str(path)) from error
+            raise StateError("the file with the plan of the sweep is missing", where=str(path)) from error
         if wrong := wrong_with(plan):
             raise StateError(f"the file is not the plan of a sweep: {wrong}", where=str(path))
         return plan

@@ -24,7 +24,7 @@ def inventory(tmp_path):
     (tmp_path / "inventory.yaml").write_text(f"{text}fabrics: {{tcp: {{kind: tcp, interface: lo}}}}\n")
 
 
-@pytest.mark.parametrize(("words", "said"), [("init", "name the hosts"), ("top", "needs a terminal")])
+@pytest.mark.parametrize(("words", "said"), [("init", "the command names no hosts"), ("top", "needs a terminal")])
 def test_a_closed_input_is_as_none_that_answers(gpurun, monkeypatch, words, said):
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of it
     code, out, err = gpurun(words)

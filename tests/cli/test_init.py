@@ -122,7 +122,7 @@ def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
     assert "Guessed: interface" not in text
     assert "defaults: {generation: volta, gpus: 4}" in text
     code, _, err = gpurun("init", "--yes")
-    assert code == 2 and "this inventory already exists" in err and "gpurun inventory probe --write" in err
+    assert code == 2 and "the inventory already exists" in err and "gpurun inventory probe --write" in err
 
 
 def test_the_first_init_leaves_no_guess_that_the_hosts_have_answered(gpurun, place, hosts):

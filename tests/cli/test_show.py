@@ -229,4 +229,4 @@ def test_a_damaged_copy_of_the_code_is_named(gpurun, world):
     assert gpurun("show", folder.id)[0] == 5
     path.unlink()
     code, _, err = gpurun("diff", folder.id, folder.id)
-    assert code == 5 and "the stored code of the job is gone" in err
+    assert code == 5 and "the job's copy of its code does not exist" in err

@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_a_text_is_reported(store):
 def test_a_record_that_names_another_job_is_reported(store, name):
     folder = create(store)
     durable.write_record(folder.path / "state.json", folder.record().but(id=name))
-    with pytest.raises(StateError, match=r"must be the record of .*, but is the record of"):
+    with pytest.raises(StateError, match=r"must contain the state of .*, but contains the state of"):
         folder.record()
 
 
