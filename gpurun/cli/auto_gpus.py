@@ -100,11 +100,12 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
 
 def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
     """Describe a smaller gang in one sentence."""
-    text = f"{count(smaller.gpus, 'GPU')} would start now, at {smaller.rate:.0%} of the images/s of {gpus}"
+    more = count(gpus, "GPU")
+    text = f"{count(smaller.gpus, 'GPU')} would start now, and reach {smaller.rate:.0%} of the images/s of {more}"
     if smaller.is_sooner:
-        return f"{text}, and end sooner"
+        return f"{text}; the job with fewer GPUs would end sooner"
     if smaller.sooner_below_s is None:
         return text
     need = count(gpus, "GPU needs", "GPUs need")
     below = duration(smaller.sooner_below_s)
-    return f"{text}; the smaller gang would end sooner if {need} less than {below} for the job"
+    return f"{text}; the job with fewer GPUs would end sooner if {need} less than {below} for the job"

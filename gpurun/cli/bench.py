@@ -190,7 +190,7 @@ def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
 
     submission = submit_jobs([spec], inventory, home(os.environ), os.environ)
     if submission.problem is not None:
-        say(f"gpurun: {submission.problem}; {submission.folders[0].id} stays in the queue and starts in its turn")
+        say(f"gpurun: {submission.problem}; {submission.folders[0].id} stays in the queue and will start later")
     return submission.folders[0]
 
 

@@ -73,7 +73,11 @@ def _home() -> Used:
     if os.environ.get("GPURUN_HOME"):
         why = "$GPURUN_HOME"
     else:
-        why = f"{SYSTEM_HOME} exists" if found == SYSTEM_HOME else "your own; set $GPURUN_HOME to use another"
+        why = (
+            f"{SYSTEM_HOME} exists"
+            if found == SYSTEM_HOME
+            else "your own state directory; set $GPURUN_HOME to use another one"
+        )
     return Used("state directory", str(found), f"{why}; {'shared' if is_shared(found) else 'one user'}")
 
 

@@ -63,7 +63,7 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     typer.echo(f"{spec.name}: {count(spec.gpus, 'GPU')} ({placement.generation}) in {', '.join(placement.racks)}")
     if spec.rehearse_s is not None and spec.gpus > 1:
         typer.echo(
-            f"  before the start, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, "
+            f"  before the job starts, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, "
             "or until its first step"
         )
     for grant in placement.grants:
@@ -71,7 +71,7 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")
     for line in lines(expected(spec, placement.grants, inventory, os.environ)):
         typer.echo(f"  {line}")
-    typer.echo("settings, each with its source:")
+    typer.echo("fabric settings, each with its source:")
     for setting in plan.first.settings:
         typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")
     whole: list[HostPlan] = []
@@ -81,12 +81,12 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
             whole.append(host)
             typer.echo(f"on {host.host}:\n  {_shown(host.run)}")
         else:
-            typer.echo(f"on {host.host}: as on {like}{', but ' if changes else ''}{_shown(changes)}")
+            typer.echo(f"on {host.host}: the same as on {like}{', but ' if changes else ''}{_shown(changes)}")
         for told in host.ranks:
-            typer.echo(f"  a rank there gets {' '.join(f'{name}={value}' for name, value in told.items())}")
+            typer.echo(f"  a rank on {host.host} gets {' '.join(f'{name}={value}' for name, value in told.items())}")
     if plan.has_launcher:
         typer.echo(f"in the container on {plan.first.host}:\n  {_shown(plan.launch)}")
-    typer.echo(f"each rank runs this command, through {RANK_SCRIPT}:\n  {_shown(spec.command)}")
+    typer.echo(f"gpurun's script {RANK_SCRIPT} runs this command for each rank:\n  {_shown(spec.command)}")
 
 
 def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple[str, ...]]:

@@ -43,7 +43,7 @@ def placement_text(event: Mapping[str, Any]) -> str:
     what = plural(gpus, "GPU")
     return (
         f"{gpus} {event['generation']} {what} on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
-        "chosen for fewest racks, then fewest hosts, then the tightest fit"
+        "gpurun chose the fewest racks, then the fewest hosts, then the tightest fit"
     )
 
 

@@ -69,7 +69,7 @@ def follow_job(
                 say(f"\n{folder.id} {goes_on}; `gpurun status {folder.id}` shows the job")
                 return INTERRUPTED
             interrupted = True
-            say(f"\ncancelling {folder.id}; Ctrl-C again stops this view, and the supervisor completes the cancel")
+            say(f"\ncancelling {folder.id}; a second Ctrl-C ends this view, and gpurun still cancels the job")
             cancel_job(folder, reason="Ctrl-C")
 
 

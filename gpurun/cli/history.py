@@ -77,7 +77,7 @@ def history(
     elif found:
         _print_table(found[:SHOWN])
         if len(found) > SHOWN:
-            say(f"only the newest {SHOWN} are shown; --until, --csv and --json show older attempts")
+            say(f"the table shows only the newest {SHOWN} attempts; --until, --csv and --json show older attempts")
     else:
         say(f"no ended attempt in {home(os.environ)} matches")
     end_with(problems)
@@ -130,7 +130,7 @@ def _rebuild() -> None:
 
     attempts, aside = rebuild(home(os.environ))
     if aside is not None:
-        say(f"the old history file was damaged; gpurun keeps this file as {aside}")
+        say(f"the old history file was damaged; gpurun renamed the damaged file to {aside}")
     say(f"your history has {count(attempts, 'attempt')}")
 
 

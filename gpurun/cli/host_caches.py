@@ -121,9 +121,7 @@ def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> No
 def _print_done(caches: Sequence[HostCaches]) -> None:
     for each in caches:
         if each.jobs:
-            say(
-                f"gpurun keeps the caches on {each.host}, because jobs use the caches: {printable(', '.join(each.jobs))}"
-            )
+            say(f"gpurun keeps the caches on {each.host}, because jobs use them: {printable(', '.join(each.jobs))}")
         for stuck in each.stuck:
             say(f"not removed on {each.host}: {printable(stuck)}")
     say(f"removed {size_text(sum(each.freed for each in caches))}")

@@ -56,7 +56,9 @@ def trust(
     for some in rounds(_routes(found, hosts)):
         ways = {route.name: [hop.name for hop in route.hops[:-1] if known_as(hop) in untrusted] for route in some}
         behind += [
-            f"{name}: not asked, because its jump host {way[0]} is not trusted" for name, way in ways.items() if way
+            f"{name}: gpurun did not ask for the host key, because the jump host {way[0]} is not trusted"
+            for name, way in ways.items()
+            if way
         ]
         asked = [route for route in some if not ways[route.name]]
         now = offers(asked, ssh_config=found.inventory.ssh_config, timeout_s=timeout_s)
@@ -155,7 +157,7 @@ def _report(written: int, offered: Sequence[Offer], refused: Sequence[Offer]) ->
         files = sorted({str(offer.file) for offer in offered})
         say(f"{count(written, 'key')} written to {', '.join(files)}")
     elif not refused:
-        say("every key is known already")
+        say("known_hosts already has every key")
     hints = {
         "changed": "its key differs from the key in known_hosts; if you know why, --replace trusts the new key",
         "revoked": "its key is marked as revoked in known_hosts",

@@ -101,7 +101,7 @@ def up(
             resolve_names=resolve_names,
         )
     )
-    typer.echo(f"lab {name!r} is up; use it with: gpurun … --inventory {lab.inventory}", err=True)
+    typer.echo(f"lab {name!r} is up; use the lab with: gpurun … --inventory {lab.inventory}", err=True)
     typer.echo(str(lab.folder))
 
 

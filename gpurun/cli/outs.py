@@ -113,11 +113,11 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     from gpurun.views.reading import out_host
 
     wall_s = time.time()
-    typer.echo("  hosts that are out until a check passes:")
+    typer.echo("  hosts that get no jobs until a check passes:")
     for line in out_lines([(host, out_host(out, wall_s)) for host, out in outs.items()], fold, duration):
         typer.echo(f"    {plain(line)}")
     looks = waiter_lives(home(os.environ), owner_uid)
     typer.echo(
         f"    gpurun checks these hosts again within {LOOKED_AT_WITHIN_S} s"
-        if looks else "    no gpurun process checks these hosts now; `gpurun doctor` checks them"
+        if looks else "    no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts"
     )  # fmt: skip

@@ -119,7 +119,7 @@ def _print(mine: Recovered, others: Sequence[Recovered], damaged: Sequence[State
         what = [*(f"the supervisor of {job}" for job in each.adopted), *(["the waiter"] if each.waiter else [])]
         say(f"restarted for {printable(each.user)}: {printable(', '.join(what))}")
     if not (mine.adopted or mine.waiter or told):
-        say("nothing had to be restarted")
+        say("gpurun had nothing to restart")
     for error in damaged:
         say(f"damaged: {error}")
         say("  → make sure that the lease's job does not run (`gpurun doctor`, `docker ps` on the hosts), then run")
@@ -145,7 +145,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
         asked_s = clock.now_s()
         answers = ask(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
-        say(f"claims of {host} not read: {error.message}")
+        say(f"gpurun could not read which jobs hold GPUs of {host}: {error.message}")
     state_id = known_id(state)
     return adopt_found(
         state,

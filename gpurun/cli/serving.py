@@ -21,7 +21,7 @@ def say_url(port: int, token: str) -> None:
     """Print the URL with the token, and how to open it from another machine."""
     typer.echo(f"http://127.0.0.1:{port}/?token={token}")
     if "SSH_CONNECTION" in os.environ:
-        say(f"from your own machine: ssh -L {port}:127.0.0.1:{port} THIS_HOST, then open the URL above there")
+        say(f"on your own machine, run: ssh -L {port}:127.0.0.1:{port} THIS_HOST, then open the URL above")
 
 
 @contextmanager

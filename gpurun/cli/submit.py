@@ -119,7 +119,7 @@ def say_what_happens(record: JobRecord, spec: JobSpec, inventory: Inventory, *, 
         say(f"{record.id} is {record.state.value}: {printable(record.reason)}")
     else:
         what = waits_for(record) if is_decided else ""
-        say(f"{record.id} waits{': ' if what else ''}{printable(what)}; `gpurun why {record.id}` says more")
+        say(f"{record.id} waits{': ' if what else ''}{printable(what)}; `gpurun why {record.id}` explains why")
 
 
 def _store(
@@ -155,7 +155,7 @@ def _store(
         raise
     (folder,), problem = submission.folders, submission.problem
     if problem is not None:
-        advice = f"{folder.id} is queued and starts in its turn: do not submit the job again"
+        advice = f"{folder.id} is in the queue and will start later: do not submit the job again"
         problem.hint = f"{advice}; {problem.hint}" if problem.hint else advice
     return folder, problem
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _DOING = {
-    "PREPARING": "gpurun connects to the job's hosts and copies image, code and data there",
+    "PREPARING": "gpurun connects to the job's hosts and copies image, code and data to the hosts",
     "STARTING": "gpurun creates the job's containers and checks the GPUs",
 }
 """What happens in states in which a job's record has no reason."""
@@ -103,7 +103,7 @@ def _drained(job: str) -> str:
     view = look(home(os.environ), now_s=clock.now_s())
     for each in departures_of(view, lambda path: loaded(path, lambda _: None)):
         if each.gang == job:
-            return f"{', '.join(each.hosts)} is being drained: the gang {in_words(each, view.now_s)}"
+            return f"{', '.join(each.hosts)} is being drained: the job {in_words(each, view.now_s)}"
     return ""
 
 
@@ -134,7 +134,7 @@ def waits_for(record: JobRecord) -> str:
     try:
         looked = _look(record.owner_uid)
     except GpurunError as error:  # such as a damaged lease
-        return f"nothing is decided: {error}"
+        return f"gpurun cannot decide when jobs start: {error}"
     from gpurun.views.waiting import decided
 
     decisions = looked.decisions.get(os.path.realpath(record.inventory))

@@ -37,7 +37,10 @@ def _leading_out(copied: Copied, left: LeftOut) -> str:
     if not out:
         return ""
     verb = "points outside the copied files" if len(out) == 1 else "point outside the copied files"
-    return f"workdir: {_few(out)} {verb}, and ranks find nothing there. Copy the files, or give them with --data"
+    return (
+        f"workdir: {_few(out)} {verb}, so ranks do not find the linked files. Copy the linked files into the workdir, "
+        "or give the files with --data"
+    )
 
 
 def _leads_out(path: str, target: str, left: LeftOut) -> bool:

@@ -133,7 +133,7 @@ def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
 def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
     flags = ("--rehearse", "1m", "--dry-run", "--", "true")
     code, out, _ = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", *flags)
-    assert code == 0 and "before the start, one rank rehearses on one GPU for 1m00s" in out
+    assert code == 0 and "before the job starts, one rank rehearses on one GPU for 1m00s" in out
     assert "rehearses" not in gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", *flags)[1]
     assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
 
@@ -366,7 +366,7 @@ def test_a_dry_run_shows_alike_hosts_by_what_differs(gpurun, inventory):
     code, out, err = gpurun("submit", "-i", inventory, *flags, "--", "true")
     assert code == 0, err
     assert out.count("docker run") == 2, "the host that launches, and one of the others"
-    assert out.count(": as on h2") == 4
+    assert out.count(": the same as on h2") == 4
 
 
 @pytest.mark.parametrize(("words", "path", "said"), [(["x" * 140_000], None, "too long"), (["true"], "/", "ssh")])

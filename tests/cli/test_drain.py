@@ -113,8 +113,8 @@ def test_drain_says_which_jobs_leave_and_which_are_waited_for(gpurun, home, lock
     assert "draining: 1 gang leaves, by " in listed
     shown = gpurun("inventory", "show", other, "--json").json["hosts"][0]
     assert (shown["state"], shown["drain"]) == ("draining", "draining: 1 must end first")
-    assert "is being drained: the gang must end before the drain is complete" in gpurun("why", stays.id).out
-    assert "is being drained: the gang stops" in gpurun("why", moves.id, "--json").json["message"]
+    assert "is being drained: the job must end before the drain is complete" in gpurun("why", stays.id).out
+    assert "is being drained: the job stops" in gpurun("why", moves.id, "--json").json["message"]
 
 
 def test_json_names_each_job_with_its_fate(gpurun, home, locks):

@@ -54,7 +54,7 @@ def test_caches_are_seen_and_shrink_to_the_limit(gpurun, world):
     assert 1400 * KIB <= first["bytes"] < 1500 * KIB
     assert "h1" in gpurun("du", "--caches", "--host", "h1")[1]
 
-    assert "1.0 MiB may stay" in gpurun("prune", "--caches", "--dry-run")[1]
+    assert "and may use 1.0 MiB" in gpurun("prune", "--caches", "--dry-run")[1]
     assert models(world) == ["old", "young"]
     assert gpurun("prune", "--caches")[0] != 0  # stdin is not a terminal
     code, out, err = gpurun("prune", "--caches", "--yes", "--json")
@@ -74,7 +74,7 @@ def test_a_job_that_uses_them_keeps_them_and_is_named(gpurun, world):
     (job / caches.USE_FILE).write_text(owner)
     code, _, err = gpurun("prune", "--caches", "--yes")
     assert code == 0
-    assert "the caches stay on h1: used by j-00000001" in err
+    assert "gpurun keeps the caches on h1, because jobs use them: j-00000001" in err
     assert models(world) == ["old", "young"]
 
 

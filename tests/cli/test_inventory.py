@@ -358,7 +358,7 @@ def test_a_declined_prune_exits_1_like_every_declined_question(
     with pytest.raises(SystemExit) as ended:
         main(["images", "--prune", "-i", str(inventory)])
     assert ended.value.code == 1
-    assert "Remove these?" in capfd.readouterr().err
+    assert "Remove these images?" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_events_tell_each_with_its_time(store, gpurun, monkeypatch):
     assert {line[:24] for line in lines[:7]} == {"2001-09-09 01:46:40 UTC "}
     assert [line[25:] for line in lines[:7]] == [
         "4 pascal GPUs on h[1-2] (2 each): one rack, r1; "
-        "chosen for fewest racks, then fewest hosts, then the tightest fit",
+        "gpurun chose the fewest racks, then the fewest hosts, then the tightest fit",
         "RUNNING (attempt 2)", "h1: image done, 3.0 MiB", "h2: image failed: no space\\x1b[2J",
         "h1: cordoned: Xid 79", "could not send the message 'failed' to webhook: refused", "its words\\nin two lines",
     ]  # fmt: skip

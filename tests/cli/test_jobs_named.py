@@ -410,7 +410,7 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     assert all(not job.record().state.ended for job in jobs)
     assert gpurun("cancel", "--mine", "--yes")[0] == 0
     assert {job.record().state for job in jobs} == {State.CANCELLED}
-    assert "no job is left" in gpurun("cancel", "--mine", "--yes")[2]
+    assert "there is no job to cancel" in gpurun("cancel", "--mine", "--yes")[2]
 
 
 def test_cancel_takes_no_job_that_is_just_ending_for_one_that_is_left(store, gpurun):
@@ -419,7 +419,7 @@ def test_cancel_takes_no_job_that_is_just_ending_for_one_that_is_left(store, gpu
     job.write(job.record().but(state=State.CANCELLED, reason="cancelled by o", ended_s=time.time()))
     assert job.id in store.live_ids()
     code, _, said = gpurun("cancel", "--mine", "--yes")
-    assert code == 0 and "no job is left" in said and job.id not in said
+    assert code == 0 and "there is no job to cancel" in said and job.id not in said
 
 
 def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(store, gpurun, monkeypatch):

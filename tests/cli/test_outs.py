@@ -142,7 +142,7 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     job = submit(home)
     said = gpurun("why", job.id)
     assert "h[1-4]: out for 1m30s: no answer from h1" in said.out and "→ switch it on" in said.out
-    assert "no gpurun process checks these hosts now; `gpurun doctor` checks them" in said.out
+    assert "no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts" in said.out
     monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
     assert "gpurun checks these hosts again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json

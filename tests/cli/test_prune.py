@@ -151,7 +151,7 @@ def test_a_limit_that_cannot_be_met_is_told(gpurun, store):
     code, out, err = gpurun("prune", "--keep-below", "0MiB", "--yes")
     assert code == 0
     assert "nothing to remove" in out
-    assert "more than 0 B: no other job may be removed" in err
+    assert "more than 0 B: gpurun may remove no other job" in err
 
 
 def test_nothing_speaks_of_a_job_that_was_pruned(gpurun, store):

@@ -235,7 +235,7 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     assert said == (
         "gpurun runs a copy for each of the 2 GPUs (tasks), because the command starts no launcher and no Python"
     )
-    assert told == f"{job} waits: {waits}; `gpurun why {job}` says more"
+    assert told == f"{job} waits: {waits}; `gpurun why {job}` explains why"
 
 
 def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
@@ -245,7 +245,7 @@ def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
     (job,) = JobStore(home).ids()
     assert (code, out) == (StateError.exit_code, f"{job}\n")
     assert "for the scheduler's lock" in err
-    assert f"{job} is queued and starts in its turn: do not submit the job again" in err
+    assert f"{job} is in the queue and will start later: do not submit the job again" in err
 
 
 def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):

@@ -161,7 +161,7 @@ def test_trust_asks_for_the_jump_host_first_and_then_for_the_host_behind_it(net,
     assert [line.split()[0] for line in out.splitlines()] == ["jump", "inner"]
     assert "2 keys written" in err and len(net.known_hosts.read_text().splitlines()) == 2
     again = trust("inner")
-    assert again == (0, f"{out.splitlines()[1].removesuffix(' new')} known\n", "every key is known already\n")
+    assert again == (0, f"{out.splitlines()[1].removesuffix(' new')} known\n", "known_hosts already has every key\n")
 
 
 def test_trust_takes_the_name_of_a_jump_host_that_is_not_in_the_inventory(net, trust) -> None:
@@ -185,7 +185,7 @@ def test_a_host_behind_a_jump_host_that_nobody_trusts_is_not_asked(net, trust) -
     code, _, err = trust("inner")
     assert code == 4
     assert "jump: not trusted: no answer" in err
-    assert "inner: not asked, because its jump host jump is not trusted" in err
+    assert "inner: gpurun did not ask for the host key, because the jump host jump is not trusted" in err
     assert net.known_hosts.read_text() == ""
 
 
