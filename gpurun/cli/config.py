@@ -44,7 +44,7 @@ class Used(NamedTuple):
 
 
 def version(as_json: JsonOption = False) -> None:
-    """Print the versions of gpurun, Python and the packages it uses."""
+    """Print the versions of gpurun, Python and the packages that gpurun uses."""
     packages = {name: _installed(name) for name in SHOWN}
     if as_json:
         python = {"version": platform.python_version(), "implementation": platform.python_implementation()}

@@ -60,7 +60,11 @@ def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as
 
 def stage(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder to copy: a path on the head, or JOB:outputs/path.")
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Folder to copy: a path on the head, or JOB:outputs/path for a folder in a job's outputs.",
+        ),
     ],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,

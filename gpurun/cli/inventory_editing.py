@@ -121,7 +121,7 @@ def edit(
         ),
     ] = None,
 ) -> None:
-    """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves the text for --resume."""
+    """Open the inventory in $VISUAL or $EDITOR. gpurun refuses an invalid text, but saves the text for `--resume`."""
     from gpurun.inventory.load import read
 
     path = located(inventory)

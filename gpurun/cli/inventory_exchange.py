@@ -45,10 +45,11 @@ def import_(
         bool, typer.Option("--merge", help="Add the hosts to an existing inventory that has hosts from other sources.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(metavar="GPUS", help="GPUs per host, for hosts whose source gives no number of GPUs.")
+        int | None, typer.Option(metavar="GPUS", help="Number of GPUs of each host for which SOURCE gives no number.")
     ] = None,
     generation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="GPU generation, for hosts whose source gives no generation.")
+        str | None,
+        typer.Option(metavar="NAME", help="GPU generation of each host for which SOURCE gives no generation."),
     ] = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="User name for SSH logins to the hosts.")] = None,
     fabric: Annotated[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpurun.lab.status import LabStatus
 
 COMMANDS = {
-    "up": Place("gpurun.cli.lab:up", "Start a lab, and print the folder with its inventory"),
+    "up": Place("gpurun.cli.lab:up", "Start a lab, and print the folder of its inventory"),
     "down": Place("gpurun.cli.lab:down", "Stop a lab, and keep its hosts' disks"),
     "status": Place("gpurun.cli.lab:status", "Show the state of a lab and its hosts"),
     "run": Place("gpurun.cli.lab:run", "Run a command inside a host"),
@@ -49,7 +49,7 @@ Port = Annotated[
 
 @app.callback()
 def _lab() -> None:
-    """Run a cluster of real sshd and dockerd hosts on this machine, for tests and demos. Needs root."""
+    """Run hosts with real sshd and dockerd on this machine, for tests and demos. Only root can run a lab."""
 
 
 def up(
@@ -79,7 +79,7 @@ def up(
     ] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Let each host resolve the names of all hosts.")] = True,
 ) -> None:
-    """Start a lab; print the folder with its inventory.
+    """Start a lab, and print the folder that contains the lab's inventory.
 
     gpurun lab up --racks 2 --hosts 2 --gpus 4
     """
@@ -131,11 +131,11 @@ def status(
 
 def run(
     host: Host,
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program and arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program to run, with its arguments.")],
     name: Name = "default",
     user: Annotated[str, typer.Option(metavar="USER", help="User that runs the command.")] = "root",
 ) -> None:
-    """Run a command inside a host.
+    """Run a command inside a host of the lab.
 
     The command starts without SSH and without the host's network. gpurun exits with the command's exit code.
 
@@ -188,7 +188,9 @@ def boot(host: Host, name: Name = "default") -> None:
     Lab(name).boot(host)
 
 
-def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine that the lab started.")] = False) -> None:
+def engine(
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the Docker engine that the lab started.")] = False,
+) -> None:
     """Print the DOCKER_HOST of this machine's Docker engine.
 
     If no engine answers, gpurun starts an engine."""

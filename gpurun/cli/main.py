@@ -38,7 +38,7 @@ SECTIONS = {
         "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
         "queue": Place("gpurun.cli.why:queue", "List waiting jobs in start order, and why each job waits"),
         "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
-        "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
+        "follow": Place("gpurun.cli.follow:follow", "Show a job live until the job ends"),
         "logs": Place("gpurun.cli.logs:logs", "Print the output of a job's ranks"),
         "events": Place("gpurun.cli.events:events", "Print a job's changes of state, its hosts and its problems"),
         "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
@@ -94,7 +94,7 @@ DOCS = (
 app = typer.Typer(
     cls=lazy_group(COMMANDS, sections=SECTIONS),
     name="gpurun",
-    help="Gang-scheduled distributed training on bare-metal GPU hosts, over SSH.",
+    help="Run distributed training on bare-metal GPU hosts over SSH. All GPUs of a job start together.",
     epilog=DOCS,
     no_args_is_help=True,
     add_completion=True,
@@ -121,7 +121,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Gang-scheduled distributed training on bare-metal GPU hosts, over SSH."""
+    """Run distributed training on bare-metal GPU hosts over SSH. All GPUs of a job start together."""
     if no_color:
         os.environ["NO_COLOR"] = "1"
     printing.quiet = quiet

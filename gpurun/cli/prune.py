@@ -67,7 +67,7 @@ def prune(
 ) -> None:
     """Remove ended jobs, or only their outputs, from the head. Only root can remove other users' jobs.
 
-    If you give several conditions, a job must meet all of them.
+    If you give several conditions, gpurun removes only jobs that meet all conditions.
 
     gpurun prune --older-than 30d --outputs-only --dry-run
     """

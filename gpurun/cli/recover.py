@@ -33,7 +33,8 @@ def recover(
         bool,
         typer.Option(
             "--claims",
-            help="Find jobs on all hosts that use GPUs without a lease; stop these jobs and free their GPUs.",
+            help="Find jobs on all hosts that use GPUs without a lease on the head; stop these jobs and free their "
+            "GPUs.",
         ),
     ] = False,
     by_timer: Annotated[

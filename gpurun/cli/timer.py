@@ -9,8 +9,8 @@ import typer
 from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
-    "install": Place("gpurun.cli.timer:install", "Write and enable the systemd units"),
-    "remove": Place("gpurun.cli.timer:remove", "Disable and remove the systemd units"),
+    "install": Place("gpurun.cli.timer:install", "Write and enable the systemd units of the timer"),
+    "remove": Place("gpurun.cli.timer:remove", "Disable and remove the systemd units of the timer"),
 }
 app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -21,9 +21,11 @@ def _timer() -> None:
 
 
 def install(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the systemd units.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the systemd units that gpurun would install.")
+    ] = False,
 ) -> None:
-    """Write and enable the systemd units."""
+    """Write and enable the systemd units that run `gpurun recover`."""
     from gpurun.cli import recover_timer
 
     recover_timer.install(dry_run=dry_run)
@@ -32,7 +34,7 @@ def install(
 def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what gpurun would remove.")] = False,
 ) -> None:
-    """Disable and remove the systemd units. Jobs continue."""
+    """Disable and remove the systemd units that run `gpurun recover`. Jobs continue."""
     from gpurun.cli import recover_timer
 
     recover_timer.uninstall(dry_run=dry_run)

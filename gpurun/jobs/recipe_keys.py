@@ -220,7 +220,7 @@ class SweepKeys(TypedDict, total=False):
     metric: Annotated[
         Text,
         means(
-            "the metric that trials report, and whether `max` or `min` is better",
+            "the metric that trials report, and whether the highest value (`max`) or the lowest value (`min`) is best",
             "accuracy:max",
             flag=_swept("NAME:max|min"),
         ),
@@ -362,12 +362,12 @@ class RecipeKeys(TypedDict, total=False):
     outputs: Annotated[
         OutputsPath,
         means(
-            "a folder in the container that survives restarts and that gpurun copies to the head",
+            "a folder in the container; gpurun copies the folder to the head, and restores the folder after a restart",
             "/checkpoints",
             more="`$GPURUN_OUTPUTS` is the folder's path. Each host has its own folder. If hosts write different "
             "files with the same name, the head keeps the file of the first host in rank order as `NAME`, and the "
-            "other files as `NAME.HOST`. After a restart, gpurun restores the folder on all hosts, or with `horovod` "
-            "only on rank 0's host. Because a host may fail during a save, write each checkpoint under another name "
+            "other files as `NAME.HOST`. gpurun restores the folder on all hosts, or with `horovod` only on rank 0's "
+            "host. Because a host may fail during a save, write each checkpoint under another name "
             "and then rename the file, or call `gpurun_runtime.checkpointed(step)` after each save",
             flag=KeyFlag(FILES, "PATH"),
         ),
