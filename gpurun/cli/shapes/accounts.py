@@ -67,9 +67,9 @@ class SweepShape(_SweepAlways, total=False):
 
     Attributes:
         search: `grid`, `random` or `tpe`.
-        points: how many points the sweep tries.
+        points: how many combinations of parameters the sweep tries.
         counts: trials by outcome; `open`: not ended.
-        trouble: why the sweep cannot continue, or why it stopped itself; empty: neither.
+        trouble: why the sweep cannot continue, or why gpurun stopped the sweep; empty: the sweep has no trouble.
         trials: all trials, the best first; only `gpurun sweep status SWEEP` and `gpurun sweep table` print them.
     """
 
@@ -77,7 +77,7 @@ class SweepShape(_SweepAlways, total=False):
 
 
 class SweepsShape(TypedDict):
-    """All sweeps. With a SWEEP, the document is that sweep, with `trials`."""
+    """All sweeps. With a SWEEP, the document is the sweep with its `trials`."""
 
     sweeps: list[SweepShape]
 
@@ -138,11 +138,11 @@ class VersionsShape(TypedDict):
 
 
 class CampaignShape(TypedDict):
-    """A campaign: how a recipe's rate grows with its GPUs.
+    """A campaign, which measures how a recipe's rate grows with the number of GPUs.
 
     Attributes:
         unit: unit of the rate.
-        predicted: what the cost model predicts.
+        predicted: the rates that the cost model predicts.
         refused: sizes that cannot run.
         settings: the settings of each job.
     """
@@ -169,7 +169,7 @@ class CampaignFilesShape(TypedDict):
     """The files of a campaign's report, as paths.
 
     Attributes:
-        json: the campaign, as `gpurun scale show CAMPAIGN --json` prints it, with what the cost model predicts.
+        json: the document of `gpurun scale show CAMPAIGN --json`, with the predictions of the cost model.
     """
 
     campaign: str
@@ -237,7 +237,7 @@ class DamagedShape(TypedDict):
 
 
 class RestartedShape(TypedDict):
-    """What a recovery started for another user.
+    """The processes that a recovery started for another user.
 
     Attributes:
         adopted: jobs that have a supervisor again, or the fence of a host that was lost.
@@ -254,8 +254,8 @@ class RecoverShape(TypedDict):
 
     Attributes:
         adopted: jobs that have a supervisor again, or the fence of a host that was lost.
-        waiter: whether gpurun started this user's waiter.
-        others: the same for other users; only root recovers their jobs.
+        waiter: whether gpurun started this user's waiter, the process that starts queued jobs.
+        others: the processes that root's recovery started for other users.
     """
 
     adopted: list[str]
@@ -265,7 +265,7 @@ class RecoverShape(TypedDict):
 
 
 class SettingShape(TypedDict):
-    """A file or variable that commands use, and why."""
+    """A file or variable that commands use, and why commands use it."""
 
     name: str
     value: str

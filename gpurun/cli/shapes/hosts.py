@@ -13,7 +13,7 @@ class FindingShape(TypedDict):
 
     Attributes:
         check: the stable name of the check, such as `link-rate`.
-        remedy: what to do.
+        remedy: the proposed repair.
         gpus: GPU indices by host, if the problem concerns some GPUs only.
         links: from and to, if the problem concerns links only.
     """
@@ -189,8 +189,8 @@ class PlacedImageShape(TypedDict):
 
     Attributes:
         names: tags that gpurun gave the image.
-        present: whether the image is still there.
-        temporary: whether the image only holds layers of an interrupted copy.
+        present: whether the image is still on the host.
+        temporary: whether the image contains only layers of an interrupted copy.
         shipped_s: when gpurun copied the image, by the host's clock; null: unknown.
         used_by: containers that use the image.
     """
@@ -208,8 +208,8 @@ class ImagesShape(TypedDict, total=False):
     """Images by host.
 
     Attributes:
-        images: without `--prune`.
-        pruned: with `--prune`: the images that were removed.
+        images: all images on each host; only without `--prune`.
+        pruned: the images that gpurun removed from each host; only with `--prune`.
         failed: hosts that failed, with the error.
     """
 
@@ -270,11 +270,11 @@ class StageShape(TypedDict):
 
 
 class EvictShape(TypedDict):
-    """What was removed.
+    """The data sets that gpurun removed.
 
     Attributes:
-        evicted: by digest: hosts that removed the data set.
-        kept: by digest and host: why the host keeps the data set.
+        evicted: each data set's digest, with the hosts that removed the data set.
+        kept: each data set's digest, with each host that keeps the data set, and the reason.
     """
 
     evicted: dict[str, list[str]]
@@ -287,7 +287,7 @@ class CachesShape(TypedDict):
 
     Attributes:
         jobs: jobs that use the caches on the host.
-        freed_bytes: what a prune removed.
+        freed_bytes: how many bytes a prune removed.
         stuck: some entries that could not be removed, and why.
     """
 
@@ -299,14 +299,14 @@ class CachesShape(TypedDict):
 
 
 class CachesSizeShape(TypedDict):
-    """With `--caches`: the disk space of caches on hosts."""
+    """The disk space of caches on hosts; only with `--caches`."""
 
     caches: list[CachesShape]
     failed: dict[str, str]
 
 
 class CachesPruneShape(TypedDict):
-    """With `--caches`: what a prune removed on hosts; with `--dry-run`, the disk space of caches."""
+    """The disk space of caches that `prune --caches` removed on hosts, or would remove with `--dry-run`."""
 
     dry_run: bool
     caches: list[CachesShape]

@@ -18,8 +18,8 @@ class KnownHostShape(Host):
 
     Attributes:
         drain: the progress of the drain in words, during a drain.
-        cordon: null: the host is not cordoned.
-        out: why the last check found the host broken; only if it did.
+        cordon: the host's cordon; null: the host is not cordoned.
+        out: why the last check found the host broken; only if the host is out.
     """
 
     __optional_keys__ = frozenset({"drain", "out"})
@@ -44,7 +44,7 @@ class GenerationShape(TypedDict):
 
 
 class InventoryShape(TypedDict):
-    """The cluster. With HOSTS, the document is that of `gpurun inventory list`.
+    """A summary of the cluster. With HOSTS, the command prints the document of `gpurun inventory list`.
 
     Attributes:
         racks: the hosts of each rack, as a host set.

@@ -52,12 +52,12 @@ class FirstFailureShape(TypedDict):
 
 
 class WholeShape(TypedDict):
-    """The last whole copy of a job's outputs. A restart gets it.
+    """The last whole copy of a job's outputs. A restarted job gets this copy.
 
     Attributes:
         at_s: when gpurun found the outputs at rest; seconds since 1970.
-        step: the last step that the program reported as saved; null if it reported no step.
-        path: the folder with the copy. Its files may be read, not changed.
+        step: the last step that the program reported as saved; null if the program reported no step.
+        path: the folder with the copy. You may read the copy's files, but not change the files.
     """
 
     at_s: float
@@ -92,7 +92,7 @@ class JobShape(_JobAlways, total=False):
 
     Attributes:
         hosts: the hosts that the job holds now.
-        pool: null: no pool.
+        pool: the job's pool; null: no pool.
         started_s: when RUNNING began; null before.
         exit_code: the exit code of the first rank that failed, or 0.
         reason: why the job is in this state; empty: no reason.
@@ -143,7 +143,7 @@ class HostShape(_HostAlways, total=False):
         state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
         seen_s: when this user's processes last checked the host; seconds since 1970; null: never.
         drain: the progress of the drain in words, during a drain.
-        out: why the last check found it broken; only if it did.
+        out: why the last check found the host broken; only if the host is out.
         foreign: GPUs that another gpurun or a process holds there; only if there are any.
     """
 
@@ -166,7 +166,7 @@ class JobsShape(TypedDict):
 
 
 class SubmittedShape(TypedDict):
-    """The job that was submitted; with `--follow`, as it ended."""
+    """The submitted job. With `--follow`, the document shows the job after its end."""
 
     job: JobShape
 
@@ -209,7 +209,7 @@ class RecipeProblemShape(TypedDict):
     Attributes:
         line, column: counted from 1; 1 and 1: values of the recipe contradict each other.
         value: the text in the file, if the problem is about one value.
-        allowed: what you could write instead; empty: not a closed list.
+        allowed: the values that you may write instead; empty: gpurun knows no closed list of values.
     """
 
     file: str
@@ -221,7 +221,7 @@ class RecipeProblemShape(TypedDict):
 
 
 class RecipeCheckShape(TypedDict):
-    """What is wrong with a recipe.
+    """The problems of a recipe.
 
     Attributes:
         missing: keys that the command line must give.
@@ -243,23 +243,23 @@ class _PlanAlways(TypedDict):
 
 
 class PlanShape(_PlanAlways, total=False):
-    """What `gpurun submit` would do; or `gpurun sweep run`, for one trial; or `gpurun scale run`, for the largest size.
+    """The plan of `gpurun submit`, of one trial of `gpurun sweep run`, or of the largest run of `gpurun scale run`.
 
     Attributes:
         job: the frozen job: every setting, defaults included.
-        placement: null: the job would wait.
-        containers: by host: the `docker run` argv.
+        placement: where the job would run; null: the job would wait.
+        containers: the argv of `docker run` for each host.
         launch: the argv of the launcher, or of each rank.
-        ranks: by host: the environment of each rank, where gpurun starts the ranks itself.
-        said: how gpurun read the command: what it takes over, keeps and leaves out.
-        settings: by host: fabric settings with their reasons; only with a placement.
-        shares: by host: the memory and cores that the job may use there; only with a placement.
+        ranks: for each host, the environment of each rank, if gpurun itself starts the ranks.
+        said: how gpurun read the command: which flags gpurun replaces, keeps and leaves out.
+        settings: for each host, fabric settings with their reasons; only with a placement.
+        shares: for each host, the memory and cores that the job may use; only with a placement.
         wait: why the job would wait; only without a placement.
         environment: only if the recipe has `python`.
         image_problem: why `submit` would refuse the job: the head does not have the image, or has no Docker.
-        trials: only of a sweep: how many trials it has.
-        runs: only of `gpurun scale run`: how many runs it has.
-        refused: only of `gpurun scale run`: sizes that cannot run.
+        trials: the number of trials; only for `gpurun sweep run`.
+        runs: the number of runs; only for `gpurun scale run`.
+        refused: the sizes that cannot run; only for `gpurun scale run`.
     """
 
     settings: dict[str, list[Setting]]
@@ -279,7 +279,7 @@ class _WhyAlways(TypedDict):
 
 
 class WhyShape(_WhyAlways, total=False):
-    """Why a job waits. A job that does not wait, or that no pass looks at, has `job`, `state` and `message` only.
+    """Why a job waits. If the scheduler does not consider the job, only `job`, `state` and `message` are present.
 
     Attributes:
         state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
