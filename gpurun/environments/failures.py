@@ -43,7 +43,7 @@ def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), deta
             hint="install pip in the image or on the head: `python3 -m pip` must work",
         )
     if code == NO_VENV:
-        return BadInput(f"the image {base} needs Python 3.8 or newer, with venv: {said}")
+        return BadInput(f"the image {base} must have Python 3.8 or newer with the module venv: {said}")
     if _any(_FULL, text):
         return HostNotReady(
             "the head's disk is full: pip cannot install the packages",

@@ -61,7 +61,9 @@ def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, .
     for setting in settings:
         have = after.labels.get(setting.label) if setting.label else getattr(after, setting.field)
         if setting.label and setting.value is None and have is not None:
-            raise BadInput(f"label {setting.label} of {after.name} comes from `defaults`; change the label there")
+            raise BadInput(
+                f"label {setting.label} of {after.name} comes from `defaults`; change the label in `defaults`"
+            )
         if setting.field not in free and have != setting.value:
             raise _fault(f"the edit would set {setting.field} of {after.name} to {have!r}, not {setting.value!r}")
     if before is None or any(setting.field == "rack" for setting in settings):

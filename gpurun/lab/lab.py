@@ -77,7 +77,8 @@ class Lab:
         spec = spec or LabSpec(self.name)
         if spec.name != self.name:
             raise BadInput(
-                f"the options are for lab {spec.name!r}, but this is lab {self.name!r}", hint="use one name for both"
+                f"the options are for lab {spec.name!r}, but this is lab {self.name!r}",
+                hint="use the same name for the lab and for its options",
             )
         require(*PACKAGE_OF)
         with record.locked(self.name):

@@ -23,7 +23,7 @@ def choose(lab: str, taken: Iterable[IPv4Network]) -> IPv4Network:
             return network
     raise LabFailed(
         f"a lab needs a free network in {RANGE}, but this machine has routes for all of this range",
-        hint="take down labs or VPNs that you do not need",
+        hint="stop labs or VPNs that you do not need",
     )
 
 

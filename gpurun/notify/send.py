@@ -99,7 +99,7 @@ def _why(error: Exception) -> str:
             else "TLS failed"
         )
     if isinstance(reason, TimeoutError):
-        return f"no answer within {TIMEOUT_S:g} s"
+        return f"the server did not answer within {TIMEOUT_S:g} s"
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
     return type(reason).__name__

@@ -105,7 +105,7 @@ class _Opening:
         for name, attempt in list(self.under_way.items()):
             if attempt.deadline_s <= now:
                 del self.under_way[name]
-                message = f"no answer within {self.timeout_s:g} s (while {attempt.stage})"
+                message = f"the host did not answer within {self.timeout_s:g} s (stage: {attempt.stage})"
                 self.outcomes[name] = HostUnreachable(message, host=name)
                 Thread(target=attempt.abort, daemon=True).start()
 

@@ -114,9 +114,7 @@ class PassState:
         """Keep GPUs for a gang from this pass on, and note that it waits for them."""
         self._hold(gang, kept)
         free_s = self.keeping.holds[gang.id].free_s
-        message = (
-            f"gpurun keeps GPUs of {some_hosts(kept.placement)} for the job; these GPUs become free one after the other"
-        )
+        message = f"gpurun keeps GPUs of {some_hosts(kept.placement)} for the job as each GPU becomes free"
         self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
 
     def keep_again(self, gangs: list[Gang], helps: Callable[[Gang, Kept], bool]) -> None:

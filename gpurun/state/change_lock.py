@@ -34,7 +34,7 @@ def change_lock(home: Path, name: str) -> Iterator[None]:
         if not lock.take_within(descriptor, PATIENCE_S):
             waited_s, who = time.monotonic() - begun, lock.holders_in_words(descriptor)
             raise StateUnavailable(
-                f"gpurun waited {waited_s:.0f} s for this lock, but {who} holds the lock", where=str(path),
+                f"gpurun waited {waited_s:.0f} s for the lock on the file, but {who} holds the lock", where=str(path),
                 hint=f"run `fuser -v {path}` as root to find the process. Resume the process if it is stopped "
                 "(state T), or else kill the process",
             )  # fmt: skip

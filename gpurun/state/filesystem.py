@@ -171,10 +171,10 @@ def mounts_below(path: Path, mountinfo: str) -> tuple[str, ...]:
 def local_only(mount: MountEntry) -> str | None:
     """Why locks of this mount are seen on this machine only, if they are."""
     if mount.kind in LOCAL_TYPES:
-        return f"{mount.kind} keeps locks on this machine; other machines would not see them"
+        return f"{mount.kind} does not show the locks of this machine to other machines"
     for option in LOCAL_OPTIONS.get(mount.family, ()):
         if option in mount.options:
-            return f"with the mount option {option}, locks stay on this machine; other machines would not see them"
+            return f"with the mount option {option}, other machines do not see the locks of this machine"
     return None
 
 

@@ -44,7 +44,7 @@ class Presence:
             raise FileNotFoundError(errno.ENOENT, "the state directory is gone", str(self._home))
         if self.is_away():
             raise StateUnavailable(
-                "the state directory is not there, or another directory is in its place", where=str(self._home),
+                "the state directory does not exist, or another directory has replaced it", where=str(self._home),
                 hint="mount the state directory again, or move it back",
             )  # fmt: skip
 

@@ -7,7 +7,7 @@ import signal
 FULL_SHM = "/dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger"  # noqa: S108 (words)
 _MEANT = {
     signal.SIGBUS: f"usually {FULL_SHM}",
-    signal.SIGKILL: "a person, or the kernel for lack of memory, killed the program",
+    signal.SIGKILL: "a person killed the program, or the kernel killed the program because memory ran out",
     signal.SIGSEGV: "the program used memory that it does not have",
     signal.SIGABRT: "the program aborted, for example after a failed assertion",
     signal.SIGILL: "the program was built for another processor",

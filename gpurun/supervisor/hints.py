@@ -154,8 +154,8 @@ def _missing(found: re.Match[str], failed: Failed) -> str:
         if relative == name or relative.startswith(f"{name}/"):
             given, line = given_again(name, failed.spec.left_out)
             return (
-                f"the workdir has {name} on the head, but .gitignore leaves it out: add the line `{line}` at the end "
-                f"of .gitignore, or send the path as a data set with --data NAME={given} and read it at {DATA}/NAME"
+                f"the workdir has {name} on the head, but .gitignore excludes {name}: add the line `{line}` at the end "
+                f"of .gitignore, or give the path with --data NAME={given} and read the files at {DATA}/NAME"
             )
     return ""
 
@@ -266,7 +266,10 @@ _HINTS = (
     ),
     Hint(
         re.compile(r"Duplicate GPU detected : rank \d+ and rank \d+ both on CUDA device"),
-        _told("two ranks use one GPU: each rank must choose its own, for example by torch.cuda.set_device(LOCAL_RANK)"),
+        _told(
+            "two ranks use one GPU: each rank must choose its own GPU, for example with "
+            "torch.cuda.set_device(LOCAL_RANK)"
+        ),
         anywhere=True,
     ),
     Hint(re.compile(r"Bootstrap : no socket interface found"), _no_interface, anywhere=True),
@@ -280,7 +283,7 @@ _HINTS = (
     ),
     Hint(
         re.compile(r"NCCL error.*remote process exited or there was a network error"),
-        _told("NCCL lost its connection to another rank, which may have failed before"),
+        _told("NCCL lost its connection to another rank, which may have failed first"),
     ),
     Hint(re.compile(r"NCCL error.*unhandled (?:system|cuda) error"), _nccl),
 )

@@ -145,7 +145,7 @@ class LogCopy:
                 except _Closed:
                     pass
                 except HostFailure as error:
-                    self._say(f"{agent.host}: the last lines of the ranks there could not be copied: {error.message}")
+                    self._say(f"gpurun could not copy the last lines of the ranks on {agent.host}: {error.message}")
                     raise
                 except (OSError, StateError) as error:
                     self._say_lost(error)
@@ -237,7 +237,10 @@ class LogCopy:
                 if since >= PACE_BYTES:
                     since, came_s = 0, time.monotonic()
                 if until_s is not None and time.monotonic() > min(until_s, came_s + PACE_S):
-                    self._note(f"{agent.host}: ranks printed more than gpurun could copy in time: the rest is lost")
+                    self._note(
+                        f"ranks on {agent.host} printed more than gpurun could copy in time, so their "
+                        "last lines are lost"
+                    )
                     return
                 self._take(log, agent.host, turn, reply)
                 came, since = came + len(reply.payload), since + len(reply.payload)
@@ -280,7 +283,7 @@ class LogCopy:
         """Report once a host whose answers cannot be true. Its ranks' output is lost."""
         if error.kind == BAD_ANSWER and error.host and error.host not in self._doubted:
             self._doubted.add(error.host)
-            self._say(f"{error.host}: the output of ranks there is lost: {error.message}")
+            self._say(f"the output of ranks on {error.host} is lost: {error.message}")
 
     def _is_believed(self, host: str, said: Any) -> bool:
         """Return whether an event is about a rank that runs on this host. Reports a host once that names other
@@ -297,7 +300,7 @@ class LogCopy:
             names.add(said.get("id"))
         elif host not in self._doubted:
             self._doubted.add(host)
-            self._say(f"{host} {why}: gpurun ignores these reports")
+            self._say(f"{host} {why}, so gpurun ignores these reports")
         return not why
 
     # -- the file -----------------------------------------------------------------------------------------

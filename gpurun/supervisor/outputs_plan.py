@@ -14,7 +14,7 @@ from gpurun.supervisor.outputs_versions import Given, Origin, Shares, is_as_give
 FIRST = 5
 """So many of the files that could not be brought are named."""
 
-IN_THE_WAY = "stays on its host: on another host, a folder has this name"
+IN_THE_WAY = "stays on its host, because a folder on another host has the same name"
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class _UnfitTold:
             self._told.add(key)
             if is_ours:
                 name = replace(each, path=each.path[len(BESIDE) + 1 :] or BESIDE).words
-                self._note(f"a restart begins without this file, which is beside the code on {each.host}: {name}")
+                self._note(
+                    f"a restarted job does not get a file that ranks wrote beside the code on {each.host}: {name}"
+                )
             else:
-                self._note(f"some outputs stay on their hosts while the gang runs: {each.words}")
+                self._note(f"gpurun does not copy some outputs to the head while the job runs: {each.words}")

@@ -101,7 +101,7 @@ def _create_all(job: SupervisedJob) -> Plan:
         if not taken:
             raise_first(_explained(job, results).failed)
             return plan
-        job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: gpurun takes another port")
+        job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}, so gpurun chooses another port")
         _remove_parts(job, job.hosts)
         job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
     why = f"gpurun found no free port for the job in {PORT_TRIES} tries"

@@ -13,7 +13,7 @@ FREE, LOST, FOREIGN, KEPT, OUT, UNKNOWN = ".", "!", "#", "+", "x", "?"
 MARKS: Mapping[str, str] = {
     FREE: "free",
     LOST: "lost: its host gave no proof that the GPU is free",
-    FOREIGN: "held by another gpurun, or by a process that no job started",
+    FOREIGN: "held by another gpurun installation, or by a process that no job started",
     KEPT: "kept for a job of another inventory",
     OUT: "on a host that is out",
     UNKNOWN: "not known: a lease is damaged",

@@ -133,7 +133,7 @@ def test_an_image_with_no_more_than_a_shell_runs_tasks_each_with_its_gpu_and_a_p
     finally:
         for host, pid in taken.items():
             cluster.lab.run(host, ["kill", pid.decode().strip()])
-    assert "gpurun takes another port" in (cluster.home / "jobs" / job / "events.jsonl").read_text()
+    assert "gpurun chooses another port" in (cluster.home / "jobs" / job / "events.jsonl").read_text()
     found = re.findall(r"[01]/2 on 0 by 10\.\S+,10\.\S+ port (\d+)", cluster.log(job))
     assert len(found) == 2 and "23022" not in found
 

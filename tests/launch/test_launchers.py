@@ -223,8 +223,8 @@ def test_torchrun_takes_a_python_file_for_a_program_of_python():
         ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "only the launcher horovod uses"),
         ({"command": ("torchrun", "--nproc-per-node")}, "--nproc-per-node"),
         ({"command": ("torchrun", "--frob=1", "x.py")}, "--frob"),
-        ({"command": ("mpirun", "-np", "4")}, "no command follows"),
-        ({"command": ("mpirun",)}, "no command follows"),
+        ({"command": ("mpirun", "-np", "4")}, "has no program after mpirun"),
+        ({"command": ("mpirun",)}, "has no program after mpirun"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):

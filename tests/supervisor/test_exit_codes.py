@@ -16,7 +16,11 @@ from gpurun.supervisor.verdicts import container_ended, rank_failed, with_last_w
     ("code", "words"),
     [
         (135, "exit code 135 (SIGBUS: usually /dev/shm is full: --shm-size (`shm_size` in a recipe) makes it larger)"),
-        (137, "exit code 137 (SIGKILL: a person, or the kernel for lack of memory, killed the program)"),
+        (
+            137,
+            "exit code 137 (SIGKILL: a person killed the program, "
+            "or the kernel killed the program because memory ran out)",
+        ),
         (139, "exit code 139 (SIGSEGV: the program used memory that it does not have)"),
         (134, "exit code 134 (SIGABRT: the program aborted, for example after a failed assertion)"),
         (143, "exit code 143 (SIGTERM)"),

@@ -261,7 +261,7 @@ def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_
     made.close()
     assert [(rank.rank, rank.code) for rank in made.ranks] == [(3, 0)]
     assert text(tmp_path) == ["[3]<stdout>:truth"]
-    assert notes == ["h reports a rank 5, which does not run there: gpurun ignores these reports"]
+    assert notes == ["h reports a rank 5, which does not run there, so gpurun ignores these reports"]
 
 
 def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
@@ -272,7 +272,7 @@ def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
     gate.set()
     until(lambda: made.ranks)
     made.close()
-    assert notes == ["h: the output of ranks there is lost: its answer cannot be true"]
+    assert notes == ["the output of ranks on h is lost: its answer cannot be true"]
 
 
 def test_a_host_that_names_ranks_without_end_fills_no_memory(follow, monkeypatch):
@@ -285,7 +285,7 @@ def test_a_host_that_names_ranks_without_end_fills_no_memory(follow, monkeypatch
     until(lambda: any(rank.code == 0 for rank in made.ranks))
     made.close()
     assert len(made.ranks) == 100
-    assert notes == ["h reports more than 100 ranks: gpurun ignores these reports"]
+    assert notes == ["h reports more than 100 ranks, so gpurun ignores these reports"]
 
 
 def test_the_last_lines_of_a_host_that_falls_silent_are_not_waited_for(follow, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypa
     began = time.monotonic()
     made.take_rest(["h"], 600.0)
     assert time.monotonic() - began < LIMIT_S
-    assert notes == ["h: ranks printed more than gpurun could copy in time: the rest is lost"]
+    assert notes == ["ranks on h printed more than gpurun could copy in time, so their last lines are lost"]
     made.close()
 
 

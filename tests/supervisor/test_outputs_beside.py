@@ -115,7 +115,8 @@ def test_what_is_over_the_limit_stays_and_is_named_while_the_job_runs(job):
     told.tell(unfit)
     told.tell(unfit)
     assert said == [
-        "a restart begins without this file, which is beside the code on h1: 'big' does not fit: workdir_limit is 1 MiB"
+        "a restarted job does not get a file that ranks wrote beside the code on h1: "
+        "'big' does not fit: workdir_limit is 1 MiB"
     ]
     told.tell([Unbrought("h1", f"@workspace/{number}", "x") for number in range(99)])
     assert len(said) <= MOST_TOLD + 1
@@ -139,7 +140,7 @@ def test_a_program_cannot_take_the_name_or_lead_a_copy_out(job, tmp_path):
     assert (job.head / "@workspace/mine").read_text() == "m" and (job.head / "@workspace/sub").is_symlink()
     assert names(job.head) == {"other", "@workspace", "@workspace/mine", "@workspace/sub", "@workspace/@workspace"}
     assert collect_outputs(job) == {"h1"}, "what has the name stays on its host"
-    assert "gpurun needs this name for files" in job.record.outputs_left.words(JOB)
+    assert "gpurun itself uses its name" in job.record.outputs_left.words(JOB)
 
 
 def test_files_go_back_below_no_link(job, tmp_path):

@@ -174,7 +174,7 @@ def test_a_folder_where_another_host_has_a_link_or_file_comes_and_the_other_stay
         write(job, "h2", "best", "a file")
     os.utime(job.host(newer) / "best", (2_000_000, 2_000_000), follow_symlinks=False)
     (left,) = copy_outputs(job)
-    assert left.words == "'best' stays on its host: on another host, a folder has this name"
+    assert left.words == "'best' stays on its host, because a folder on another host has the same name"
     assert collect_outputs(job) == {"h2"}
     assert files(job.head) == {"best/model.pt": "five gigabytes", "step-900/shard": "x"}
     assert not job.host("h1").exists() and os.path.lexists(job.host("h2") / "best")

@@ -244,7 +244,7 @@ def test_a_gang_that_runs_is_told_once(tmp_path, world):
     stop.set()
     thread.join()
     assert job.notes == [
-        "some outputs stay on their hosts while the gang runs: 'large' does not fit: outputs_limit is 1 MiB"
+        "gpurun does not copy some outputs to the head while the job runs: 'large' does not fit: outputs_limit is 1 MiB"
     ]
 
 

@@ -113,7 +113,7 @@ def test_a_port_that_something_else_has_is_left_to_it(prepared, launcher):
     plan = start._create_all(job)
     assert job.lease.ssh_port != taken
     assert job.leases.read(job.lease.job).ssh_port == job.lease.ssh_port, "later passes know of it"
-    assert f"port {taken} is in use on {job.hosts[1]}: gpurun takes another port" in job.folder.events.read_text()
+    assert f"port {taken} is in use on {job.hosts[1]}, so gpurun chooses another port" in job.folder.events.read_text()
     assert job.links.counted("gang.create") == 4 and job.links.counted("gang.fence") == 2, "all is made again"
     assert str(taken) not in str(plan) and str(job.lease.ssh_port) in str(plan)
 

@@ -43,7 +43,10 @@ def typed_line(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, tuple[str, ..
     line = read_line(spec.command)
     if (not line.whole and line.is_read) or (line.typed is not None and not line.words):
         name = line.typed.name if line.typed is not None else spec.command[0]
-        raise BadInput(f"{name}: no command follows", hint=f"write the command of each rank after {name} and its flags")
+        raise BadInput(
+            f"the command has no program after {name}",
+            hint=f"write the command of each rank after {name} and its flags",
+        )
     copies = is_named and spec.launcher == ALONE and not spec.one_per_host
     is_own = line.typed is not None and (spec.one_per_host or not line.typed.launcher) and not copies
     if is_own and line.typed is not None and line.typed.each_host is not None and spec.gpus > 1:
@@ -61,7 +64,7 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
     found, words = read_flags(typed, line.words)
     if not words:
         hint = f"write the command of each rank after {typed.name} and its flags"
-        raise BadInput(f"{typed.name}: no command follows", hint=hint)
+        raise BadInput(f"the command has no program after {typed.name}", hint=hint)
     assert typed.read is not None
     reading = typed.read(found, words, line.interpreter)
     name = spec.launcher if is_named else typed.launcher

@@ -16,7 +16,7 @@ from gpurun.node.job.layer_rules import BESIDE, CODE, FILLED, is_rubbish
 
 _BESIDE = os.fsencode(BESIDE)
 _COPIED = ("file", "dir", "link")
-_TAKEN = "stays on its host: gpurun needs this name for files that the program writes beside its code"
+_TAKEN = "stays on its host, because gpurun itself uses its name in the outputs"
 
 
 def written_folder(job: str) -> str:
