@@ -245,7 +245,7 @@ def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
     if len(found.racks) == 1 and len(found.hosts) > 1:
         say(
             "All hosts are in one rack of the inventory. If you have several racks, edit `racks:`. "
-            "gpurun prefers one rack for a gang."
+            "gpurun prefers hosts of one rack for a job."
         )
     if failed:
         hosts = count(len(failed), "host")

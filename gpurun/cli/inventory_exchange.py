@@ -242,4 +242,4 @@ def _notes(draft: Draft, *, most: int | None) -> None:
         for note in notes[:most]:
             say(f"{title}: {printable(note)}")
         if most is not None and len(notes) > most:
-            say(f"{title}: {len(notes) - most} more; --dry-run prints all")
+            say(f"{title}: {len(notes) - most} more; --dry-run prints all notes")

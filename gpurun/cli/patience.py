@@ -41,4 +41,5 @@ def jobs_in_words(folders: Iterable[JobFolder]) -> str:
     records = [record for folder in folders if not (record := folder.record()).state.ended]
     named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
     more = len(records) - MOST_NAMED
-    return f"{named} and {count(more, 'more job')}" if more > 0 else named or "gpurun fences the hosts"
+    checks = "gpurun checks that the jobs left no process on their hosts"
+    return f"{named} and {count(more, 'more job')}" if more > 0 else named or checks

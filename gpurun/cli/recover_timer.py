@@ -59,8 +59,8 @@ def install(*, dry_run: bool) -> None:
     say(f"{folder / NAME}.timer runs `gpurun recover` at boot and every minute")
     if os.getuid() != 0 and subprocess.run(["loginctl", "enable-linger"], check=False).returncode != 0:
         say(
-            "  → the timer runs only while you are logged in; to change this, run as root: loginctl enable-linger "
-            + str(os.getuid())
+            "  → the timer runs only while you are logged in; to let the timer always run, run as root: "
+            f"loginctl enable-linger {os.getuid()}"
         )
 
 

@@ -31,7 +31,7 @@ from gpurun.jobs.recipe_values import (
 from gpurun.jobs.settings import KeyFlag, means, settings_of
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
-WHAT, WHERE, FAILS, FILES = "What to run", "Where and when it runs", "When it fails", "Files"
+WHAT, WHERE, FAILS, FILES = "What to run", "Where and when the job runs", "When the job fails", "Files"
 SWEEPS = "What to try"
 GROUPS = (SWEEPS, WHAT, WHERE, FAILS, FILES)
 """The groups of options in the help."""

@@ -23,4 +23,4 @@ def test_jobs_are_named_and_many_are_counted(tmp_path):
     folders = [store.create(spec, inventory=tmp_path / "i", now_s=1.0) for _ in range(5)]
     said = jobs_in_words(folders)
     assert said.startswith(f"{folders[0].id} is QUEUED, ") and said.endswith(" and 2 more jobs")
-    assert jobs_in_words([]) == "gpurun fences the hosts"
+    assert jobs_in_words([]) == "gpurun checks that the jobs left no process on their hosts"

@@ -201,7 +201,7 @@ def test_a_note_for_each_of_many_hosts_takes_no_time(imported, tmp_path):
     began = time.process_time()
     found, said = imported(written(tmp_path / "etc", {"hosts": "[r1]\n" + lines}))
     assert len(found.hosts) == 8000
-    assert said[-2] == "not mapped: 7980 more; --dry-run prints all"
+    assert said[-2] == "not mapped: 7980 more; --dry-run prints all notes"
     assert time.process_time() - began < 20
 
 
