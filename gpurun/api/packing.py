@@ -63,7 +63,7 @@ def pack(
         _fill(folder, data, workdir, Path(cloudpickle.__file__).parent)
     except OSError as error:  # a full disk, or a workdir that cannot be read
         raise BadInput(
-            f"the function and its arguments cannot be packed: {error.strerror or error}", where=str(folder)
+            f"gpurun cannot store the function and its arguments: {error.strerror or error}", where=str(folder)
         ) from error
 
 

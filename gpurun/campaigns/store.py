@@ -84,7 +84,7 @@ class CampaignFolder:
         try:
             if not lock.try_take(descriptor):
                 raise StateUnavailable(
-                    "another command runs this campaign now", where=self.name,
+                    "another command runs the campaign now", where=self.name,
                     hint=f"`gpurun scale show {self.name}` shows the progress of the campaign",
                 )  # fmt: skip
             yield

@@ -145,7 +145,7 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
                 f"the link points to {target}, which is outside the data set, so gpurun would not copy "
                 f"{target} to hosts",
                 where=f"{top}/{path}",
-                hint="replace the link by a copy of its target, or make the target a second data set",
+                hint="replace the link by a copy of the target, or make the target a second data set",
             )  # fmt: skip
         return Entry(path, kind, 0, target=target)
     if kind != "file":

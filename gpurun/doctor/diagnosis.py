@@ -46,5 +46,5 @@ def unreachable(host: str, error: GpurunError) -> Finding:
 _REMEDIES: dict[type[GpurunError], str] = {
     HostKeyMismatch: "compare the fingerprint with the key on the host's console, then: gpurun inventory trust HOST",
     AuthenticationFailed: "add your public key to the host's authorized_keys",
-    HostNotReady: "install python3 (3.8 or newer) on the host, because gpurun needs it",
+    HostNotReady: "install python3 (3.8 or newer) on the host, because gpurun needs Python there",
 }

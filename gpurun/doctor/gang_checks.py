@@ -213,7 +213,7 @@ def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
             owners.setdefault(address, []).append(name)
     for address, names in owners.items():
         if len(names) > 1:
-            evidence = f"these hosts all have the address {address} on {interface}"
+            evidence = f"all of these hosts have the same address {address} on {interface}"
             remedy = "give each host an address of its own"
             yield Finding("address", Severity.ERROR, tuple(names), evidence, remedy)
 

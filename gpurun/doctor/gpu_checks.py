@@ -60,7 +60,7 @@ def described(process: GpuProcess) -> str:
 
 def _driver_remedy(problem: str) -> str:
     if problem.startswith("no NVIDIA driver"):
-        return "install the NVIDIA driver, or load it: sudo modprobe nvidia; then check with nvidia-smi"
+        return "install the NVIDIA driver, or load the driver with `sudo modprobe nvidia`; then check with nvidia-smi"
     if "hangs" in problem:
         return "look for Xid errors: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
     if "mismatch" in problem:

@@ -72,7 +72,10 @@ def check_docker(host: Host, found: Hardware) -> Iterator[Finding]:
         remedy = "use the host's system-wide Docker; a job on this host alone can run without a change"
         yield Finding("docker-network", Severity.ERROR, (host.name,), evidence, remedy)
     if host.gpus and not docker.gpu_support:
-        evidence = "Docker cannot give GPUs to containers: it has no NVIDIA runtime, CDI device or container toolkit"
+        evidence = (
+            "Docker cannot give GPUs to containers, because Docker has no NVIDIA runtime, CDI device or "
+            "container toolkit"
+        )
         remedy = (
             "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker"
         )
@@ -287,7 +290,7 @@ def _gids(host: Host, fabric: Fabric, name: str, port: HcaPort) -> Iterator[Find
             yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
             return
     if address_kind(usable[0].address) == "link-local":
-        evidence = f"{name} has only link-local RoCE v2 GIDs, so it cannot reach hosts behind a router"
+        evidence = f"{name} has only link-local RoCE v2 GIDs, so the port cannot reach hosts behind a router"
         remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}"
         yield Finding("roce-gid", Severity.WARNING, (host.name,), evidence, remedy)
 

@@ -114,6 +114,6 @@ def _missing(host: str, found: Hardware, granted: tuple[int, ...]) -> list[Findi
     if not missing:
         return []
     others = count(len(found.gpus), "other GPU answers", "other GPUs answer")
-    evidence = f"GPU {', '.join(map(str, missing))} of this job does not answer; {others}"
+    evidence = f"GPU {', '.join(map(str, missing))} of the job does not answer; {others}"
     remedy = "look for a GPU that fell off the bus: sudo dmesg | grep -i xid"
     return [Finding("gpu-missing", Severity.ERROR, (host,), evidence, remedy, {host: missing})]

@@ -49,7 +49,8 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
         user = pwd.getpwuid(uid)
     except KeyError:
         return Recovered(
-            f"uid {uid}", problem=f"uid {uid} has no account any more, so gpurun cannot start supervisors for its jobs"
+            f"uid {uid}",
+            problem=f"uid {uid} has no account any more, so gpurun cannot start the processes that supervise its jobs",
         )
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
     try:

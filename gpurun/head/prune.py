@@ -165,7 +165,8 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     left = record.outputs_left
     if not _is_mine(record.owner_uid):
         return NotYours(
-            f"the job belongs to {user_name(record.owner_uid)}; only the owner and root may remove it", job=folder.id
+            f"the job belongs to {user_name(record.owner_uid)}; only the owner and root may remove the job",
+            job=folder.id,
         )
     if not record.state.ended:
         return refused(
@@ -204,7 +205,9 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
     except FileNotFoundError:
         return None
     owner = user_name(record.owner_uid)
-    return BadInput("the job is not in its owner's history yet", job=folder.id, hint=f"run `gpurun history` as {owner}")
+    return BadInput(
+        "the owner's history does not contain the job yet", job=folder.id, hint=f"run `gpurun history` as {owner}"
+    )
 
 
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:

@@ -76,7 +76,7 @@ class Code(FileTree):
         try:
             super().__init__(Entry(*row) for row in msgspec.convert(json.loads(first), ready(Rows)))
         except (ValueError, RecursionError):
-            raise self._damaged("the list of its files cannot be read") from None
+            raise self._damaged("gpurun cannot read the list of files") from None
         ends = accumulate((entry.size for entry in self.files.values()), initial=len(first))
         self._starts = dict(zip(self.files, ends, strict=False))
 

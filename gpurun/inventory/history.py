@@ -112,7 +112,7 @@ class History:
                 continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(
-                    f"gpurun cannot read this recorded change of the inventory: {error}", where=str(path)
+                    f"gpurun cannot read the recorded change of the inventory: {error}", where=str(path)
                 ) from error
             if path.name == self._record(change.number).name:  # else a member has renamed it
                 found.append(change)

@@ -71,7 +71,7 @@ def _refuse_loss(jobs_by_machine: JobsByMachine, after: Inventory) -> None:
     for machine, jobs in jobs_by_machine.items():
         if machine not in there:
             raise StateError(
-                f"{_running(jobs)} on {machine}, but the new inventory does not contain this host", where=after.source,
+                f"{_running(jobs)} on {machine}, but the new inventory does not contain the host", where=after.source,
                 hint="cancel the jobs first, or correct the file by hand; `gpurun inventory validate` checks the file",
             )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _changed(before: Inventory, after: Inventory, name: str) -> str:
     """Return the first change on which jobs of a host depend, in words; an empty string if there is none."""
     new = after.by_name.get(name)
     if new is None:
-        return "remove this host"
+        return "remove the host"
     old = before.by_name[name]
     for field in RELIED_ON:
         if getattr(old, field) != getattr(new, field):

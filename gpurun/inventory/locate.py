@@ -24,7 +24,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
         )
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
-        hint = None if explicit else "$GPURUN_INVENTORY names this file: change or unset the variable"
+        hint = None if explicit else "the variable GPURUN_INVENTORY names the file: change or unset the variable"
         try:
             path = Path(named).expanduser().absolute()
         except RuntimeError as error:

@@ -82,7 +82,7 @@ def read(text: str) -> CommentedMap:
 def not_editable() -> BadInput:
     """Return the error for a valid file that ruamel.yaml cannot write again without changes."""
     return BadInput(
-        "gpurun cannot change this inventory without losing a part of its text",
+        "gpurun cannot change the inventory without a loss of a part of the text",
         hint="change the inventory by hand, with `gpurun inventory edit`",
     )
 

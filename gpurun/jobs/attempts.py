@@ -60,7 +60,7 @@ def make_history_folder(home: Path, uid: int) -> StatePath:
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_OTHERS)  # an older version made it under a lax umask
         elif found.st_uid != uid or found.st_mode & _OTHERS:
             raise StateError(
-                f"users other than {user_name(uid)} can write to this folder{blame(found)}", where=str(folder)
+                f"users other than {user_name(uid)} can write to the folder{blame(found)}", where=str(folder)
             )
     finally:
         os.close(descriptor)

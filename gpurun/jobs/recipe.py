@@ -68,7 +68,7 @@ def read(path: Path) -> Recipe:
     except BadInput as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        what = f"this folder has no {RECIPE_FILE}" if is_folder else "the recipe does not exist"
+        what = f"the folder has no {RECIPE_FILE}" if is_folder else "the recipe does not exist"
         raise BadInput(what, where=str(path), hint=f"give the path of a recipe, or run: {WITHOUT_RECIPE}") from None
     if path.suffix in (".py", ".sh"):
         program = shlex.join(("python3" if path.suffix == ".py" else "sh", str(path)))

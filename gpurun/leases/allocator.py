@@ -104,7 +104,7 @@ def _take(home: Path, descriptor: int, patience_s: float | None) -> None:
         taken = lock.take_within(descriptor, patience_s, while_waiting=tell)
     except OSError as error:
         raise StateError(
-            f"the file system of this folder cannot lock files: {error.strerror}", where=str(home),
+            f"the file system of the state directory cannot lock files: {error.strerror}", where=str(home),
             hint="set GPURUN_HOME to a folder on a local disk",
         ) from error  # fmt: skip
     if not taken:
@@ -137,7 +137,7 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
     look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
     return StateUnavailable(
         f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {_by_whom(home, descriptor)}",
-        where=str(home), hint=f"{look} shows the process that holds the lock. You can resume the "
+        where=str(home), hint=f"{look} shows the process that holds the lock. Resume the "
         "process if it is stopped (state T), or kill the process: gpurun loses no state",
     )  # fmt: skip
 

@@ -162,7 +162,7 @@ def _no_end(target: Target) -> BadInput:
 
 def _no_account(target: Target) -> BadInput:
     return BadInput(
-        f"uid {os.getuid()} has no account on this machine, and OpenSSH works only for users with an account",
+        f"uid {os.getuid()} has no account on this machine, but OpenSSH requires an account",
         host=target.name,
         hint="give the user an account, or install the NSS module that knows the user",
     )

@@ -92,7 +92,7 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
     """
     known = tuple(samples)
     if not known:
-        raise CannotPredict(Unknown.NO_SAMPLES, "there is no measured run", "measure with `gpurun scale` first")
+        raise CannotPredict(Unknown.NO_SAMPLES, "gpurun has no measured run", "measure with `gpurun scale` first")
     for name in ("launcher", "batch_per_rank", "gradient_bytes", "precision", "is_compiled", "exchange"):
         alike = known if name != "exchange" else [sample for sample in known if sample.shape.links]
         if len(values := {getattr(sample, name) for sample in alike}) > 1:

@@ -63,7 +63,7 @@ def test_a_workdir_that_cannot_be_copied_is_an_error_with_its_reason(tmp_path, m
     os.mkfifo(tmp_path / "code" / "pipe")
     with pytest.raises(BadInput, match=r"(?s)cannot be packed.*pipe"):
         pack(tmp_path, len, ("x",), {}, tmp_path / "code")
-    with pytest.raises(BadInput, match="cannot be packed: No such file"):
+    with pytest.raises(BadInput, match="cannot store the function and its arguments: No such file"):
         pack(tmp_path / "none", len, ("x",), {}, None)
 
 

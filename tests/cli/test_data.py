@@ -61,7 +61,7 @@ def test_stage_list_and_evict(gpurun, world, monkeypatch):
     assert "h[1-2]" in out and "unused for" in out and len(out.splitlines()) == 1
 
     assert gpurun("data", "evict")[0] == 2
-    assert "is not a data set" in gpurun("data", "evict", "beef", "--yes")[2]
+    assert "is not the digest of a data set" in gpurun("data", "evict", "beef", "--yes")[2]
     code, _, err = gpurun("data", "evict", staged["digest"][:14])
     assert (code, "--yes" in err) == (2, True)
     code, out, _ = gpurun("data", "evict", "--unused", "--host", "h1", "--yes", "--json")

@@ -47,7 +47,7 @@ def allocator_lock(world: EventfulWorld, *, patience_s: float | None) -> Iterato
     if world.stop_errors:
         world.stop_errors -= 1
         world.note("the state directory cannot be used for now")
-        raise StateError("the file system of this folder cannot lock files")
+        raise StateError("the file system of the state directory cannot lock files")
     yield
 
 

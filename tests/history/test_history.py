@@ -508,5 +508,5 @@ def test_a_folder_in_which_somebody_else_has_put_a_file_is_not_trusted(home):
     journal.touch()
     os.chown(journal, 12345, -1)
     file_of(home).parent.chmod(0o775)
-    with pytest.raises(StateError, match=r"users other than .* can write to this folder"):
+    with pytest.raises(StateError, match=r"users other than .* can write to the folder"):
         collect(home)

@@ -107,7 +107,7 @@ def test_a_leased_host_is_never_removed_in_silence(imported, place):
     assert (code, inventory.read_bytes()) == (5, before)
     assert (
         "gone: n3" in err
-        and "n3: you cannot remove this host now: j-0000abcd runs on the host" in err
+        and "n3: you cannot remove the host now: j-0000abcd runs on the host" in err
         and "gpurun inventory drain n3 --wait" in err
     )
 
@@ -128,7 +128,11 @@ def test_a_host_that_the_source_moves_keeps_its_comment_and_values(imported):
 def test_another_source_is_added_only_on_request(gpurun, imported):
     Path("more").write_text("[rack3]\nk1 gpus=2\nn1 gpus=1 gpu_count=1\n")
     code, _, err = gpurun("inventory", "import", "more")
-    assert (code, "gpurun did not import the inventory from this source" in err, "--merge adds the source's hosts" in err) == (
+    assert (
+        code,
+        "gpurun did not import the inventory from this source" in err,
+        "--merge adds the source's hosts" in err,
+    ) == (
         2,
         True,
         True,

@@ -162,7 +162,7 @@ def test_what_a_lease_relies_on_stays(path: Path, tmp_path: Path, words: str) ->
 
 def test_a_leased_host_is_not_removed_but_may_be_labelled(path: Path, tmp_path: Path) -> None:
     file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07:22": ["j-12345678"]}))
-    with pytest.raises(StateError, match="cannot remove this host now: j-12345678 runs on the host"):
+    with pytest.raises(StateError, match="cannot remove the host now: j-12345678 runs on the host"):
         file.commit(lambda data: apply(data, path, RemoveHosts(("gpu-r1-07",))), ME)
     with pytest.raises(StateError, match="cannot change the fabric now"):
         file.commit(lambda data: data.replace(b"eno1", b"eno2"), ME)

@@ -124,9 +124,9 @@ def test_slices_and_names_of_gpus():
 
 
 REFUSED = {  # files, option → what the message says; each says a place
-    "a folder": ({"src/a.py": ""}, ("src",), "src: no file in this folder has the usual name"),
+    "a folder": ({"src/a.py": ""}, ("src",), "src: no file in the folder has the usual name"),
     "a folder, what to do": ({"src/a.py": ""}, ("src",), "in a folder, gpurun looks only for slurm.conf"),
-    "NUL bytes": ({"hosts": "a\nb\0"}, ("hosts",), "hosts: this file is not text: line 2 has a NUL byte"),
+    "NUL bytes": ({"hosts": "a\nb\0"}, ("hosts",), "hosts: the file is not text: line 2 has a NUL byte"),
     "no format": ({"notes": "a b c\n"}, ("notes",), "one line is 'a b c'"),
     "an empty file": ({"hosts": "# none\n"}, ("hosts",), "of this file: the file has no line with text"),
     "gpus": ({"hosts": "a\n"}, ("hosts", "--gpus", "-1"), "--gpus: '-1'"),
@@ -137,13 +137,13 @@ REFUSED = {  # files, option → what the message says; each says a place
         "hosts: y: left out, because all GPUs are slices (MIG)",
     ),
     "a plugin of Ansible's": (
-        {"aws.yml": "plugin: aws_ec2\nregions: [x]\n"}, ("aws.yml",), "aws.yml:1: this file configures",
+        {"aws.yml": "plugin: aws_ec2\nregions: [x]\n"}, ("aws.yml",), "aws.yml:1: the file configures",
     ),
     "what ansible-inventory --list prints": (
         {"d.json": '{"_meta": {"hostvars": {}}}'}, ("d.json",), "ansible-inventory -i SOURCE --list --yaml > hosts.yml",
     ),
     "a task of dstack's": ({".dstack.yml": "type: task\n"}, ("."), ".dstack.yml: a dstack file of type 'task' lists"),
-    "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: this dstack fleet has no ssh_"),
+    "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: the dstack fleet has no ssh_"),
     "a pool without hosts": ({"p.yml": "a: {hosts: [x]}\nb: {user: u}\n"}, ("p.yml",), "p.yml:2:1: pool b has no host"),
     "a nameless host": ({"p.yml": "a: {hosts: [{user: x}]}\n"}, ("p.yml",), "p.yml:1:13: this host has neither ip nor"),
     "hosts that are no list": (

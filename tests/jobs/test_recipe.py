@@ -140,7 +140,7 @@ def test_contradictions(tmp_path):
 def test_no_recipe_there(tmp_path):
     with pytest.raises(BadInput, match="none: the recipe does not exist"):
         read(tmp_path / "none")
-    with pytest.raises(BadInput, match=r"this folder has no recipe\.yaml"):
+    with pytest.raises(BadInput, match=r"the folder has no recipe\.yaml"):
         read(tmp_path)
     (tmp_path / "my train.py").write_text("print('a'); b: int = 1")
     with pytest.raises(BadInput, match="the file is a program, not a recipe") as caught:

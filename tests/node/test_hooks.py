@@ -199,7 +199,7 @@ def test_one_that_runs_as_another_user_and_hangs_is_left_behind_after_its_time(p
         other_user.setattr(proc.os, "killpg", refuse)
         other_user.setattr(proc.os, "kill", refuse)
         said = health(argv, limit_s=0.2)
-    assert "did not end within 0.2 s and cannot be ended, because it runs as another user" in said
+    assert "did not end within 0.2 s and cannot be ended, because the program runs as another user" in said
     until(lambda: note.exists() and note.read_text())
     os.kill(int(note.read_text()), 9)
 

@@ -128,7 +128,7 @@ def read_yaml(data: bytes, draft: Draft, file: str, beside: VariableFiles, meant
         groups = entries(root, report, "the inventory")
         if "plugin" in groups:
             raise BadInput(
-                "this file configures an Ansible plugin and lists no hosts",
+                "the file configures an Ansible plugin and lists no hosts",
                 where=_place(groups["plugin"][0], report), hint=f"run `{AS_YAML}`, then import hosts.yml",
             )  # fmt: skip
         for name, (_, node) in groups.items():

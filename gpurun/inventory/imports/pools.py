@@ -61,7 +61,7 @@ def read_dstack(data: bytes, draft: Draft, file: str) -> None:
         )
     ssh = entries(top["ssh_config"][1], reader.report, "ssh_config") if "ssh_config" in top else {}
     if "hosts" not in ssh:
-        raise BadInput("this dstack fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
+        raise BadInput("the dstack fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
     for key in ("placement", "resources", "blocks", "env"):
         if key in top:
             draft.leave(f"{key}: only dstack has this setting", reader.place(top[key][0]))
@@ -110,7 +110,7 @@ class _MachineLists:
     def _name(self, node: Node, own: Entries) -> str | None:
         name = next((text for key in _NAMES if (text := _text(own, key)) is not None), None)
         if name is None:
-            self.report.wrong(node, "this host has neither ip nor hostname")
+            self.report.wrong(node, "the host has neither ip nor hostname")
         return name
 
     def _value(self, host: str, key: str, place: ScalarNode, value: Node) -> None:

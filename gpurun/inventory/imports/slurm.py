@@ -64,7 +64,10 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
     draft.leave_out_without_gpus(file, " (Gres)", names_tell=False)
     racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
     if beside("topology.yaml") is not None:
-        draft.leave("gpurun reads only topology.conf, not this file", _beside(file, "topology.yaml"))
+        draft.leave(
+            "gpurun reads racks only from topology.conf, not from topology.yaml",
+            _beside(file, "topology.yaml"),
+        )
     _partitions(partitions, _node_sets(sets, draft), {*nodes}, draft)
     draft.took.append(
         f"{count(len(draft.values), 'node')}, {count(racks, 'leaf switch', 'leaf switches')} as racks, "

@@ -41,7 +41,7 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
         raise BadInput(f"the file is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     if b"\0" in data:
         raise BadInput(
-            f"this file is not text: line {data[: data.index(0)].count(10) + 1} has a NUL byte", where=str(file)
+            f"the file is not text: line {data[: data.index(0)].count(10) + 1} has a NUL byte", where=str(file)
         )
     text = data.decode("utf-8-sig", "replace")
     kind = kind or detect(file, text)
@@ -53,7 +53,7 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
     draft.leave_out_twins(str(file))
     if not draft.values:
         raise BadInput(
-            f"no host was found in this file, which gpurun read as {kind}",
+            f"gpurun read the file as {kind} and found no host",
             where=str(file),
             hint=_short(draft.out or draft.left),
         )
@@ -69,7 +69,7 @@ def _file_in(folder: Path) -> Path:
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
         raise BadInput(
-            "no file in this folder has the usual name of a host list", where=str(folder),
+            "no file in the folder has the usual name of a host list", where=str(folder),
             hint=f"name the file; in a folder, gpurun looks only for {', '.join(_FILES)}",
         )  # fmt: skip
     return found
@@ -111,7 +111,7 @@ def detect(path: Path, text: str) -> str:
         return pool
     if text.lstrip().startswith("{") and '"_meta"' in text:
         raise BadInput(
-            "this file is JSON from an Ansible inventory script; gpurun imports Ansible's YAML", where=str(path),
+            "the file is JSON from an Ansible inventory script, but gpurun imports Ansible's YAML", where=str(path),
             hint=f"run `{ansible.AS_YAML}`, then import hosts.yml",
         )  # fmt: skip
     signs = {
@@ -133,7 +133,7 @@ def detect(path: Path, text: str) -> str:
             return kind
     odd = next((line for line in lines if not _HOSTFILE_LINE.match(line)), None)
     raise BadInput(
-        "gpurun does not know the format of this file"
+        "gpurun does not know the format of the file"
         + (f": one line is {shown(odd.strip())}" if odd else ": the file has no line with text"),
         where=str(path),
         hint=f"name the format with --from: {', '.join(FORMATS)}",

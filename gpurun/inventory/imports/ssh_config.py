@@ -78,7 +78,7 @@ class _BlockReader:
     def _line(self, line: str, where: str, depth: int) -> None:
         found = _KEYWORD.match(line)
         if not found:
-            raise BadInput(f"this line is not a keyword and a value: {shown(line)}", where=where)
+            raise BadInput(f"the line is not a keyword and a value: {shown(line)}", where=where)
         keyword, value = found.group(1).lower(), found.group(2)
         if keyword == "host":
             names = _names(value, self._draft, where)

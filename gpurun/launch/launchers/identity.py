@@ -129,7 +129,7 @@ def _refuse(spec: JobSpec, each: RankIdentity, names: list[str], launcher: Launc
         )  # fmt: skip
     if each.is_always_refused:
         raise Disagreement(
-            f"only a launcher may set {shown}: each rank needs its own value", "env", names[0],
+            f"each rank needs its own value of {shown}, so only a launcher may set {shown}", "env", names[0],
             hint=f"remove {shown}, or choose --launcher {each.launchers[0]}, which sets {them}",
         )  # fmt: skip
     if spec.one_per_host:

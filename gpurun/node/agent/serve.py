@@ -191,7 +191,7 @@ def find(op: str) -> Callable[..., Any]:
         if function is not None:
             found: Callable[..., Any] = function
             return found
-    raise OpError("unknown-op", "there is no operation %r" % op)
+    raise OpError("unknown-op", "the host's agent does not know the operation %r" % op)
 
 
 def _drive(call: Call, result: Any) -> OpReply:

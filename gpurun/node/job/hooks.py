@@ -137,7 +137,9 @@ def _run(call: Call, argv: List[str], env: Dict[str, str], limit_s: float) -> st
         if error.kind != "timeout":
             raise
         last = _last_lines(error.detail.get("stdout", ""), error.detail.get("stderr", ""))
-        end = "cannot be ended, because it runs as another user" if error.detail.get("goes_on") else "was ended"
+        end = (
+            "cannot be ended, because the program runs as another user" if error.detail.get("goes_on") else "was ended"
+        )
         return "%s did not end within %g s and %s%s" % (argv[0], limit_s, end, last)
     last = _last_lines(done["stdout"], done["stderr"])
     if done["code"] < 0:
