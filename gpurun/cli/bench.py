@@ -117,7 +117,7 @@ def spec_of(
     if len(generations) > 1:
         hint = f"name hosts of one generation only: {', '.join(sorted(generations))}"
         raise BadInput(
-            f"a benchmark needs GPUs of one generation; these hosts have {len(generations)} generations", hint=hint
+            f"a benchmark needs GPUs of one generation, but the hosts have {len(generations)} generations", hint=hint
         )
     if engine not in ENGINES:
         raise BadInput(f"--engine is {engine!r}, but must be auto, mpi or horovod")

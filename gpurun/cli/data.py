@@ -177,7 +177,9 @@ def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
     found = [one for one in sets if short and one.digest[7:].startswith(short)]
     if len(found) == 1:
         return found[0]
-    why = "is the beginning of several digests of data sets" if found else "is not a data set that these hosts have"
+    why = (
+        "is the beginning of several digests of data sets" if found else "is not the digest of a data set on the hosts"
+    )
     raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists the data sets")
 
 

@@ -113,7 +113,7 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
         )  # fmt: skip
     if user is not None and any(host.user != user for host in found.hosts):
         raise BadInput(
-            f"a host of this inventory has an SSH user other than {user!r}", where=str(target),
+            f"a host of the inventory has an SSH user other than {user!r}", where=str(target),
             hint=f"run: gpurun inventory set @all user={user}",
         )  # fmt: skip
     say(printable(f"{target}: gpurun init continues with this inventory and its {count(len(found.hosts), 'host')}"))

@@ -315,7 +315,7 @@ def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes
     def rewrite(now: bytes) -> bytes:
         if now != before:
             raise StateError(
-                "somebody else changed the inventory while you edited it, so gpurun did not write your text"
+                "somebody else changed the inventory while you edited the text, so gpurun did not write your text"
             )
         parse(after, draft)
         return after

@@ -114,7 +114,7 @@ def _ask(wanted: Sequence[Offer]) -> None:
     names = fold(offer.host for offer in wanted)
     agree(
         f"Trust {names}?",
-        "gpurun cannot ask you whether these fingerprints are right, because stdin is not a terminal",
+        "gpurun cannot ask you whether the fingerprints are right, because stdin is not a terminal",
         "--yes trusts the keys without a question",
     )
 
