@@ -81,9 +81,7 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory, choice: LauncherChoi
         refuse_impossible(spec, inventory)
     except NeverFits as error:
         if choice.stays:
-            alone = (
-                f"{choice.stays}, so the gang stays on one host; --one-per-host starts the command once on each host"
-            )
+            alone = f"{choice.stays}, so the job stays on one host; --one-per-host starts the command once on each host"
             error.hint = f"{alone}\n    {error.hint}"
         elif spec.constraints != choice.spec.constraints:  # the line's own text keeps the gang on few hosts
             error.hint = "\n    ".join(filter(None, (*said, error.hint)))

@@ -116,7 +116,7 @@ def make_plan(
     interfaces = {name: used.interface for name, used in fabrics.items()}
     if launcher.argv is not None and len(used := set(interfaces.values())) > 1:
         raise BadInput(
-            f"the gang's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
+            f"the job's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
             hint="give all hosts of a generation the same fabric, or list only hosts of one fabric "
             "under constraints.hosts",
         )  # fmt: skip

@@ -309,15 +309,15 @@ class ScalingModel:
         exchange = self.exchange
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
-            message = f"the gang has {has}, but the measured runs used the exchange {exchange!r}"
-            raise CannotPredict(Unknown.EXCHANGE, message, f"measure a gang that has {has} with `gpurun scale`")
+            message = f"the job has {has}, but the measured runs used the exchange {exchange!r}"
+            raise CannotPredict(Unknown.EXCHANGE, message, f"measure a job that has {has} with `gpurun scale`")
         if wanted not in (None, exchange) and shape.links:
-            message = f"the gang's exchange is {wanted!r}, but the measured runs used the exchange {exchange!r}"
-            hint = f"measure a gang with the exchange {wanted!r} with `gpurun scale`"
+            message = f"the job's exchange is {wanted!r}, but the measured runs used the exchange {exchange!r}"
+            hint = f"measure a job with the exchange {wanted!r} with `gpurun scale`"
             raise CannotPredict(Unknown.EXCHANGE, message, hint)
         used = traffic_of(shape, sent, exchange, frozenset()).links
         for link in sorted(used - self.links, key=cost.LINKS.index):
-            hint = f"measure a gang that uses links {link.value} with `gpurun scale`"
+            hint = f"measure a job that uses links {link.value} with `gpurun scale`"
             raise CannotPredict(Unknown.LINK, f"no measured run used links {link.value}", hint)
         for link in sorted(used - self.rated, key=cost.LINKS.index):
             if shape.rates.of(link) not in (None, self.rates.of(link)):

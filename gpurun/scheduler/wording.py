@@ -96,7 +96,7 @@ def _holder(holder: Occupant, now_s: float) -> str:
         return f"{where}, prepares; its time limit does not count yet"
     if holder.free_s <= now_s:
         return f"{where}, should have ended by its time limit"
-    return f"{where}, free {in_time(holder.free_s, now_s)} if the gang uses its whole time limit"
+    return f"{where}, free {in_time(holder.free_s, now_s)} if the job uses its whole time limit"
 
 
 def _expected(explanation: Explanation, now_s: float) -> str:
@@ -104,12 +104,12 @@ def _expected(explanation: Explanation, now_s: float) -> str:
     if at_s is None:
         return f"unknown: {explanation.unknown_because}"
     if at_s <= now_s:
-        return "soon: the gangs in the way should have ended by now"
+        return "soon: the jobs in the way should have ended by now"
     before = [holder for holder in explanation.holders if holder.free_s is not None and holder.free_s <= at_s]
     if not before:  # time alone brings the start: it waits no longer for one rack, or gangs may be preempted for it
         return in_time(at_s, now_s)
     only_stop = all(holder.stopping for holder in before)
-    ends = "when the gangs that stop have ended" if only_stop else "if running gangs use their whole time limits"
+    ends = "when the stopping jobs have ended" if only_stop else "if running jobs use their whole time limits"
     return f"{in_time(at_s, now_s)} {ends}"
 
 

@@ -356,5 +356,5 @@ def _by_hang(seen: GangSeen) -> Step:
     done = sorted(rank.rank for rank in seen.ranks if rank.code == 0 and seen.least is None)
     left = f"; {len(done)} of {seen.world} ranks have already returned 0, including rank {done[0]}" if done else ""
     failure = FirstFailure(f"{seen.hung}{left}", kind="hang")
-    end = End(State.FAILED, f"the gang hangs: {failure.reason}", 1, failure=failure, ladder=True)
+    end = End(State.FAILED, f"the job hangs: {failure.reason}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)

@@ -122,7 +122,7 @@ class Members:
 
     def _say_size(self) -> None:
         gpus = sum(len(grant.gpus) for grant in self._job.lease.members)
-        self._job.note(f"the gang has {gpus} of {self._job.spec.gpus} GPUs, on {', '.join(self._job.members)}")
+        self._job.note(f"the job has {gpus} of {self._job.spec.gpus} GPUs, on {', '.join(self._job.members)}")
 
     def _repeat(self, tend: Callable[[], None]) -> None:
         told = ""
@@ -132,7 +132,7 @@ class Members:
                 told = ""
             except (GangEnd, *OUTLIVED) as error:  # it is tried again: said once
                 if (why := words_of(error)) != told:
-                    self._job.note(f"gpurun could not update the gang and retries: {why}")
+                    self._job.note(f"gpurun could not update the job's hosts and retries: {why}")
                 told = why
 
     def _tend(self) -> None:
@@ -250,7 +250,7 @@ class Members:
         for each in unbrought:
             brings = f"`gpurun outputs {self._job.lease.job}` copies the missing outputs later"
             then = "the host's GPUs stay leased while gpurun retries the copy" if each.may_come else brings
-            said = f"{each.host} leaves the gang, but has outputs that the head does not have: {each.words}; {then}"
+            said = f"{each.host} leaves the job, but has outputs that the head does not have: {each.words}; {then}"
             if said not in self._told:
                 self._told.add(said)
                 self._job.note(said)
@@ -264,7 +264,7 @@ class Members:
                 grown = self._take_and_bring_in()
                 self._grow_after(GROW_FIRST_S if grown else min(2 * self._grow_wait_s, NOTHING_FREE_MOST_S))
             except (GangEnd, *OUTLIVED) as error:
-                self._job.note(f"the gang cannot grow yet: {words_of(error)}")
+                self._job.note(f"the job cannot get more GPUs yet: {words_of(error)}")
                 self._grow_after(min(2 * self._grow_wait_s, OF_NO_USE_MOST_S))
 
     def _grow_after(self, wait_s: float) -> None:
@@ -306,7 +306,7 @@ class Members:
 
     def give_up_joining(self) -> None:
         """Stop waiting for hosts that are joining."""
-        self._job.links.cut(self._joining.copy(), "the gang has ended")
+        self._job.links.cut(self._joining.copy(), "the job has ended")
 
     def _bring_in(self, hosts: Sequence[str]) -> None:
         """Prepare hosts like the first hosts, and make them members.

@@ -36,7 +36,7 @@ class GrowsAnew:
         job = self._job
         if not job.spec.reforms or job.spec.gpus >= job.record.gpus or job.record.rehearsal:
             return []
-        job.note(f"the gang has {job.spec.gpus} of {job.record.gpus} GPUs, on {', '.join(job.members)}")
+        job.note(f"the job has {job.spec.gpus} of {job.record.gpus} GPUs, on {', '.join(job.members)}")
         return [threading.Thread(target=self._look, name="growth", daemon=True)]
 
     def _look(self) -> None:
@@ -48,7 +48,7 @@ class GrowsAnew:
                 told = ""
             except OUTLIVED as error:  # for example a damaged lease: tried again, reported once
                 if (why := words_of(error)) != told:
-                    self._job.note(f"the gang cannot grow yet: {why}")
+                    self._job.note(f"the job cannot get more GPUs yet: {why}")
                 told = why
 
     def _is_time(self) -> bool:
@@ -66,7 +66,7 @@ class GrowsAnew:
             look_while_growing(job.home, os.environ, job.inventory)
             return False
         job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
-        reason = f"gpurun starts the gang again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
+        reason = f"gpurun starts the job again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
         job.folder.ask_to_cancel(CancelRequest("preempt", by="its growth", asked_s=job.clock(), reason=reason))
         return True
 

@@ -98,7 +98,7 @@ class SupervisedJob:
         if problem is None:
             freeze(self.folder, inventory, self.lease)
         else:
-            self.note(f"the inventory cannot be loaded ({problem.message}); the gang continues with the hosts it has")
+            self.note(f"the inventory cannot be loaded ({problem.message}); the job continues with its present hosts")
         return inventory
 
     def load_inventory_again(self) -> None:
@@ -309,7 +309,7 @@ class SupervisedJob:
         if damage := self.folder.mend_request():
             self.note(damage)
         if self.leases.restore(self.lease.job):
-            self.note("somebody removed the job's lease; gpurun restored the lease, because only a fence frees GPUs")
+            self.note("somebody removed the job's lease, which reserves its GPUs; gpurun restored the lease")
 
     def _must_look(self, request: CancelRequest | None) -> bool:
         """Return whether a pass must decide if the gang has to stop, for another gang or for a drain."""

@@ -16,7 +16,7 @@ MARKS: Mapping[str, str] = {
     FOREIGN: "held by another gpurun installation, or by a process that no job started",
     KEPT: "kept for a job of another inventory",
     OUT: "on a host that is out",
-    UNKNOWN: "not known: a lease is damaged",
+    UNKNOWN: "not known: a lease, a file that reserves GPUs, is damaged",
 }
 """The marks of cells without a job, with their meaning."""
 

@@ -255,7 +255,7 @@ def test_a_function_on_one_gpu_needs_python_alone_and_a_gang_what_its_imports_sa
 
 
 def test_a_gang_whose_function_says_nothing_is_refused_with_the_settings_that_would_do(asked, capsys):
-    with pytest.raises(BadInput, match="how 2 processes of this program find each other") as caught:
+    with pytest.raises(BadInput, match="how 2 processes of the program find each other") as caught:
         gpurun.submit(len, ("abc",), gpus=2, image="i")
     for setting in ("launcher='torchrun'", "launcher='horovod'", "launcher='tasks'", "one_per_host=True"):
         assert setting in caught.value.hint

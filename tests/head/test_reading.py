@@ -254,7 +254,7 @@ def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
     inventory = load(workdir.parent / "inventory.yaml")
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["python3", "train.py"])}  # fmt: skip
-    with pytest.raises(BadInput, match=r"how 4 processes of this program find each other: train.py uses") as caught:
+    with pytest.raises(BadInput, match=r"how 4 processes of the program find each other: train.py uses") as caught:
         spec_of(None, inventory, flags)
     with pytest.raises(NeverFits):
         spec_of(None, inventory, {**flags, "-n": ("gpus", "99")})
@@ -277,7 +277,7 @@ def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_t
             spec_of(None, inventory, {**flags, **more})
     with pytest.raises(NeverFits) as caught:
         spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", ["bash", "run.sh"])})
-    assert "run.sh starts accelerate launch for one host, so the gang stays on one host" in caught.value.hint
+    assert "run.sh starts accelerate launch for one host, so the job stays on one host" in caught.value.hint
     piped = ["bash", "-c", "echo 100 | mpiexec -n 8 python3 train.py"]
     with pytest.raises(NeverFits) as caught:
         spec_of(None, inventory, {**flags, "-n": ("gpus", "8"), "command": ("command", piped)})

@@ -159,7 +159,7 @@ def said(snapshot, gang="g", now_s=10.0):
 
 
 def test_words_say_what_an_expected_start_depends_on():
-    assert "in 1m30s if running gangs use their whole time limits" in said(busy(Gang("g", 4, 1.0)))
+    assert "in 1m30s if running jobs use their whole time limits" in said(busy(Gang("g", 4, 1.0)))
     assert "unknown: the start depends on jobs without a time limit" in said(busy(Gang("g", 8, 1.0)))
 
 
@@ -189,7 +189,7 @@ def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_others_run_where_it_
 def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
     stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
     snapshot = Snapshot(cluster([0], 1, 4), (replace(stops, stopping=True),), (Gang("g", 4),), now_s=10.0)
-    assert "expected start: in 30s when the gangs that stop have ended" in said(snapshot)
+    assert "expected start: in 30s when the stopping jobs have ended" in said(snapshot)
 
 
 def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
@@ -197,9 +197,9 @@ def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
     endless = runs(Gang("endless", 4), ("r0h1", range(4)))
     snapshot = Snapshot(cluster([0], 2, 4), (stops, endless), (Gang("g", 4),), now_s=10.0)
     text = said(snapshot)
-    assert "expected start: in 30s when the gangs that stop have ended" in text
+    assert "expected start: in 30s when the stopping jobs have ended" in text
     assert (
-        "gpurun keeps r0h0 for the job until the gangs that stop have ended there" in text and "time limits" not in text
+        "gpurun keeps r0h0 for the job until the stopping jobs have ended there" in text and "time limits" not in text
     )
     limited = replace(
         snapshot, running=(replace(stops, stopping=False, gang=stops.gang.wanting(time_limit_s=60)), endless)
@@ -211,7 +211,7 @@ def test_the_expected_end_of_a_gang_that_stops_comes_nearer():
     stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
     told = replace(stops, stopping=True, told_s=10.0)
     snapshot = Snapshot(cluster([0], 1, 4), (told,), (Gang("g", 4),), now_s=35.0)
-    assert "expected start: in 5s when the gangs that stop have ended" in said(snapshot, now_s=35.0)
+    assert "expected start: in 5s when the stopping jobs have ended" in said(snapshot, now_s=35.0)
     late = replace(snapshot, now_s=300.0)
     assert "expected start: soon:" in said(late, now_s=300.0)
     odd = replace(snapshot, running=(replace(told, told_s=1e9),))

@@ -66,7 +66,7 @@ def test_a_later_supervisor_goes_on_with_the_hosts_of_the_grant(carried, file, h
     assert (after.ssh_config, after.docker_host, after.source) == (before.ssh_config, before.docker_host, before.source)
     assert {target.name for target in later.links.targets.values()} == set(later.hosts)
     notes = [json.loads(line)["text"] for line in later.folder.events.read_text().splitlines()]
-    assert len(notes) == 1 and "the gang continues with the hosts it has" in notes[0]
+    assert len(notes) == 1 and "the job continues with its present hosts" in notes[0]
 
 
 def test_a_sound_inventory_counts_for_more_than_what_was_stored(carried, file):

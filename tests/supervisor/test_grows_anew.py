@@ -56,7 +56,7 @@ def test_it_is_ended_once_it_could_be_larger_and_the_hosts_it_failed_on_count_ag
     assert growth._is_time() and growth._ask()
     request = gang.folder.cancel_request()
     assert (request.kind, request.by) == ("preempt", "its growth")
-    assert "starts the gang again with 6 GPUs" in request.reason
+    assert "starts the job again with 6 GPUs" in request.reason
     assert len(set(gang.folder.record().avoid)) == 1, "the host that it does not need stays avoided"
 
 
@@ -139,7 +139,7 @@ def test_a_look_that_fails_is_told_once_and_not_the_last(gang, monkeypatch, erro
     monkeypatch.setattr(gang, "note", notes.append)
     growth._look()
     assert answers == []
-    assert notes == [f"the gang cannot grow yet: {words_of(error)}"]
+    assert notes == [f"the job cannot get more GPUs yet: {words_of(error)}"]
 
 
 def edit(folder, old, new):

@@ -295,7 +295,7 @@ def test_what_is_repeated_for_a_gang_outlives_a_failure_and_tells_it_once(gang, 
         stop.set()
 
     members._repeat(tend)
-    assert notes == [f"gpurun could not update the gang and retries: {words_of(error)}"]
+    assert notes == [f"gpurun could not update the job's hosts and retries: {words_of(error)}"]
 
 
 @pytest.mark.parametrize("error", SHORT, ids=repr)

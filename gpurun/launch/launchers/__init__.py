@@ -94,7 +94,7 @@ def settled(
 def _check(spec: JobSpec, launcher: Launcher) -> None:
     if spec.min_gpus is not None and launcher.elastic == "no":
         if spec.launcher == GLOO.name:
-            what = "an elastic gang (min_gpus) cannot use the controller mpi"
+            what = "an elastic job (min_gpus) cannot use the controller mpi"
             raise Disagreement(what, "min_gpus", hint="remove min_gpus, or use `controller: gloo`")
         what = f"a job with the launcher {launcher.name} cannot be elastic (min_gpus)"
         raise Disagreement(what, "min_gpus", hint="remove min_gpus, or choose another launcher")

@@ -321,7 +321,7 @@ def _elastic(spec: JobSpec, reading: Meaning) -> tuple[str, ...]:
     ranged = reading.counts.hosts is not None and reading.counts.hosts[0] != reading.counts.hosts[1]
     if spec.min_gpus is None or not (ranged or reading.counts.least is not None):
         return ()
-    return (f"  the gang is elastic: {spec.min_gpus} to {spec.gpus} GPUs",)
+    return (f"  the job is elastic: {spec.min_gpus} to {spec.gpus} GPUs",)
 
 
 def _joined(one: Mapping[str, tuple[str, ...]], two: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

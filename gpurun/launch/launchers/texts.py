@@ -98,7 +98,7 @@ def _gpus_of_a_host(spec: JobSpec, launches: Sequence[ScriptLaunch], where: str)
         )
     if hosts == 1:
         return spec.gpus, (
-            f"; {where} is written for one host, so the gang stays on one host (for more hosts, use {VARIABLES})"
+            f"; {where} is written for one host, so the job stays on one host (for more hosts, use {VARIABLES})"
         )
     if hosts is not None:
         return spec.gpus // hosts, f": {hosts} hosts"

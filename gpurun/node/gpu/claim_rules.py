@@ -165,7 +165,7 @@ def _step(me: Claimant, card: Card, seen: Seen) -> Step:
 def why_live(volume: Volume, seen: Seen) -> str:
     """Return the evidence that a claim's holder still needs it; "" if there is none."""
     if not volume.known:
-        return "a newer gpurun made the claim"
+        return "a newer version of gpurun reserved the GPU"
     if volume.alive:
         return "the job's head node is connected"
     for container in seen.containers:

@@ -150,7 +150,7 @@ def _as_srun(choice: LauncherChoice, found: ProgramClues) -> LauncherChoice:
 
 def _doubt_of_srun(spec: JobSpec, found: ProgramClues) -> BadInput:
     return BadInput(
-        f"srun starts {found.unknown}, and gpurun does not know whether this program uses MPI",
+        f"srun starts {found.unknown}, and gpurun does not know whether {found.unknown} uses MPI",
         hint=f"if the program uses MPI: {_way(spec, found, 'launcher', MPIRUN.name)}\n"
         f"    if the program reads variables of Slurm or PyTorch: {_way(spec, found, 'launcher', SRUN.name)}",
     )
@@ -196,7 +196,7 @@ def _once(spec: JobSpec, why: str) -> LauncherChoice:
     if spec.gpus == 1:
         return LauncherChoice(alone)
     chosen = replace(alone, one_per_host=True, constraints=replace(spec.constraints, locality="host"))
-    said = f"gpurun starts one process ({TASKS.name}), and the gang stays on one host: {why}"
+    said = f"gpurun starts one process ({TASKS.name}), and the job stays on one host: {why}"
     return LauncherChoice(chosen, (said,), stays=why)
 
 
@@ -241,7 +241,7 @@ def _doubt(spec: JobSpec, found: ProgramClues) -> BadInput:
     first, *others = names or [TORCHRUN.name, GLOO.name]
     ors = "".join(f"   (or {_way(None, found, 'launcher', name)})" for name in others)
     return BadInput(
-        f"gpurun does not know how {spec.gpus} processes of this program find each other: {why}",
+        f"gpurun does not know how {spec.gpus} processes of the program find each other: {why}",
         hint=f"if the processes train together: {_way(spec, found, 'launcher', first)}{ors}\n"
         f"    to run {spec.gpus} copies, one for each GPU: {_way(spec, found, 'launcher', TASKS.name)}\n"
         f"    to run one process on each host, with all GPUs of the host: {_way(spec, found, 'one_per_host', '')}",
