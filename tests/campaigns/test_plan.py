@@ -57,7 +57,9 @@ def test_a_job_of_a_campaign_has_the_size_that_it_measures_whatever_its_command_
     plan = asked(read(tmp_path / "recipe.yaml"), inventory, (1, 2, 3, 4), told=said.append)
     assert all((job.min_gpus, job.reforms) == (None, False) for job in plan.jobs)
     assert plan.jobs[-1].gpus == 3 and [each.gpus for each in plan.refused][-1] == 4
-    assert any("no job of the campaign is elastic" in text for text in said) and not any("job is elastic:" in text for text in said)
+    assert any("no job of the campaign is elastic" in text for text in said) and not any(
+        "job is elastic:" in text for text in said
+    )
 
 
 def test_sizes_are_numbers_in_order():
