@@ -59,7 +59,7 @@ def folder_of(source: DataSource, home: Path) -> Path:
         raise BadInput("the path leads to a place outside the job's outputs", where=source.path)
     if not meant.is_dir():
         raise BadInput(
-            "the job has no outputs with this path on the head",
+            "the job's outputs on the head have no folder with this path",
             where=source.path,
             hint=f"copy the outputs to the head with: gpurun outputs {folder.id}",
         )

@@ -80,7 +80,7 @@ def _whose(one: HeldGpus) -> str:
 
 
 def _claimed(one: HeldGpus) -> str:
-    return f"{_gpus(one)} {plural(len(one.gpus), 'is', 'are')} claimed for {_whose(one)}"
+    return f"{_gpus(one)} {plural(len(one.gpus), 'is', 'are')} reserved (claimed) for {_whose(one)}"
 
 
 def _gpus(one: HeldGpus) -> str:

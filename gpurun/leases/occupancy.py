@@ -158,7 +158,8 @@ class Occupancy:
                 self.overlaps.append(
                     StateError(
                         f"the jobs {holder.job} and {lease.job} both hold GPU {gpu}", host=host,
-                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows which job has a claim on the GPU",
+                        hint=f"cancel one of the jobs; `gpurun doctor {host}` shows for which job the host "
+                             "reserves the GPU",
                     )
                 )  # fmt: skip
                 return

@@ -157,7 +157,7 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
     if before is not None and restarts.repeats(before, setback):
         why = f"attempt {before.attempt} failed the same way, and the job has made no progress since"
     elif job.spec.reforms and setback.fruitless >= restarts.MOST_FRUITLESS:
-        why = f"hosts failed {setback.fruitless} times in a row before the job made any progress"
+        why = f"hosts failed {setback.fruitless} times in a row, and the job made no progress in between"
     if why:
         return replace(end, reason=f"{end.reason}; {why}"), None, setback
     return end, restarts.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback

@@ -97,7 +97,7 @@ def test_outputs_of_a_job_that_has_ended(ended, tmp_path):
 
 @pytest.mark.parametrize("below", ["big", "none", "dangling"])
 def test_outputs_that_are_no_folder(ended, tmp_path, below):
-    with pytest.raises(BadInput, match="no outputs with this path"):
+    with pytest.raises(BadInput, match="have no folder with this path"):
         pin({"a": DataSource("job", f"my-job:outputs/{below}")}, tmp_path)
 
 

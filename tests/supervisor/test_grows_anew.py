@@ -111,7 +111,7 @@ def test_hosts_that_fail_before_anything_is_achieved_end_it_at_last_and_a_checkp
         gang.amend(setback=setback)
     end, restart, _ = _another(gang, lost)
     assert restart is None
-    assert end.reason == "h1 is lost; hosts failed 5 times in a row before the job made any progress"
+    assert end.reason == "h1 is lost; hosts failed 5 times in a row, and the job made no progress in between"
     gang.amend(checkpoint_s=3.0)
     _, restart, setback = _another(gang, lost)
     assert restart is not None and setback.fruitless == 0
