@@ -72,7 +72,7 @@ def _job(
     spec, said = spec_of(recipe, inventory, sized)
     if spec.min_gpus is None:
         return spec, said
-    told = "  no gang is elastic, because each job of a campaign measures one size"
+    told = "  no job of the campaign is elastic, because each job measures one size"
     return replace(spec, min_gpus=None, reforms=False), (*(text for text in said if "is elastic" not in text), told)
 
 
