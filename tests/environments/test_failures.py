@@ -23,7 +23,7 @@ REFUSED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewCon
     ("code", "log", "exit_code", "why"),
     [
         (NO_PIP, "", 2, "neither the image base:1 nor the head has pip"),
-        (NO_VENV, "No module named 'venv'", 2, "needs Python 3.8 or newer"),
+        (NO_VENV, "No module named 'venv'", 2, "must have Python 3.8 or newer"),
         (
             1,
             "ERROR: No matching distribution found for nosuch==1\n",
@@ -32,7 +32,12 @@ REFUSED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewCon
         ),
         (1, CONFLICT, 2, "The user requested tinytwo<1; tinyone 1.0 depends on tinytwo>=1"),
         (1, "ERROR: Invalid requirement: 'a b' (from line 1)", 2, "a requirement cannot be read: Invalid requirement"),
-        (1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    idna==3 from https", 2, "was locked: idna==3$"),
+        (
+            1,
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    idna==3 from https",
+            2,
+            "in the lock file: idna==3$",
+        ),
         (1, "ERROR: Failed building wheel for x\ngcc: not found\n", 2, "could not be built in base:1"),
         (1, "ERROR: 401 Error, Credentials not correct for https://x/simple/a/\n" + REFUSED, 2, "wants a password"),
         (

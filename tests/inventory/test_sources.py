@@ -145,7 +145,7 @@ REFUSED = {  # files, option → what the message says; each says a place
     "a task of dstack's": ({".dstack.yml": "type: task\n"}, ("."), ".dstack.yml: a dstack file of type 'task' lists"),
     "a fleet of a cloud": ({"f.yml": "type: fleet\nnodes: 2\n"}, ("f.yml",), "f.yml: the dstack fleet has no ssh_"),
     "a pool without hosts": ({"p.yml": "a: {hosts: [x]}\nb: {user: u}\n"}, ("p.yml",), "p.yml:2:1: pool b has no host"),
-    "a nameless host": ({"p.yml": "a: {hosts: [{user: x}]}\n"}, ("p.yml",), "p.yml:1:13: this host has neither ip nor"),
+    "a nameless host": ({"p.yml": "a: {hosts: [{user: x}]}\n"}, ("p.yml",), "p.yml:1:13: the host has neither ip nor"),
     "hosts that are no list": (
         {"f.yml": "type: fleet\nssh_config: {hosts: a}\n"}, ("f.yml",), "f.yml:2:21: hosts must be a list",
     ),
