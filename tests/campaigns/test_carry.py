@@ -100,7 +100,7 @@ def test_two_that_begin_a_campaign_of_one_name_at_once_do_not_share_it(world, mo
     for thread in threads:
         thread.join()
     assert True in found and len(found) == 2
-    assert next(each for each in found if each is not True).startswith("curve: another command has just begun")
+    assert next(each for each in found if each is not True).startswith("curve: another command has just started")
     assert world.store.folder.names() == ["curve"]
 
 

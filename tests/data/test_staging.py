@@ -154,7 +154,7 @@ def test_a_joining_host_gets_the_set_from_its_neighbour_although_the_folder_is_g
 def test_a_set_that_nobody_has_any_more(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
     data_sites.note(tree.digest, has=["h1"])  # which has removed it since
-    with pytest.raises(BadInput, match="is gone"):
+    with pytest.raises(BadInput, match="no host has a copy"):
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda names: hosts.fleet(*names)))
     assert data_sites.hosts_of(tree.digest) == frozenset()
 

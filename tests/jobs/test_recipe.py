@@ -218,7 +218,7 @@ def test_packages_are_named_relative_to_the_recipe(tmp_path):
     [
         ("{}", "python must name one source of packages, but names none"),
         ("{index: ./wheels}", "python must name one source of packages, but names none"),
-        ("{requirements: r.txt, project: .}", "but has requirements and project"),
+        ("{requirements: r.txt, project: .}", "but names requirements and project"),
         ("{requirements: r.txt, index: 'https://me:s3cret@x.example/simple'}", "has a password in its URL"),
         ("{requirement: r.txt}", "did you mean 'requirements'"),
         ("[numpy]", "python must be a mapping"),

@@ -159,7 +159,7 @@ def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, 
     assert PATIENCE_S < clock.now_s < PATIENCE_S + 1
     said = capfd.readouterr().err
     assert said.count("waiting for the scheduler's lock; ") == 1
-    assert f"`gpurun submit` (pid {first.pid}) has held it for " in said
+    assert f"`gpurun submit` (pid {first.pid}) has held the lock for " in said
     assert "hunter2" not in said
     assert caught.value.exit_code == 5
     assert str(first.pid) in caught.value.message

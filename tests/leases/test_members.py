@@ -77,7 +77,7 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
     moved = members.move_ports(home, held)
     assert store.read(job).ssh_port == moved[0].ssh_port == before + 1 and moved[1].is_current()
     monkeypatch.setattr(members, "free_ports", lambda *_, **__: None)
-    with pytest.raises(StateError, match="all ports for jobs are in use"):
+    with pytest.raises(StateError, match="all ports that gpurun uses for jobs are in use"):
         members.move_ports(home, moved)
     assert store.read(job) == moved[0]
     submit(home, 2)

@@ -259,7 +259,7 @@ def test_a_claim_of_a_newer_gpurun_is_left_alone():
     host = Host()
     host.volumes[volume_name(CARDS[0])] = {"gpurun.claim": "2", "who": "knows"}
     (refused,) = take(host, ALICE, CARDS[:1])
-    assert "newer gpurun" in refused.why
+    assert "newer version of gpurun" in refused.why
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -30,7 +30,7 @@ def test_one_that_comes_back_is_the_same(home, held):
     here.check()
     home.rename(home.with_name("away"))
     for _ in range(2):
-        with pytest.raises(StateUnavailable, match="is not there"):
+        with pytest.raises(StateUnavailable, match="does not exist"):
             here.check()
     home.with_name("away").rename(home)
     here.check()

@@ -78,7 +78,7 @@ def test_data_that_are_gone_end_the_job_with_a_reason(job, tmp_path):
     (tmp_path / "data/file").write_bytes(b"y")
     with pytest.raises(GangEnd) as ended:
         send(job, "h1", "h2")
-    assert "is gone" in ended.value.end.reason
+    assert "no host has a copy" in ended.value.end.reason
 
 
 @pytest.mark.parametrize("where", ["before the copy", "during the copy"])

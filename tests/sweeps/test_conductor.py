@@ -204,7 +204,7 @@ def test_a_state_directory_that_is_away_for_a_moment_ends_no_trial(world, submit
     if is_empty_mount_point:
         world.home.mkdir()
     for _ in range(3):
-        with pytest.raises(StateUnavailable, match="is not there"):
+        with pytest.raises(StateUnavailable, match="does not exist"):
             one.step()
     assert world.home.exists() is is_empty_mount_point, "it makes no other directory in its place"
     if is_empty_mount_point:
