@@ -69,7 +69,7 @@ def gpurun(home, capfd, monkeypatch):
     return run
 
 
-def looked(home, *hosts, out=None, ago_s=1.0, out_for_s=90.0):
+def looked(home, *hosts, out=None, ago_s=1.0, out_for_s=5405.0):
     """What this user's last look at hosts found."""
     now_s, inventory = time.time(), load(home.parent / "inventory.yaml")
     why = None if out is None else Out(out.check, out.reason, now_s - out_for_s, out.remedy)
@@ -90,7 +90,7 @@ def test_status_shows_why_a_host_is_out_since_when_and_what_to_do_and_its_gpus_a
     lines = gpurun("status").out.splitlines()
     assert "r1  pascal  4 hosts  12 of 16 GPUs free" in lines
     assert "  h1 xxxx out" in lines and "  h[2-4] ...." in lines
-    assert "h1: out for 1m30s: no answer from h1" in lines and "  → switch it on" in lines
+    assert "h1: out for 1h30m: no answer from h1" in lines and "  → switch it on" in lines
     assert lines[-1] == "12 of 16 GPUs free on 4 hosts"
     assert any("x on a host that is out" in line for line in lines)
     hosts = {row["host"]: row for row in gpurun("status", "--json").json["hosts"]}
@@ -141,7 +141,7 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     looked(home, "h1", "h2", "h3", "h4", out=DEAD)
     job = submit(home)
     said = gpurun("why", job.id)
-    assert "h[1-4]: out for 1m30s: no answer from h1" in said.out and "→ switch it on" in said.out
+    assert "h[1-4]: out for 1h30m: no answer from h1" in said.out and "→ switch it on" in said.out
     assert "no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts" in said.out
     monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
     assert "gpurun checks these hosts again within 30 s" in gpurun("why", job.id).out
@@ -161,7 +161,7 @@ def test_why_says_once_why_a_host_is_out(gpurun, home):
     said = gpurun("why", job.id)
     assert said.out.startswith(f"{job.record().name} ({job.id}) waits: the job needs 16 GPUs; ")
     assert said.out.count(job.id) == 1
-    assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1m30s: " in said.out
+    assert said.out.count(DEAD.reason) == 1 and "    h1: out for 1h30m: " in said.out
     assert "could not start the job" not in said.out and "last attempt" not in said.out
     told = gpurun("why", job.id, "--json").json
     assert DEAD.reason in told["reason"] and DEAD.reason in told["start_failures"][0]["reason"]
@@ -243,7 +243,7 @@ def test_hosts_of_which_the_same_is_said_but_for_their_names_share_a_line(gpurun
     )
     job.write(job.record().but(start_failures=failures))
     out = gpurun("why", job.id).out
-    assert "    h[1-4]: out for 1m30s: the name 'h[1-4]' cannot be resolved: [Errno -2]" in out
+    assert "    h[1-4]: out for 1h30m: the name 'h[1-4]' cannot be resolved: [Errno -2]" in out
     assert "      → correct DNS for h[1-4]\n" in out and out.count("cannot be resolved") == 1
     assert "    h[1-4]: out\n" in out and out.count(": out\n") == 1
     assert out.count("no container") == 3, "another host's name is not the host's own"
@@ -278,6 +278,6 @@ def test_why_names_how_much_room_each_host_lacks_and_when_it_is_tried_again(gpur
     assert said.out.count("GiB more needed") == 8 and "… and 12 more hosts" in said.out and "out for" not in said.out
     looked(home, "h2", "h3", out=DEAD)
     job.write(job.record().but(start_failures=tuple(failures)))
-    assert "h[2-3]: out for 1m30s: no answer from h1" in gpurun("why", job.id).out
+    assert "h[2-3]: out for 1h30m: no answer from h1" in gpurun("why", job.id).out
     job.write(job.record().but(start_failures=many))
     assert len(gpurun("why", job.id, "--json").json["start_failures"]) == 20
