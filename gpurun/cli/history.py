@@ -77,7 +77,9 @@ def history(
     elif found:
         _print_table(found[:SHOWN])
         if len(found) > SHOWN:
-            say(f"the table shows only the newest {SHOWN} ended attempts; --until, --csv and --json show older attempts")
+            say(
+                f"the table shows only the newest {SHOWN} ended attempts; --until, --csv and --json show older attempts"
+            )
     else:
         say(f"no ended attempt in {home(os.environ)} matches")
     end_with(problems)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List hosts with their state. Hosts of one rack that differ only in name are on one line.
+    """List hosts with their state. Hosts of one rack share a line if only their names differ.
 
     gpurun inventory list @rack:r1
     """

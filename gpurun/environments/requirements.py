@@ -90,7 +90,9 @@ def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
                 "`python: {secret: FILE}`",
             )  # fmt: skip
         if _VARIABLE.search(line):
-            raise BadInput("the line has a variable, but gpurun sets no variables for pip", where=place)
+            raise BadInput(
+                "the line uses an environment variable, but gpurun passes no environment variables to pip", where=place
+            )
         yield (place, *(_option(line, place) if line.startswith("-") else ("", _requirement(line, place))))
 
 

@@ -65,7 +65,9 @@ def _parts_s(text: str) -> float:
 
 def _unit(text: str, word: str) -> str:
     if word == "M":
-        raise ValueError(f"could be minutes or months; write {text.replace('M', 'm')}, or days such as 30d")
+        raise ValueError(
+            f"M could mean minutes or months; for minutes, write {text.replace('M', 'm')}; for months, write days, such as 30d"
+        )
     if word.lower() in _NO_LENGTH:
         raise ValueError("has months or years, which have no fixed length; write days, such as 30d")
     if (unit := _UNITS.get(word.lower())) is None:

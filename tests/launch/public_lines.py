@@ -33,7 +33,7 @@ MORE = [
      "mpirun: ./build/all_reduce_perf_mpi -b 8"),
     (8, "mpirun -np 1 --map-by ppr:1:node --bind-to none -x HF_HOME torchrun --nnodes=1 --nproc_per_node=4 "
         "./sample_ddp_flow.py",
-     "refused: mpirun starts torchrun, so each of 8 ranks would"),
+     "refused: mpirun starts a rank for each GPU, so torchrun would run 8 times"),
     (8, "mpirun -H node1:2 -H node2:2 ./build/all_reduce_perf -g 4",
      "refused: mpirun: the command asks for 4 processes, but the job has 8 GPUs and"),
     (8, "mpiexec --np 8 -ppn 4 --depth 16 --cpu-bind depth python3 -m dl_comm.dl_comm_main --config-path=/e",
@@ -98,7 +98,7 @@ MORE = [
      "tasks, once on each host: accelerate launch --mixed_precision=bf16 --use_fsdp --fsdp_auto_wrap_policy "
      "TRANSFORMER_BASED_WRAP --fsdp_cpu_ram_efficient_loading False s.py"),
     (8, "accelerate launch --no_python torchrun t.py",
-     "refused: accelerate launch starts torchrun, so each of 8 ranks would"),
+     "refused: accelerate launch starts a rank for each GPU, so torchrun would run 8 times"),
     (8, "python -W ignore -m torch.distributed.launch --nproc_per_node=8 --use_env t.py",
      "torchrun: python -u t.py"),
     (8, "torchrun --nproc_per_node=8 --rdzv_endpoint 30000 --nnodes 1 examples/ft.py",
@@ -108,7 +108,7 @@ MORE = [
     (8, "runai submit-dist pytorch --workers=3 -i x -g 1 -- python t.py",
      "refused: runai submit-dist asks another queue for machines, but gpurun itself"),
     (8, "mpirun -np 8 singularity exec --nv x.sif python t.py",
-     "refused: mpirun starts singularity exec, so each of 8 ranks would"),
+     "refused: mpirun starts a rank for each GPU, so singularity exec would run 8 times"),
     (8, "python /opt/conda/bin/deepspeed --num_gpus 8 t.py",
      "deepspeed: sh -c 'script=\"$1\"; shift; exec python -u \"$script\" --local_rank=\"$LOCAL_RANK\" \"$@\"' "
      "deepspeed t.py"),

@@ -109,8 +109,8 @@ def _refuse_two(
     elif inner.typed is not None and other.instead is not None:
         write = f"write: {other.instead(inner.words, spec.gpus)}"
     raise BadInput(
-        f"{typed.name} starts {other.name}, so each of {spec.gpus} ranks would start {other.name}",
-        hint=f"{write}\n    or, to run copies of {other.name}, choose --launcher {ALONE} and remove {typed.name}",
+        f"{typed.name} starts a rank for each GPU, so {other.name} would run {spec.gpus} times",
+        hint=f"{write}\n    to run {spec.gpus} copies of {other.name}, remove {typed.name} and choose --launcher {ALONE}",
     )
 
 
@@ -278,7 +278,7 @@ def _sized(spec: JobSpec, name: str, counts: Counts) -> JobSpec:
         raise BadInput(
             f"{name}: the command asks for {some}, but the job has {count(spec.gpus, 'GPU')} and starts one process "
             "for each GPU",
-            hint=f"use gpurun submit -n {most}{elastic}, or remove the numbers from the command"
+            hint=f"use gpurun submit -n {most}{elastic}, or remove the number of processes from the command"
             + (
                 ", or choose --one-per-host if each process uses all GPUs of its host"
                 if name in (MPI.name, BY_SLURM.name) and most < spec.gpus
