@@ -275,7 +275,7 @@ def test_a_line_that_contradicts_the_job_or_itself_is_refused(gpus, line, words)
      "srun -N2 mpirun -np 4 uv run torchrun x.py"],
 )  # fmt: skip
 def test_a_launcher_that_starts_a_launcher_is_refused_with_the_inner_line(line):
-    with pytest.raises(BadInput, match="starts a rank for each GPU, so .* would run 4 times") as refused:
+    with pytest.raises(BadInput, match=r"starts a rank for each GPU, so .* would run 4 times") as refused:
         read(4, line)
     assert "write only the inner command: " in refused.value.hint
     assert read(4, "torchrun train.py --run torchrun x")[0].command[2:] == ("train.py", "--run", "torchrun", "x")

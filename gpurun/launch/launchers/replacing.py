@@ -110,7 +110,7 @@ def _refuse_two(
         write = f"write: {other.instead(inner.words, spec.gpus)}"
     raise BadInput(
         f"{typed.name} starts a rank for each GPU, so {other.name} would run {spec.gpus} times",
-        hint=f"{write}\n    to run {spec.gpus} copies of {other.name}, remove {typed.name} and choose --launcher {ALONE}",
+        hint=f"{write}\n    for {spec.gpus} copies of {other.name}, remove {typed.name} and choose --launcher {ALONE}",
     )
 
 
