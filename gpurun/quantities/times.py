@@ -66,7 +66,7 @@ def _parts_s(text: str) -> float:
 def _unit(text: str, word: str) -> str:
     if word == "M":
         raise ValueError(
-            f"M could mean minutes or months; write {text.replace('M', 'm')} for minutes, and days, such as 30d, for months"
+            f"M could mean minutes or months; write {text.replace('M', 'm')} for minutes, or days such as 30d"
         )
     if word.lower() in _NO_LENGTH:
         raise ValueError("has months or years, which have no fixed length; write days, such as 30d")
