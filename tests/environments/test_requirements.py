@@ -59,7 +59,7 @@ def test_what_changes_nothing_changes_no_line(write, same):
         ("'; rm -rf ~ #", "does not begin with the name of a package"),
         ('"quoted"', "does not begin with the name of a package"),
         ("$(touch /tmp/x)", "does not begin with the name of a package"),
-        ("foo==${HOME}", "has a variable"),
+        ("foo==${HOME}", "uses an environment variable"),
         ("foo\x00bar", "control character"),
         ("foo\x1b[31m==1", "control character"),
         ("foo==1 \\ # comment", "backslash"),
