@@ -32,7 +32,7 @@ def refuse_deadline(home: Path) -> None:
 
     if is_shared(home) and os.getuid() != 0:
         raise NotYours(
-            "only root may set a deadline in a shared state directory: the deadline stops other users' jobs",
+            "several users share the state directory, so only root may set a deadline, which stops other users' jobs",
             hint="leave out --deadline: gpurun then moves the jobs that can move, and waits for the other jobs",
         )
 
