@@ -228,7 +228,9 @@ def _copied(path: StatePath, to: Path) -> bool:
             with path.reader() as stream:
                 before = os.fstat(stream.fileno())
                 if before.st_size > MOST_BYTES:
-                    raise StateError("the file is larger than any database of attempts that gpurun writes", where=str(path))
+                    raise StateError(
+                        "the file is larger than any database of attempts that gpurun writes", where=str(path)
+                    )
                 if not journal.exists():
                     with to.open("wb") as target:
                         while data := stream.read(1 << 20):

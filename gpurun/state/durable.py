@@ -118,7 +118,8 @@ def _new_file(path: StatePath, mode: int, *, locked: bool) -> tuple[StatePath, i
         if is_ready:
             return temporary, descriptor
     raise StateUnavailable(
-        "gpurun cannot write the file: another user's process locks each temporary file that gpurun creates", where=str(path),
+        "gpurun cannot write the file: another user's process locks each temporary file that gpurun creates",
+        where=str(path),
         hint=f"run `fuser -v {path.parent}` as root to find the process",
     )  # fmt: skip
 

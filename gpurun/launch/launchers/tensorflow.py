@@ -55,7 +55,9 @@ def with_roles(spec: JobSpec) -> JobSpec:
     if roles.workers not in (None, spec.gpus):
         workers, gpus = count(roles.workers, "worker needs", "workers need"), count(spec.gpus, "GPU")
         what = f"roles: {workers} one GPU each, but the job has {gpus}"
-        raise Disagreement(what, "roles", "workers", hint="remove 'workers', or set 'gpus' to the same number as 'workers'")
+        raise Disagreement(
+            what, "roles", "workers", hint="remove 'workers', or set 'gpus' to the same number as 'workers'"
+        )
     if roles.chief and not roles.ps:
         what = "roles: a chief coordinates parameter servers, but the job has no parameter servers"
         hint = "write the number of parameter servers under 'ps', or remove 'chief': worker 0 is then the chief"
