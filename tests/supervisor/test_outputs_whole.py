@@ -378,11 +378,11 @@ def test_status_names_the_whole_copy_with_its_step_and_age(job):
     put(job.head, model="1")
     home = os.open(job.folder.path.plain, os.O_RDONLY)
     assert whole_text(job.folder) == "" and whole_json(job.folder) is None
-    outputs_whole.keep(home, job.folder.path.plain, outputs_whole.About(time.time() - 90, 7))
+    outputs_whole.keep(home, job.folder.path.plain, outputs_whole.About(time.time() - 5405, 7))
     os.close(home)
-    assert whole_text(job.folder) == f"step 7, 1m30s old, {newest(job)}"
+    assert whole_text(job.folder) == f"step 7, 1h30m old, {newest(job)}"
     found = whole_json(job.folder)
-    assert found == {"at_s": pytest.approx(time.time() - 90, abs=60), "step": 7, "path": str(newest(job))}
+    assert found == {"at_s": pytest.approx(time.time() - 5405, abs=60), "step": 7, "path": str(newest(job))}
     (newest(job).parent / "about.json").write_text("damaged")
     assert whole_json(job.folder) == {"at_s": 0.0, "step": None, "path": str(newest(job))}
 
