@@ -256,11 +256,15 @@ def _by_launchers_end(seen: GangSeen) -> Step:
 def _by_forsaken_driver(seen: GangSeen) -> Step:
     """Decide about an elastic gang whose ranks have all ended, if its driver neither ends nor starts other ranks.
 
-    As for the driver, the work is done if enough ranks have returned 0.
+    A rank without a report has ended if its container has. As for the driver, the work is done if enough ranks have
+    returned 0.
     """
-    if seen.least is None or seen.launcher is not None or any(rank.code is None for rank in seen.ranks):
+    if seen.least is None or seen.launcher is not None:
         return None
-    ended_s = max((rank.ended_s or 0.0 for rank in seen.ranks), default=seen.now_s)
+    if any(rank.code is None and rank.host not in seen.ends for rank in seen.ranks):
+        return None
+    ends_s = (seen.ends[rank.host].seen_s if rank.ended_s is None else rank.ended_s for rank in seen.ranks)
+    ended_s = max(ends_s, default=seen.now_s)
     if seen.now_s - max(ended_s, seen.heard_since_s, seen.returned_s) < FORSAKEN_S:
         return None
     last = newest(seen.ranks)

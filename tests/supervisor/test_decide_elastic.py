@@ -161,3 +161,12 @@ def test_an_elastic_gang_whose_ranks_have_all_ended_does_not_wait_for_its_driver
     assert end_of(decide(replace(enough, ranks=started_again, now_s=T + FORSAKEN_S))).outcome is State.SUCCEEDED
     assert decide(replace(over, ranks=[*over.ranks, rank(3, "c")], now_s=T + FORSAKEN_S)) is None
     assert decide(replace(over, ranks=[], now_s=T + FORSAKEN_S)) is None
+
+
+def test_an_elastic_gang_of_which_nothing_is_left_ends_although_a_rank_never_reports():
+    """Docker never reports the end of the driver's container, and the rank on `b` fell with its own container."""
+    gone = rank(0, "a", 1, T - 100, is_cut_off=True)._replace(with_container=True)
+    seen = replace(ELASTIC, ranks=[gone, rank(1, "b"), rank(2, "c", 1, T - 100)], exits={"b": container(None, T - 99)})
+    assert decide(replace(seen, now_s=T - 99 + FORSAKEN_S - 1)) is None, "the driver may start others"
+    end = end_of(decide(replace(seen, now_s=T - 99 + FORSAKEN_S)))
+    assert (end.outcome, end.failure.host, end.exit_code) == (State.FAILED, "c", 1)
