@@ -163,7 +163,7 @@ def _missing(found: re.Match[str], failed: Failed) -> str:
 def _module(found: re.Match[str], failed: Failed) -> str:
     name = found[1]
     if any(left in (name, f"{name}.py") for left in failed.spec.left_out):
-        return f"the workdir has {name} on the head, but .gitignore leaves it out"
+        return f"the workdir has {name} on the head, but .gitignore excludes {name}"
     text = f"neither the image nor the script's folder has a module {name}: --requirements FILE installs packages"
     scripts = (posixpath.join(WORKSPACE, word) for word in failed.spec.command if re.fullmatch(r"\S+\.py", word))
     folder = next((posixpath.dirname(posixpath.normpath(script)) for script in scripts), WORKSPACE)

@@ -61,7 +61,7 @@ def test_no_file_of_the_workdir_is_replaced_or_written_through(tmp_path, name):
 def test_a_workdir_that_cannot_be_copied_is_an_error_with_its_reason(tmp_path, monkeypatch):
     (tmp_path / "code").mkdir()
     os.mkfifo(tmp_path / "code" / "pipe")
-    with pytest.raises(BadInput, match=r"(?s)cannot be packed.*pipe"):
+    with pytest.raises(BadInput, match=r"(?s)cannot store the function.*pipe"):
         pack(tmp_path, len, ("x",), {}, tmp_path / "code")
     with pytest.raises(BadInput, match="cannot store the function and its arguments: No such file"):
         pack(tmp_path / "none", len, ("x",), {}, None)

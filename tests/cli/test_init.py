@@ -113,7 +113,7 @@ def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
         and "Guessed: gpus 1" in (place / "inventory.yaml").read_text()
     )
     code, _, err = gpurun("init", "--yes")
-    assert code == 0 and "continues with its 3 hosts" in err and "[3/3]" in err
+    assert code == 0 and "continues with this inventory and its 3 hosts" in err and "[3/3]" in err
     text = (place / "inventory.yaml").read_text()
     found = load(place / "inventory.yaml")
     assert {(host.gpus, host.generation, host.gpu_model) for host in found.hosts} == {(4, "volta", "V100")}

@@ -104,7 +104,7 @@ def test_outputs_that_are_no_folder(ended, tmp_path, below):
 def test_a_link_of_the_job_s_program_leads_nowhere_else(ended, top, tmp_path):
     (tmp_path / "private").mkdir()
     (top / "out").symlink_to(tmp_path / "private")
-    with pytest.raises(BadInput, match="leads out"):
+    with pytest.raises(BadInput, match="leads to a place outside"):
         pin({"a": DataSource("job", "my-job:outputs/out")}, tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_outputs_that_are_a_link_lead_nowhere_else(ended, top, tmp_path):
     (tmp_path / "outputs").symlink_to(top)
     ended.outputs = tmp_path / "outputs"
     for path in ("my-job:outputs", "my-job:outputs/sub"):
-        with pytest.raises(BadInput, match="leads out"):
+        with pytest.raises(BadInput, match="leads to a place outside"):
             pin({"a": DataSource("job", path)}, tmp_path)
 
 

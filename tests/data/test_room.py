@@ -79,7 +79,7 @@ def row(path, kind="file", size=0, target=""):
 def test_the_reserve_of_the_disk_stays_free(host):
     host.disk = (30 * GIB, 200 * GIB)  # 10 GiB of it are the reserve
     begin(host, [row("a", size=20 * GIB)])
-    with pytest.raises(OpError, match="does not fit") as refused:
+    with pytest.raises(OpError, match="has no room for a data set") as refused:
         begin(host, [row("a", size=20 * GIB + 1)], DIGESTS[1], "other", quota=100 * GIB)
     assert refused.value.kind == "no-space"
     assert len(names(host)) == 1
@@ -87,7 +87,7 @@ def test_the_reserve_of_the_disk_stays_free(host):
 
 def test_sets_share_a_quarter_of_the_disk(host):
     begin(host, [row("a", size=30 * GIB)])
-    with pytest.raises(OpError, match="at most 51200 MiB"):
+    with pytest.raises(OpError, match="the limit for all data sets is 51200 MiB"):
         begin(host, [row("a", size=21 * GIB)], DIGESTS[1], "other")
 
 
@@ -193,10 +193,10 @@ def test_a_set_with_holes_needs_room_for_what_it_stores(host):
     host.disk = (12 * GIB, 200 * GIB)  # 2 GiB beyond the reserve
     rows = [("f", "file", 0o444, 0, 16 * GIB, DIGESTS[5], "")]
     begin(host, rows, DIGESTS[0], "one", stored=17 << 20)
-    with pytest.raises(OpError, match="does not fit"):
+    with pytest.raises(OpError, match="has no room for a data set"):
         begin(host, rows, DIGESTS[1], "two")
     begin(host, rows, DIGESTS[1], "two", stored=GIB)
-    with pytest.raises(OpError, match="does not fit"):
+    with pytest.raises(OpError, match="has no room for a data set"):
         begin(host, rows, DIGESTS[2], "three", stored=GIB)
     assert [(one.size, one.taken) for one in sorted(data_store.sets())] == [(16 * GIB, 17 << 20), (16 * GIB, GIB)]
     (older,) = [

@@ -135,7 +135,7 @@ def test_a_full_host_is_named_and_the_others_have_the_set(hosts, top):
     assert [each.state for each in report.hosts] == ["done", "failed", "done"]
     error = report.failed["h1"]
     assert isinstance(error, HostNotReady)
-    assert "does not fit" in error.message
+    assert "has no room for a data set" in error.message
     assert "gpurun data evict" in error.hint
     assert names_in(hosts, "h1") == []
 

@@ -88,10 +88,10 @@ def test_a_running_job_whose_record_lies_stays(store):
     plan = plan_prune(store.home, ALL)
     assert (plan.going, list(plan.skipped)) == ((), [folder.id])
     LeaseStore(store.home).path(folder.id).unlink()
-    assert "not fenced" in plan_prune(store.home, ALL).skipped[folder.id]
+    assert "(the fence)" in plan_prune(store.home, ALL).skipped[folder.id]
     LeaseStore(store.home).restore(folder.id)
     (folder.path / "lease.json").unlink()
-    assert "not fenced" in plan_prune(store.home, ALL).skipped[folder.id]
+    assert "(the fence)" in plan_prune(store.home, ALL).skipped[folder.id]
     lock.close()
 
 
@@ -99,7 +99,7 @@ def test_a_job_of_a_lost_host_stays(store):
     folder = ended(store)
     durable.make_folder(LeaseStore(store.home).folder)
     (LeaseStore(store.home).folder / f"{folder.id}.1.lost.json").touch()
-    assert "not fenced" in plan_prune(store.home, ALL).skipped[folder.id]
+    assert "(the fence)" in plan_prune(store.home, ALL).skipped[folder.id]
 
 
 @pytest.mark.parametrize("changed", [{"state": State.QUEUED}, {"outputs_left": OutputsLeft(1, ("x",), ("h1",))}])

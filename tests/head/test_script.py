@@ -136,7 +136,7 @@ def test_a_script_that_git_ignores_is_named_with_the_reason(workdir, is_reposito
         subprocess.run(["git", "init", "-q"], cwd=workdir, check=True)
     (workdir / ".gitignore").write_text("src/\n")
     problem = missing(workdir, "python3 src/model.py")
-    assert ".gitignore leaves it out" in str(problem)
+    assert ".gitignore excludes src/model.py" in str(problem)
     assert "git add -f src/model.py" in problem.hint
     if is_repository:
         subprocess.run(["git", "add", "-f", "src/model.py"], cwd=workdir, check=True)

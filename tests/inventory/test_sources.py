@@ -128,7 +128,7 @@ REFUSED = {  # files, option → what the message says; each says a place
     "a folder, what to do": ({"src/a.py": ""}, ("src",), "in a folder, gpurun looks only for slurm.conf"),
     "NUL bytes": ({"hosts": "a\nb\0"}, ("hosts",), "hosts: the file is not text: line 2 has a NUL byte"),
     "no format": ({"notes": "a b c\n"}, ("notes",), "one line is 'a b c'"),
-    "an empty file": ({"hosts": "# none\n"}, ("hosts",), "of this file: the file has no line with text"),
+    "an empty file": ({"hosts": "# none\n"}, ("hosts",), "of the file: the file has no line with text"),
     "gpus": ({"hosts": "a\n"}, ("hosts", "--gpus", "-1"), "--gpus: '-1'"),
     "fabric": ({"hosts": "a\n"}, ("hosts", "--fabric", "foo"), "--fabric: 'foo'"),
     "hca": ({"hosts": "a\n"}, ("hosts", "--hca", "mlx5_0"), "and --fabric tcp uses no RDMA device"),

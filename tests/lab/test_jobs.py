@@ -85,7 +85,7 @@ def test_a_file_that_gitignore_hid_is_named_and_a_program_that_prints_into_a_pip
     piped = "sh save.sh | tee /tmp/log; true"
     saves = start(cluster, "tasks", "sh", "-c", piped, workdir=str(top), outputs="/out", gpus=1, flags=flags)
     found = finish(cluster, lacks, "FAILED", 1)
-    assert "the workdir has data on the head, but .gitignore leaves it out" in found["reason"], found
+    assert "the workdir has data on the head, but .gitignore excludes data" in found["reason"], found
     cluster.wait_for_log(saves, "up")
     assert cluster.gpurun("cancel", saves).code == 0
     finish(cluster, saves, "CANCELLED")

@@ -27,7 +27,7 @@ def test_a_lab_that_could_fill_it_is_refused_with_the_command_that_makes_room(pr
     with pytest.raises(LabFailed, match=r"at most 1024 entries.* may need 4160") as refused:
         neighbours.check([LabSpec("huge", hosts=32)], proc)
     command, room = refused.value.hint.split("=")
-    assert command == "sudo sysctl -w net.ipv4.neigh.default.gc_thresh3"
+    assert command == "run: sudo sysctl -w net.ipv4.neigh.default.gc_thresh3"
     (proc / SETTING).write_text(room)
     neighbours.check([LabSpec("huge", hosts=32), LabSpec("other", hosts=16)], proc)
 

@@ -102,7 +102,7 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch):
     with pytest.raises(NotInstalled) as caught:
         requirements.require(*requirements.PACKAGE_OF)
     assert "ip, sshd, tc" in caught.value.message
-    assert caught.value.hint == "sudo apt-get install --no-install-recommends iproute2 openssh-server"
+    assert caught.value.hint == "run: sudo apt-get install --no-install-recommends iproute2 openssh-server"
     assert caught.value.exit_code == 2
 
 

@@ -63,7 +63,7 @@ def test_a_launcher_that_runs_itself_or_its_processes_start_no_other_launcher():
          "--image IMAGE … -- mpirun -np 8 -x A=1 python3 t.py"),
         ("mpirun -np 8 sbatch x.sh", "write: gpurun submit -n 8 … -- bash x.sh"),
     ):  # fmt: skip
-        with pytest.raises(BadInput, match="8 ranks would start") as refused:
+        with pytest.raises(BadInput, match="would run 8 times") as refused:
             settled(replace(SPEC, gpus=8, command=tuple(shlex.split(line))), is_named=False)
         assert hint in refused.value.hint, line
 

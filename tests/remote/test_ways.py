@@ -260,8 +260,8 @@ def test_a_proxy_command_ends_with_the_session_with_all_its_parts(net, pipe, stu
 NOWHERE = {
     "says-why": ("sh -c 'echo no way in >&2; exit 3'", "no way in"),
     "none": ("/no/such/program", "/no/such/program"),
-    "complains-without-end": ("sh -c 'yes x >&2'", "no answer"),
-    "sleeps": ("sleep 1000", "no answer"),
+    "complains-without-end": ("sh -c 'yes x >&2'", "did not answer"),
+    "sleeps": ("sleep 1000", "did not answer"),
     "noise": ("cat /dev/zero", ""),
     "echo": ("cat", ""),
 }

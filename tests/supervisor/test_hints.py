@@ -37,7 +37,7 @@ def raised(error, *more, **options):
 GPU = "the memory of the rank's GPU is full"
 DRIVER = "does not fit the NVIDIA driver of h1"
 PORT = "another process on h1 has this port"
-HIDDEN = "has data on the head, but .gitignore leaves it out"
+HIDDEN = "has data on the head, but .gitignore excludes data"
 
 
 def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath():
@@ -95,7 +95,7 @@ def test_a_script_in_a_folder_finds_the_modules_of_its_repository_by_pythonpath(
         ("ModuleNotFoundError: No module named 'yaml'", "--requirements FILE installs packages"),
         ("ImportError: libstdc++.so.6: cannot open shared object file: No such file or directory", "no libstdc++"),
         ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", "no libcudart.so.12:"),
-        ("ModuleNotFoundError: No module named 'secrets'", "has secrets on the head, but .gitignore leaves it out"),
+        ("ModuleNotFoundError: No module named 'secrets'", "has secrets on the head, but .gitignore excludes secrets"),
         (f"torch.distributed.DistBackendError: {NCCL}, unhandled system error (run with", "NCCL_DEBUG="),
         (f"RuntimeError: {NCCL}, unhandled cuda error, NCCL version 2.10.3", "add -e NCCL_DEBUG=WARN"),
         (f"torch.distributed.DistBackendError: {NCCL}, remote process exited or there was a network error", "lost its"),

@@ -126,4 +126,4 @@ def test_without_optuna_a_grid_works_and_the_rest_says_what_to_install(monkeypat
     searcher_for(plan(grid={"a": ("1",)}))
     with pytest.raises(BadInput) as caught:
         searcher_for(plan(random=3, space=LR))
-    assert caught.value.hint == "pip install 'gpurun[sweep]'"
+    assert caught.value.hint == "run: pip install 'gpurun[sweep]'"
