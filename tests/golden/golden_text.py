@@ -17,7 +17,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 WRITES = os.environ.get("GPURUN_GOLDEN") == "write"
 _PLACES = (
-    (r'("(?:owner_)?uid": ?)\d+', r'\1{UID}'),
+    (r'("(?:owner_)?uid": ?|gpurun\.uid=)\d+', r"\1{UID}"),
     (r'("pid": ?)\d+', r'\1{PID}'),
     (r'"device":\d+,"boot":"[^"]*"', '"device":{DEVICE},"boot":"{BOOT}"'),
     (r"(?<=history/)\d+|(?<=machines/)\d+|(?<=waiters/)\d+", "{UID}"),
