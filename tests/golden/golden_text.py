@@ -42,6 +42,8 @@ def normal(text: str, top: Path) -> str:
 _OF_COMMANDS = {
     "version": (r'": (null|"\d[^"]*")', '": "{VERSION}"'),
     "metrics": (r'version="[^"]*"', 'version="{VERSION}"'),
+    "follow good": (r"(?m)^ *[\d.]+s  ", "{NUMBER}  "),
+    "follow bad": (r"(?m)^ *[\d.]+s  ", "{NUMBER}  "),
     "inventory probe h1": (r"in [\d.]+ s$", "in {NUMBER} s"),
     "prune --older-than 1s --yes": (r'("bytes": )\d+', r"\1{BYTES}"),
     "du": (r'("(?:outputs|logs|other|total)": )\d+', r"\1{BYTES}"),
