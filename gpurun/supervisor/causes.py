@@ -149,8 +149,7 @@ def _of_line(
     if isinstance(line, OomLine) and (item["rank"] is not None or line.container in set(containers)):
         memory = item.get("memory") or {}
         is_own = line.limit and memory.get("is_own_limit", True)  # else the limit of a group of containers
-        where = "in its memory limit" if is_own else "on the host"
-        text = f"out of memory {where}: the kernel killed process {line.pid}"
+        text = f"the {'job' if is_own else 'host'} ran out of memory, so the kernel killed process {line.pid}"
         if is_own and memory.get("limit_bytes"):
             text = _out_of_own_memory(memory["limit_bytes"], memory["peak_bytes"])
         return Cause(at_s, host, "oom", text, said, "program" if is_own else "host", rank=item["rank"])

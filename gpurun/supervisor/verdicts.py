@@ -25,8 +25,8 @@ NOT_FOUND = 127
 """What a shell exits with that cannot find the program it was to become."""
 STOPPED_S = 5.0
 """How long a launcher may outlive the ranks beside it, when something ends them all."""
-AFTERMATH_S = 60.0
-"""If an elastic gang fails so soon after it has lost a host, that is the cause."""
+AFTERMATH_S = 30.0
+"""If an elastic gang fails so soon after it lost a host and Gloo's time limit passed, the loss is the cause."""
 SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
 
 
@@ -199,17 +199,19 @@ def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
     return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))
 
 
-def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float) -> End:
+def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float, gloo_timeout_s: float) -> End:
     """Return the end of an elastic gang that failed soon after it had lost hosts; the loss is then the first failure.
 
     Horovod can abort every survivor of a lost host: ``terminate called after throwing … gloo::IoException``, exit code
-    134. The program is not at fault, and starts again from its checkpoint.
+    134. The last survivor may abort only when Gloo gives up: ``Timed out waiting 60000ms for send``. The program is not
+    at fault, and starts again from its checkpoint.
 
     Args:
         lost: the `hosts_at_fault` that the gang lost last.
         since_s: how long before the end it lost them.
+        gloo_timeout_s: how long a rank waits for another one.
     """
-    if not lost or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
+    if not lost or end.outcome is not State.FAILED or end.suspects or since_s > gloo_timeout_s + AFTERMATH_S:
         return end
     host = min(lost)
     failure = lost[host]

@@ -11,6 +11,7 @@ from gpurun import faults
 from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
+from gpurun.launch.elastic import GLOO_TIMEOUT_S
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
 from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide, end_from_outside, lost_hosts
@@ -217,7 +218,8 @@ class _Watch:
         gone = {each.host for each in stopped if each.kind == "host-lost"}
         if not gone <= {*lost_hosts(seen)} or (self._was_late and not was_late):
             return end_from_outside(seen)
-        return after_loss(with_cause(end, cause, stopped), self._lost, seen.now_s - self._lost_s)
+        gloo_s = job.spec.horovod.gloo_timeout_s or GLOO_TIMEOUT_S
+        return after_loss(with_cause(end, cause, stopped), self._lost, seen.now_s - self._lost_s, gloo_s)
 
 
 def _others_answer(job: SupervisedJob) -> bool:

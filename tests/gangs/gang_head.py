@@ -51,7 +51,7 @@ class Head:
             min_gpus=plan.least, roles=None, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
             command=("train",), env={}, mounts=(), workdir=None, workdir_read_only=True, left_out=(),
             grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", keeps_outputs=True,
-            writes_beside=False, horovod=SimpleNamespace(autotune=False),
+            writes_beside=False, horovod=SimpleNamespace(autotune=False, gloo_timeout_s=None),
             controller="gloo", reforms=False, one_per_host=False, is_live_elastic=plan.least is not None,
         )  # fmt: skip
         self.launcher = GLOO if world.has_launcher else TASKS

@@ -128,14 +128,15 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     """Horovod aborted all survivors of a lost host once, on a busy machine: the job FAILED, and is to start again."""
     lost = {"c": FirstFailure("the job's container ended", host="c", exit_code=137, kind="container")}
     end = rank_failed(None, "a", 134, who="a rank")
-    found = after_loss(end, lost, 2.6)
+    found = after_loss(end, lost, 2.6, 60)
     assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
     assert found.reason == (
         "c: the job's container ended; then a rank on a failed first, with exit code 134 "
         "(SIGABRT: the program aborted, for example after a failed assertion)"
     )
-    assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
-    assert after_loss(end, {}, 0.0) == end
+    assert after_loss(end, lost, 61.3, 60) == found, "the last survivor waited until Gloo gave up"
+    assert after_loss(end, lost, 60 + AFTERMATH_S + 1, 60) == end, "it has trained on without the host"
+    assert after_loss(end, {}, 0.0, 60) == end
     idle = {
         "c": FirstFailure(
             "the ranks on this host have ended, but ranks on other hosts still run", host="c", kind="rank"
@@ -143,9 +144,9 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     }
     assert hosts_at_fault({**lost, **idle}) == {} and hosts_at_fault(lost) == lost, "the program may have failed there"
     blamed = replace(end, suspects=("b",))
-    assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"
+    assert after_loss(blamed, lost, 1.0, 60) == blamed, "another host's engine has stopped"
     for other in (End(State.SUCCEEDED, "", 0), End(State.CANCELLED, "", 1), End(State.QUEUED, "", 1)):
-        assert after_loss(other, lost, 1.0) == other
+        assert after_loss(other, lost, 1.0, 60) == other
 
 
 def test_an_elastic_gang_whose_ranks_have_all_ended_does_not_wait_for_its_driver_for_ever():
