@@ -53,7 +53,7 @@ def test_data_come_once_to_each_host_and_outlive_their_folder(cluster, tmp_path)
     assert json.loads(done.out)["evicted"] == {sets["digest"]: ["gpu-r1-02"]}
     done = cluster.gpurun("rerun", first)
     assert done.code == 2
-    assert "is not in" in done.err
+    assert "is no longer in" in done.err
 
 
 def test_a_folder_that_hosts_lack_is_named_before_anything_starts(cluster):
