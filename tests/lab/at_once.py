@@ -63,8 +63,8 @@ def hosts_of(record: dict) -> list[str]:
 
 
 def at(cluster: Cluster, job: str, state: str) -> float:
-    """When the job entered the state, seconds since the epoch."""
-    return next(event["t"] for event in events(cluster, job) if event.get("state") == state)
+    """When the job entered the state, seconds since the epoch. The event follows the record's change."""
+    return until(lambda: next((e["t"] for e in events(cluster, job) if e.get("state") == state), None), every_s=LOOK_S)
 
 
 def printed(cluster: Cluster, job: str, rank: int, stream: str = "stdout") -> list[bytes]:
