@@ -49,8 +49,7 @@ def _foreign(host: str, one: HeldGpus) -> Finding:
     who = one.claimant
     remedy = (
         f"jobs of this head wait for the GPUs; `gpurun status` on {who.head or 'the other head node'} "
-        "shows the job. If the "
-        f"head node is gone for good, free the GPUs by hand: {_by_hand(host, one)}"
+        f"shows the job. If the head node is gone for good, free the GPUs by hand: {_by_hand(host, one)}"
     )
     return _finding("gpu-claimed", Severity.NOTE, host, one, f"{_whose(one)} holds {_gpus(one)}: {one.why}", remedy)
 

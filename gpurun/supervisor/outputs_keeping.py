@@ -57,8 +57,7 @@ class Keeper:
             self.say(
                 "never",
                 f"some output changes at least every {duration(REST_S)}, so the head has no whole copy of the "
-                "newest outputs:"
-                " call gpurun_runtime.checkpointed(step) after each save, or save less often",
+                "newest outputs: call gpurun_runtime.checkpointed(step) after each save, or save less often",
             )
         return not self.is_kept and looks.is_whole(self._copied_s) and is_complete(self._left, looks.logs)
 
@@ -100,8 +99,7 @@ class Keeper:
             self.say(
                 "logs",
                 f"the job changes {', '.join(map(repr, logs[:3]))}{more} all the time: a restart gets the "
-                "newest copy of"
-                " such a file, and all other outputs from a moment when none of them changed",
+                "newest copy of such a file, and all other outputs from a moment when none of them changed",
             )
 
     def begin(self) -> None:

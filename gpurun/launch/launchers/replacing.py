@@ -119,8 +119,7 @@ def _on_each_host(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: b
     if is_named and spec.launcher != ALONE:
         raise BadInput(
             f"with the launcher {spec.launcher}, each of {spec.gpus} ranks would start {typed.name}, "
-            "which itself starts "
-            "all processes of a host",
+            "which itself starts all processes of a host",
             hint=f"remove the launcher {spec.launcher}, or write the program that {spec.launcher} starts in place of "
             f"{typed.name}",
         )
