@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -237,6 +238,7 @@ def test_edit_keeps_what_was_typed(
     gpurun: Gpurun, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor(tmp_path, monkeypatch, "gpus: 4}", "gpus: four}  # typed with care,")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what was typed stays there
     said = gpurun("edit")
     assert said.code == 2
     assert "'four' is not a whole number (allowed: 0 to 128)" in said.err
