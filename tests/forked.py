@@ -16,6 +16,7 @@ import os
 import pickle
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -261,7 +262,8 @@ def serve(listening: socket.socket, life: socket.socket) -> None:
                 asking.send(child.to_bytes(4, "big"))
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
-        elif life.fileno() in ready:
+        elif life.fileno() in ready:  # who started this one ended, perhaps without a word
+            shutil.rmtree(Path(listening_at).parent, ignore_errors=True)
             return
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,16 +104,21 @@ class Cluster:
     def wait_for_log(self, job: str, text: str, *, times: int = 1) -> None:
         """Wait until the log has the text so many times. Fails at once if the job ends before."""
 
-        def said() -> str:
-            return f"{text!r} never appeared in:\n{self.log(job)}\n{self.record(job)}"
+        self.wait_until(job, lambda: self.log(job).count(text) >= times, f"{text!r} never appeared")
 
-        def appeared() -> bool:
+    def wait_until(self, job: str, condition: Callable[[], object], problem: str = "it does not come") -> None:
+        """Wait for what a job that lives brings about. Fails at once if the job ends before."""
+
+        def said() -> str:
+            return f"{problem}:\n{self.log(job)[-5000:]}\n{self.record(job)}"
+
+        def holds() -> bool:
             ended = self.record(job)["ended_s"] is not None
-            found = self.log(job).count(text) >= times
+            found = bool(condition())
             assert found or not ended, said()
             return found
 
-        until(appeared, said, every_s=LOOK_S)
+        until(holds, said, every_s=LOOK_S)
 
     def saw(self) -> str:
         """What a person needs when a test fails: each job's record, its last events and its last lines."""

@@ -102,11 +102,7 @@ def steps_of(cluster: Cluster, job: str, rank: int = 0) -> list[int]:
 def wait_for_steps(cluster: Cluster, job: str, more: int = 3) -> None:
     """Wait until rank 0 has made so many further steps."""
     wanted = len(steps_of(cluster, job)) + more
-
-    def said() -> str:
-        return f"it makes no step:\n{cluster.log(job)[-3000:]}\n{cluster.record(job)}"
-
-    until(lambda: len(steps_of(cluster, job)) >= wanted, said, every_s=LOOK_S)
+    cluster.wait_until(job, lambda: len(steps_of(cluster, job)) >= wanted, "it makes no step")
 
 
 def tell(cluster: Cluster, job: str, fault: str, since_s: float) -> Story:

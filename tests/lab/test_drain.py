@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from cluster import TINY
-from faulting import events, hosts_of, kill_supervisor, steps_of, train, wait_for_steps, wait_until
+from faulting import events, hosts_of, kill_supervisor, steps_of, train, wait_for_steps
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("drain")]
 
@@ -47,7 +47,7 @@ def test_a_gang_with_a_checkpoint_trains_elsewhere_and_the_host_is_empty_soon(
     assert json.loads(done.out)["state"] == "drained"
     assert took_s <= empty_s
     assert state(cluster, before[1]) == "drained"
-    wait_until(lambda: (cluster.record(job)["state"], cluster.record(job)["attempt"]) == ("RUNNING", 2))
+    cluster.wait_until(job, lambda: (cluster.record(job)["state"], cluster.record(job)["attempt"]) == ("RUNNING", 2))
     wait_for_steps(cluster, job)
     assert cluster.record(job)["restarts"] == 0
     assert before[1] not in hosts_of(cluster, job)

@@ -49,7 +49,7 @@ def wait_for_ranks(cluster, job, ranks, *, least=None):
     began = time.monotonic()
     before = len(trained(cluster, job))
     wanted = [[n] * 3 for n in range(ranks if least is None else least, ranks + 1)]
-    wait_until(lambda: [n for _, n in trained(cluster, job)[before:]][-3:] in wanted)
+    cluster.wait_until(job, lambda: [n for _, n in trained(cluster, job)[before:]][-3:] in wanted)
     return time.monotonic() - began
 
 
@@ -74,13 +74,14 @@ def test_a_job_that_loses_a_host_continues_and_grows_back(cluster):
     killed = hosts_of(cluster, job)[1]
     cluster.lab.run(killed, ["docker", "kill", f"gpurun-{job}-1"])
     # Before Horovod forms the gang anew, another host may have joined: then no step is made with two ranks.
-    wait_until(lambda: cluster.record(job)["restarts"] or {"left the gang", "joined the gang"} <= states(cluster, job))
+    told = {"left the gang", "joined the gang"}
+    cluster.wait_until(job, lambda: cluster.record(job)["restarts"] or told <= states(cluster, job))
     before = len(trained(cluster, job))
 
     def has_grown():
         return [ranks for _, ranks in trained(cluster, job)[before:]][-3:] == [3] * 3
 
-    wait_until(has_grown)
+    cluster.wait_until(job, has_grown)
     steps, found = [step for step, _ in trained(cluster, job)], cluster.record(job)
     if found["restarts"]:  # Horovod failed on all survivors, as it sometimes does: gpurun blames the loss
         assert f"{killed}: the job's container ended with exit code 137 (SIGKILL: " in stopping_reason(cluster, job)
@@ -192,10 +193,10 @@ def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
         "-c",
         WAITS,
     ).out.strip()
-    wait_until(lambda: cluster.log(job).count("<stdout>:up") == 3)
+    cluster.wait_for_log(job, "<stdout>:up", times=3)
     hosts = hosts_of(cluster, job)
     cluster.lab.run(hosts[2], ["docker", "kill", f"gpurun-{job}-1"])
-    wait_until(lambda: any(event.get("state") == "left the gang" for event in events(cluster, job)))
+    cluster.wait_until(job, lambda: any(event.get("state") == "left the gang" for event in events(cluster, job)))
     for host in hosts[:2]:
         cluster.lab.run(host, ["pkill", "-ABRT", "-f", "^sh -c test .*while"])
     wait_until(lambda: cluster.record(job)["ended_s"])

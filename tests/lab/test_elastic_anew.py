@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from cluster import TINY, TORCH
-from faulting import events, hosts_of, stopping_reason, wait_until
+from faulting import events, hosts_of, stopping_reason
 
 from gpurun.node.agent.processes import list_processes
 
@@ -81,7 +81,7 @@ def sizes(cluster, job):
 
 def wait_for_steps(cluster, job, count):
     """Wait until the gang has made so many steps."""
-    wait_until(lambda: len(steps(cluster, job)) >= count)
+    cluster.wait_until(job, lambda: len(steps(cluster, job)) >= count)
 
 
 def done_again(cluster, job):
@@ -95,14 +95,14 @@ def test_it_loses_a_host_trains_on_with_fewer_and_grows_back(cluster, tmp_path):
     wait_for_steps(cluster, job, 25)
     victim = hosts_of(cluster, job)[1]
     cluster.lab.crash(victim)
-    wait_until(lambda: sizes(cluster, job) == [4, 2])
+    cluster.wait_until(job, lambda: sizes(cluster, job) == [4, 2])
     assert hosts_of(cluster, job) == [host for host in hosts if host != victim]
     for process in list_processes():  # also that of the first attempt, which waits for the lost host's proof
         if f"gpurun.supervisor {job} " in process.command:
             os.kill(process.pid, signal.SIGKILL)
     cluster.lab.boot(victim)
     assert cluster.status()  # commands adopt
-    wait_until(lambda: sizes(cluster, job) == [4, 2, 4])
+    cluster.wait_until(job, lambda: sizes(cluster, job) == [4, 2, 4])
     shrinking, growing = done_again(cluster, job)
     assert shrinking >= 0, "a step is missing"
     assert growing == 0, "it saved before it left"
@@ -114,7 +114,7 @@ def test_a_drained_host_leaves_and_the_gang_trains_with_fewer(cluster, tmp_path)
     drained = hosts_of(cluster, job)[0]
     assert cluster.gpurun("inventory", "drain", drained, "-i", str(cluster.inventory)).code == 0
     try:
-        wait_until(lambda: sizes(cluster, job) == [4, 2])
+        cluster.wait_until(job, lambda: sizes(cluster, job) == [4, 2])
         assert drained not in hosts_of(cluster, job)
     finally:
         cluster.gpurun("inventory", "uncordon", drained, "-i", str(cluster.inventory))
@@ -130,7 +130,7 @@ def test_torch_ranks_that_fail_with_their_neighbour_are_not_blamed_and_all_save_
     main = json.loads(cluster.lab.run(victim, ["cat", f"/home/train/.gpurun/jobs/{job}/main.json"]).stdout)["pid"]
     late = f"kill -STOP $(pidof dockerd); kill -KILL {main}; sleep 8; kill -CONT $(pidof dockerd)"
     cluster.lab.run(victim, ["sh", "-c", late])
-    wait_until(lambda: (cluster.record(job)["state"], cluster.record(job)["attempt"]) == ("RUNNING", 2))
+    cluster.wait_until(job, lambda: (cluster.record(job)["state"], cluster.record(job)["attempt"]) == ("RUNNING", 2))
     assert stopping_reason(cluster, job).startswith(f"{victim}: the job's container ended"), events(cluster, job)
     wait_for_steps(cluster, job, len(steps(cluster, job)) + 3)
     told = [step for step, _ in steps(cluster, job)]

@@ -122,7 +122,7 @@ def test_a_host_is_powered_off(cluster, tmp_path, which, noticed_s, again_s):
     """The gang resumes elsewhere from the head's copy of the outputs. The host is lost until it has been fenced."""
     job = train(cluster, tmp_path / "recipe")
     copied = cluster.home / "jobs" / job / "outputs" / "step"
-    wait_until(lambda: copied.exists() and int(copied.read_text().split()[0]) >= 3)
+    cluster.wait_until(job, lambda: copied.exists() and int(copied.read_text().split()[0]) >= 3)
     at_least = int(copied.read_text().split()[0])
     victim = hosts_of(cluster, job)[which]
     since = time.time()

@@ -142,9 +142,10 @@ def test_cores_are_divided_while_two_jobs_are_there_and_only_then(cluster, recor
     trainer = start(cluster, TRAINER)
     assert quota_us(cluster, trainer) is None
     hog = start(cluster, CORES, "--cpus", "0.1")
-    wait_until(lambda: (quota_us(cluster, hog), quota_us(cluster, trainer)) == (PERIOD_US // 10, PERIOD_US))
+    shares = PERIOD_US // 10, PERIOD_US
+    cluster.wait_until(hog, lambda: (quota_us(cluster, hog), quota_us(cluster, trainer)) == shares)
     before, used_before = throttled(cluster, hog), used_us(cluster, hog)
-    wait_until(lambda: int(throttled(cluster, hog)["nr_throttled"]) >= int(before["nr_throttled"]) + 20)
+    cluster.wait_until(hog, lambda: int(throttled(cluster, hog)["nr_throttled"]) >= int(before["nr_throttled"]) + 20)
     used, after = used_us(cluster, hog) - used_before, throttled(cluster, hog)
     periods = int(after["nr_periods"]) - int(before["nr_periods"]) + 2
     record_property("hog", f"{used / 1e6:.2f} s of CPU in {periods} periods; {after}")

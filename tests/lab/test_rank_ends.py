@@ -113,7 +113,7 @@ def test_ranks_have_their_whole_grace_after_a_cancel_and_beside_a_rank_that_a_si
     cancelled = start(cluster, launcher, *shell, *words, **gang)
     failing = start(cluster, launcher, "python3", "-c", *words, **gang)
     for job in (cancelled, failing):
-        wait_until(lambda job=job: cluster.log(job).count("trains") == 4)
+        cluster.wait_for_log(job, "trains", times=4)
     host = hosts_of(cluster.record(failing))[1]
     tell(cluster, failing, host, "fail")
     asked = time.time()
@@ -229,7 +229,7 @@ def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluste
         rank: start(cluster, launcher, "python3", "-c", TOLD, str(rank), gpus=4, per_host=2) for rank in (0, 3)
     }  # fmt: skip
     for job in jobs.values():
-        wait_until(lambda job=job: cluster.log(job).count("trains") == 4)
+        cluster.wait_for_log(job, "trains", times=4)
     hosts = {job: hosts_of(cluster.record(job)) for job in jobs.values()}
     for job in jobs.values():
         kill_supervisor(cluster, job)

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import pytest
 from boards import write
 from cluster import TINY
-from faulting import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("tensorboard")]
 
@@ -65,9 +64,9 @@ def test_the_curve_of_a_job_grows_in_tensorboard_while_it_trains(cluster, tmp_pa
             body = answer.read()
             return [step for _, step, _ in json.loads(body)] if answer.status == 200 else []
 
-        wait_until(lambda: len(curve()) >= 5)
+        cluster.wait_until(job, lambda: len(curve()) >= 5)
         first = curve()
-        wait_until(lambda: len(curve()) >= len(first) + 5)
+        cluster.wait_until(job, lambda: len(curve()) >= len(first) + 5)
         assert curve()[: len(first)] == first == list(range(1, len(first) + 1))
         assert cluster.record(job)["state"] == "RUNNING"
     finally:

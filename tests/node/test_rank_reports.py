@@ -148,6 +148,7 @@ def test_two_jobs_that_start_at_the_same_moment_are_told_apart(host):
         for job in (JOB, "j-00000001")
     )
     host.started += [mine, others]
+    until(lambda: processes.environment_of(others.pid))
     found = processes.read_process(others.pid)
     name = rank_folders.parse(f"0.{others.pid}.{found.started}")
     assert rank_processes.script_of("j-00000001", name, [found]) == found
@@ -157,6 +158,14 @@ def test_two_jobs_that_start_at_the_same_moment_are_told_apart(host):
     host.fake(f"3.{others.pid}.{found.started}")
     processes.note(str(host.folder / "main.json"), processes.read_process(mine.pid))
     assert ends(follow()) == [(3, 137, True)]
+
+
+def test_a_process_in_the_middle_of_an_exec_has_made_no_folder(host, monkeypatch):
+    found = processes.read_process(os.getpid())
+    name = rank_folders.parse(f"0.{found.pid}.{found.started}")
+    assert rank_processes.script_of(JOB, name, [found]) == found
+    monkeypatch.setattr(rank_processes, "environment_of", lambda _: None)
+    assert rank_processes.script_of(JOB, name, [found]) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a PID namespace")

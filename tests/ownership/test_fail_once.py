@@ -17,6 +17,8 @@ from gpurun.leases.allocate import _Passing
 from gpurun.supervisor import __main__ as process
 
 MOST = count("calls that fail once")
+PARTS = min(-(-MOST // 50), 12)
+"""Tests of each role: in the long profile one would take many minutes."""
 ROLES = ("waiter", "supervisor", *fail_once.COMMANDS)
 
 
@@ -28,9 +30,10 @@ def numbers(role, most):
     return range(1 + total % step, total + 1, step)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("role", ROLES)
-def test_whatever_call_fails_every_job_ends_well_and_nothing_is_held(role):
-    for number in numbers(role, MOST):
+def test_whatever_call_fails_every_job_ends_well_and_nothing_is_held(role, part):
+    for number in numbers(role, MOST)[part::PARTS]:
         outcome = fail_once.run(role, number)
         assert outcome.failed, f"{role} made fewer calls than before"
         if outcome.violations:

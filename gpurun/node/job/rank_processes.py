@@ -47,12 +47,14 @@ def script_of(job: str, name: rank_folders.Name, living: List[Process]) -> Optio
     """Return the script that made a rank's folder, if it lives.
 
     Its start, in ticks since boot, is the same number here and in the container. Its pid differs. Two jobs that start
-    together may have scripts with the same numbers: their environments tell them apart.
+    together may have scripts with the same numbers: their environments tell them apart. A process in the middle of an
+    exec has none: it is about to become a script, and has made no folder.
     """
     for process in living:
-        is_one = process.started == name.started and _may_be(process.pid, name.pid)
-        if is_one and (environment_of(process.pid) or {}).get("GPURUN_JOB", job) == job:
-            return process
+        if process.started == name.started and _may_be(process.pid, name.pid):
+            environ = environment_of(process.pid)
+            if environ is not None and environ.get("GPURUN_JOB", job) == job:
+                return process
     return None
 
 
