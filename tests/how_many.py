@@ -38,6 +38,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "attempts that meet a fence": (20, 600),
     "histories of a gang": (100, 4000),
     "histories of ownership": (2, 20),
+    "shells that start ranks": (3, 4),
     "calls that fail once": (6, 1_000_000),  # of each kind of process
     "power cuts": (8, 200),
     "power cuts of programs that save": (1, 50),

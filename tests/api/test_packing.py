@@ -184,14 +184,14 @@ def deep():
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(lambda: 10**5000, "Exceeds the limit"), (deep, "recursion"), (lambda: "x" * 300_000, "larger than 0 MiB"),
-     (lambda: b"x" * 300_000, "larger than 0 MiB")],
+    [(lambda: 10**5000, "Exceeds the limit"), (deep, "recursion"), (lambda: "x" * 600_000, "larger than 0 MiB"),
+     (lambda: b"x" * 600_000, "larger than 0 MiB")],
     ids=["digits", "deep", "text", "bytes"],
 )  # fmt: skip
 def test_a_result_that_cannot_be_written_is_told_and_leaves_no_half_file(run, tmp_path, function, said):
     def change(folder):
         program = folder / "gpurun_call.py"
-        program.write_text(program.read_text().replace("MOST_BYTES = 256 << 20", "MOST_BYTES = 1 << 18"))
+        program.write_text(program.read_text().replace("MOST_BYTES = 256 << 20", "MOST_BYTES = 1 << 19"))
 
     code, told, err = run(function, change=change)
     assert code == 1 and told is not None, err

@@ -185,10 +185,10 @@ def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(
 @pytest.mark.parametrize("kind", ["prolog", "docker", ""])
 def test_an_outage_that_passes_ends_no_job(cluster, kind, gpus):
     """All hosts fail for a moment in the same way, such as a server of licences that a prolog asks."""
-    jobs = cluster.submit(10, gpus=gpus)
+    jobs = cluster.submit(5, gpus=gpus)
     cluster.bad_jobs = dict.fromkeys(jobs, lambda host: HostFailure("it does not answer", kind=kind, host=host))
     cluster.settle()
-    assert (cluster.states(), cluster.outs()) == (["QUEUED"] * 10, set())
+    assert (cluster.states(), cluster.outs()) == (["QUEUED"] * 5, set())
 
 
 @pytest.mark.parametrize("kind", ["prolog", "engine", "denied", "no-tool", ""])

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import random
 import shutil
 import subprocess
-import time
 
 import pytest
 from outputs_world import outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError
 from gpurun.node.agent import frames
-from gpurun.node.folder import contents
 from gpurun.state import syncing
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
+from gpurun.supervisor.outputs import copy_outputs
 from gpurun.supervisor.outputs_listed import KnownRows, list_outputs, outputs_of
 
 
@@ -194,54 +191,3 @@ def test_rows_that_cannot_be(said):
     known = {("d", 0): KnownRows("0", ())}
     with pytest.raises(HostFailure, match="list of outputs that no folder can have"):
         outputs_of("h1", said, known)
-
-
-# -- files that are written through a mapping ---------------------------------------------------------------
-
-
-def test_a_change_through_a_mapping_after_a_live_read_gives_other_marks(tmp_path):
-    for size in (100, 200_000):
-        path = tmp_path / f"{size}"
-        path.write_bytes(bytes(size))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-            mapping[0] = 1
-            time.sleep(0.1)
-            descriptor = os.open(path, os.O_RDONLY)
-            items = list(contents.content(0, descriptor, os.fstat(descriptor), is_live=True))
-            marks = items[0][0].get("whole", items[-1][0].get("after"))
-            assert marks == contents.marks_of(os.fstat(descriptor)), "nobody changed it"
-            mapping[0] = 2
-            assert marks != contents.marks_of(os.fstat(descriptor))
-            os.close(descriptor)
-
-
-def test_a_change_through_a_mapping_during_a_live_read_is_seen(tmp_path):
-    path = tmp_path / "array.npy"
-    path.write_bytes(bytes(1 << 20))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-        mapping[0] = 1
-        time.sleep(0.1)
-        descriptor = os.open(path, os.O_RDONLY)
-        items = []
-        for item in contents.content(0, descriptor, os.fstat(descriptor), is_live=True):
-            items.append(item)
-            if item[1]:
-                mapping[0] = mapping[0] + 1
-        os.close(descriptor)
-    assert items[0][0]["marks"] != items[-1][0]["after"]
-
-
-def test_what_is_written_through_a_mapping_after_a_copy_comes_home(job):
-    """The kernel gives a mapped file its time when a page is written to first, not for what is written after that."""
-    path = job.host() / "array.npy"
-    path.write_bytes(bytes(200_000))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        for place in (0, 5000, 199_999):
-            mapped[place] = 1
-        time.sleep(0.1)
-        copy_outputs(job)
-        for place in (0, 5000, 199_999):
-            mapped[place] = 2
-        assert collect_outputs(job) == set()
-    came = (job.head / "array.npy").read_bytes()
-    assert [came[place] for place in (0, 5000, 199_999)] == [2, 2, 2]
