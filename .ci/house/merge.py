@@ -214,7 +214,7 @@ def plan_source(source, group, taken):
             local = explicit or (new.name if new.name else bound)
             direct = not inside and local != bound and local in source.bound  # the module's new name is another thing here
             if direct and any(not isinstance(parents.get(ref), cst.Attribute) for ref in refs):
-                problem(f"{source.name}: {local} is {full} and something else; it is a value, too"); direct = False
+                explicit = local = bound; direct = False   # the module keeps its old name here
             if direct:
                 after = f"{new.module}.{new.name}"
                 for ref in refs:
@@ -248,11 +248,13 @@ def plan_source(source, group, taken):
             continue
         inside = group is not None and target.module in moved and NEW_OF[target.module] == group
         if inside:
+            if new.name != bound and new.name in source.bound and refs: problem(f"{source.name}: {bound} becomes {new.name}, which a scope binds")
             for ref in refs: put_name(table, ref, bound, new.name)
             continue
         local = bound
         if target.name is not None and bound == target.name and new.name != target.name:
             local = new.name
+            if local in source.bound and refs: problem(f"{source.name}: {bound} becomes {local}, which a scope binds")
             for ref in refs: put_name(table, ref, bound, local)
         elif bound != target.name and target.name is not None and new.name == bound: local = bound
         kept[local] = (new, binding.types and kept.get(local, (0, True))[1])
