@@ -18,6 +18,7 @@ MAP = sys.argv[2]
 PROBLEMS: list[str] = []
 EXTRA: dict[int, list[str]] = {}   # an import node -> lines instead of the module's
 DIRECT: set[tuple[str, str]] = set()
+ALIASED: set[tuple[str, str]] = set()   # (source, name): a module that keeps its old name there
 
 def problem(text): PROBLEMS.append(text)
 
@@ -213,8 +214,9 @@ def plan_source(source, group, taken):
             explicit = bound if target.name is not None and bound != target.name else None   # an alias a person chose
             local = explicit or (new.name if new.name else bound)
             direct = not inside and local != bound and local in source.bound  # the module's new name is another thing here
-            if direct and any(not isinstance(parents.get(ref), cst.Attribute) for ref in refs):
+            if direct and any(not isinstance(parents.get(ref), cst.Attribute) or isinstance(parents.get(parents[ref]), cst.AssignTarget) for ref in refs):
                 explicit = local = bound; direct = False   # the module keeps its old name here
+                ALIASED.add((source.name, bound))
             if direct:
                 after = f"{new.module}.{new.name}"
                 for ref in refs:
@@ -477,7 +479,7 @@ for path in files:
                 if (source.name, bound) in DIRECT: continue
                 if target.name is None:
                     lines.append(import_lines(new, bound if has_as else new.module)); continue
-                local = bound if has_as else new.name
+                local = bound if has_as or (source.name, bound) in ALIASED else new.name
                 lines.append(import_lines(new, local))
             if lines is None: continue
             lines += EXTRA.get(id(node), [])
