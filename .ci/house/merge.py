@@ -106,7 +106,7 @@ for raw in open(MAP):
     if raw.startswith("= "):
         where, new = raw[2:].split(); old, _, name = where.partition(":"); RENAMES[(f"gpurun.{old}", name)] = new
 
-changed = {new for new, olds in ORDER.items() if olds != [new]}
+changed = {new for new, olds in ORDER.items() if olds != [new] or any(old == olds[0] for old, _ in RENAMES)}
 moved = {old for new in changed for old in ORDER[new]}
 sources = {old: read(old_modules[old].path, old) for old in moved}
 
@@ -368,7 +368,10 @@ def new_dotted(match):
             return ".".join([NEW_OF[key], *rest])
     return match.group()
 
-def text_dotted(text): return DOTTED.sub(new_dotted, text)
+IMPORTS = re.compile(r"\s*(from|import)\s")
+def text_dotted(text):
+    """Names of modules in strings and comments; import statements have been rewritten before."""
+    return "".join(line if IMPORTS.match(line) else DOTTED.sub(new_dotted, line) for line in text.splitlines(keepends=True))
 
 def order_of(olds):
     """Topologically by imports at module level, otherwise as the map says."""
