@@ -31,9 +31,8 @@ from pathlib import Path
 import debian
 import fresh_inside
 
-from gpurun.lab.cgroups import Cgroup, hierarchies
-from gpurun.lab.kernel import die_with_parent
-from gpurun.lab.paths import cache
+from gpurun.lab.process import Cgroup, die_with_parent, hierarchies
+from gpurun.lab.spec import cache
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = {"git": "git", "mmdebstrap": "mmdebstrap", "slirp4netns": "slirp4netns", "unshare": "util-linux"}

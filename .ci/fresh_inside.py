@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun.lab.kernel import MountFlag, bind, make_root, mount
+from gpurun.lab.process import MountFlag, bind, make_root, mount
 
 NAME_SERVER = "10.0.2.3"  # slirp4netns answers there with this machine's own
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -28,7 +28,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
-from gpurun.lab import Lab, LabSpec  # noqa: E402
+from gpurun.lab import Lab, LabSpec
 
 SESSION = (
     "gpurun status",

@@ -16,16 +16,19 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
-import json_shapes  # noqa: E402
+import json_shapes
 
-from gpurun.cli.config import VARIABLES  # noqa: E402
-from gpurun.cli.shapes import SHAPES  # noqa: E402
-from gpurun.cli.tree import CommandPage, pages  # noqa: E402
-from gpurun.documents.convert import Kind  # noqa: E402
-from gpurun.errors import EXIT_CODES  # noqa: E402
-from gpurun.inventory import fields  # noqa: E402
-from gpurun.jobs import recipe_keys, spec  # noqa: E402
-from gpurun.jobs.recipe_values import MAX_GPUS  # noqa: E402
+from gpurun.cli.config import VARIABLES
+from gpurun.cli.manual import (
+    CommandPage,
+    pages,
+)
+from gpurun.cli.shapes import SHAPES
+from gpurun.documents.convert import Kind
+from gpurun.errors import EXIT_CODES
+from gpurun.inventory import fields
+from gpurun.jobs import recipe_keys, spec
+from gpurun.jobs.recipe_values import MAX_GPUS
 
 FOLDER, DECISIONS = TOP / "docs/reference", TOP / "docs/decisions"
 MADE = "<!-- `make reference` writes this page from the code. Do not edit it. -->"

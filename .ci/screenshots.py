@@ -25,21 +25,32 @@ from unittest import mock
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
-from rich.console import Console  # noqa: E402
-from rich.text import Text  # noqa: E402
+from rich.console import Console
+from rich.text import Text
 
-from gpurun.cli.printing import duration  # noqa: E402
-from gpurun.facts.samples import GpuSample, HostSample  # noqa: E402
-from gpurun.jobs.spec import JobSpec  # noqa: E402
-from gpurun.jobs.states import State  # noqa: E402
-from gpurun.jobs.store import JobStore  # noqa: E402
-from gpurun.leases.allocate import run_pass  # noqa: E402
-from gpurun.leases.cluster import open_cluster  # noqa: E402
-from gpurun.leases.waiters import take_waiter_lock  # noqa: E402
-from gpurun.state.cordons import Cordon, changing_cordons  # noqa: E402
-from gpurun.top.app import Actions, TopApp  # noqa: E402
-from gpurun.top.feed import Feed  # noqa: E402
-from gpurun.top.rows import leased_hosts  # noqa: E402
+from gpurun.facts import (
+    GpuSample,
+    HostSample,
+)
+from gpurun.jobs.record import State
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.look import (
+    open_cluster,
+    take_waiter_lock,
+)
+from gpurun.quantities import duration
+from gpurun.state.hosts import (
+    Cordon,
+    changing_cordons,
+)
+from gpurun.views.app import (
+    Actions,
+    TopApp,
+)
+from gpurun.views.feed import Feed
+from gpurun.views.rows import leased_hosts
 
 INVENTORY = """
 version: 1

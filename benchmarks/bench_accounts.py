@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpurun.history import database
+from gpurun.history import store
 from gpurun.history.row import HistoryRow
 
 YEAR_S = 365 * 86400.0
@@ -62,9 +62,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         began = time.process_time()
-        with database.own(home, write=True) as connection:
-            database.put(connection, rows(count))
-        size = (home / "history" / str(os.getuid()) / database.FILE).stat().st_size
+        with store.own(home, write=True) as connection:
+            store.put(connection, rows(count))
+        size = (home / "history" / str(os.getuid()) / store.FILE).stat().st_size
         print(f"{count} attempts: {size / 1e6:.0f} MB, made in {time.process_time() - began:.1f} s of CPU")
         page = str(home / "report.html")
         for argv in (

@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.lab import Lab, LabSpec
-from gpurun.scaling.measured import campaign_samples
-from gpurun.scaling.model import fit
-from gpurun.scaling.samples import Sample
+from gpurun.scaling.model import Sample, fit
+from gpurun.studies.campaigns import campaign_samples
 
 GPURUN = [sys.executable, "-m", "gpurun"]
 RECIPE = Path(__file__).parent.parent / "recipes" / "synthetic-benchmark" / "ps.yaml"

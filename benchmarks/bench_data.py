@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpurun.data.folder import read_folder
-from gpurun.data.staging import StageReport, Staging, stage
-from gpurun.inventory.load import load
+from gpurun.content.data import read_folder
+from gpurun.content.staging import StageReport, Staging, stage
+from gpurun.inventory.read import load_inventory
 from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
 from gpurun.supervisor.links import target_of
@@ -59,7 +59,7 @@ def measure(top: Path, lab: Lab) -> None:
     began = time.monotonic()
     tree = read_folder(top)
     note("digest again, nothing changed", time.monotonic() - began, "s")
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     names = [host.name for host in inventory.hosts]
     with Fleet.open([target_of(host, inventory) for host in inventory.hosts]) as fleet:
         assert not fleet.failures, fleet.failures

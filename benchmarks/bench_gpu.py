@@ -26,11 +26,11 @@ from typing import Any
 
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.jobs.spec import Grant
-from gpurun.launch.fabric import settings
+from gpurun.launch.fabric import fabric_settings
 from gpurun.launch.launchers import PlacedGang
 from gpurun.launch.launchers.direct import TORCHRUN, environment
-from gpurun.node.gpu import holders
-from gpurun.node.gpu.nvml_apart import Nvml
+from gpurun.node.gpus import find_holders
+from gpurun.node.nvml_apart import Nvml
 from gpurun.node.probe import probe
 
 RECIPE = Path(__file__).parents[1] / "recipes/synthetic-benchmark"
@@ -70,7 +70,7 @@ def main() -> None:
     options.add_argument("--interface", default="lo", help="of the fabric")
     options.add_argument("--json", action="store_true", help="one JSON document on stdout, without UUIDs")
     chosen = options.parse_args()
-    found = probe.document()
+    found = probe.probe_document()
     if not found.get("gpus"):
         print(f"nothing measured, there is no GPU here: {found.get('gpu_problem') or 'NVML knows none'}")
         return
@@ -152,7 +152,7 @@ def held() -> dict[str, Any]:
 
 
 def pids(nvml: Nvml) -> set[int]:
-    users = holders.find(nvml, CARD)
+    users = find_holders(nvml, CARD)
     return {int(one["pid"]) for one in users.holders} | ({-1} if users.problem else set())
 
 
@@ -174,7 +174,7 @@ def rank_environment(fabric: Fabric) -> dict[str, str]:
         "j-00000001.1", (Grant("here", (0,)),), {"here": fabric.interface}, {"here": "127.0.0.1"}, 23022,
         is_tcp=fabric.kind is FabricKind.TCP,
     )  # fmt: skip
-    ours = settings(fabric, host).as_dict() | environment(TORCHRUN, gang, gang.places[0])
+    ours = fabric_settings(fabric, host).as_dict() | environment(TORCHRUN, gang, gang.places[0])
     return {**os.environ, **ours}
 
 
@@ -198,7 +198,7 @@ def nccl(python: str, interface: str) -> dict[str, Any]:
         found[name] = "all_reduce done" if done.returncode == 0 else (re.findall(r"NCCL WARN (.*)", said) or [said])[0]
         version = re.search(r"NCCL version (\S+)", said)
         found["version"] = version[1] if version else found["version"]
-        for variable in (each for each in settings(fabric, Host("h", "r", "g", 1, name)).as_dict()):
+        for variable in (each for each in fabric_settings(fabric, Host("h", "r", "g", 1, name)).as_dict()):
             if variable.startswith("NCCL_"):
                 printed = re.search(rf"{variable} set (?:by environment )?to", said) is not None
                 found["variables"].setdefault(variable, {"known": variable in known, "printed": False})

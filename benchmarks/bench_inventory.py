@@ -21,12 +21,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpurun.inventory.change import InventoryFile
-from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetFields, apply
-from gpurun.inventory.history import Author
+from gpurun.inventory.change import Author, InventoryFile
+from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetFields, apply, parse_settings
 from gpurun.inventory.hostset import expand
-from gpurun.inventory.load import load, parse
-from gpurun.inventory.settings import parse as parse_settings
+from gpurun.inventory.read import load_inventory, parse_inventory
 
 HEAD = """\
 version: 1
@@ -125,7 +123,7 @@ def unrelated_lines_changed(edits: int) -> tuple[int, int, float]:
     took = 0.0
     for number in range(edits):
         text = commented(random_)
-        before = parse(text.encode(), source)
+        before = parse_inventory(text.encode(), source)
         edit, touched = random_edit(random_, [host.name for host in before.hosts], number)
         began = time.process_time()
         after = apply(text.encode(), source, edit).decode()
@@ -134,7 +132,7 @@ def unrelated_lines_changed(edits: int) -> tuple[int, int, float]:
         for line in text.splitlines():
             if line not in kept and not may_change(line, edit, touched):
                 unrelated += 1
-        found = parse(after.encode(), source).by_name
+        found = parse_inventory(after.encode(), source).by_name
         wrong += any(found.get(name) != host for name, host in before.by_name.items() if name not in touched)
     return unrelated, wrong, took / edits
 
@@ -172,7 +170,7 @@ def lost_changes(seconds: float, folder: Path) -> tuple[int, int]:
     counts = dict(done.get() for _ in workers)
     for worker in workers:
         worker.join()
-    names = load(path).by_name
+    names = load_inventory(path).by_name
     lost = sum(f"{name}-{n}" not in names for name, count in counts.items() for n in range(1, count + 1))
     return sum(counts.values()), lost
 
@@ -198,12 +196,16 @@ def measure(folder: Path, edits: int, seconds: float):
         path = folder / f"{kind}.yaml"
         path.write_text(texts[kind])
         data = path.read_bytes()
-        found = parse(data, path)
+        found = parse_inventory(data, path)
         assert len(found.hosts) == 10_000
-        yield f"load 10,000 hosts, {kind}", f"{cpu_s(lambda d=data, p=path: parse(d, p)) * 1e3:.0f} ms", wanted
+        yield (
+            f"load 10,000 hosts, {kind}",
+            f"{cpu_s(lambda d=data, p=path: parse_inventory(d, p)) * 1e3:.0f} ms",
+            wanted,
+        )
         time.sleep(0.2)
-        load(path)
-        yield f"load 10,000 hosts, {kind}, cached", f"{cpu_s(lambda p=path: load(p)) * 1e3:.0f} ms", ""
+        load_inventory(path)
+        yield f"load 10,000 hosts, {kind}, cached", f"{cpu_s(lambda p=path: load_inventory(p)) * 1e3:.0f} ms", ""
     thousand = folder / "thousand.yaml"
     thousand.write_text(written_out(1_000))
     relabel = SetFields(expand("gpu-[00100-00199]"), parse_settings(["labels.row=b"]))

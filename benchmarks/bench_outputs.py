@@ -42,14 +42,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "supervisor"))
 import outputs_trees
 from ship_peers import CIPHER
 
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.folder import JobFolder
 from gpurun.lab import Lab, LabSpec, host, network
 from gpurun.remote import Fleet
-from gpurun.state.path import StatePath
+from gpurun.state.paths import StatePath
 from gpurun.supervisor.links import target_of
-from gpurun.supervisor.outputs import copy_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.outputs import copy_outputs
 
 NAME, JOB = "boutputs", "j-00000001"
 LINK_BPS = 1_000_000_000
@@ -192,7 +192,7 @@ def host_behind_link() -> Iterator[Host]:
     lab.down(purge=True)
     lab.up(LabSpec(NAME, racks=1, hosts=1, host_link_bps=LINK_BPS, rack_uplink_bps=LINK_BPS))
     try:
-        inventory = load(lab.inventory)
+        inventory = load_inventory(lab.inventory)
         with (
             Fleet.open([target_of(each, inventory) for each in inventory.hosts]) as fleet,
             tempfile.TemporaryDirectory(prefix="gpurun-outputs-") as folder,

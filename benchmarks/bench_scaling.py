@@ -14,15 +14,27 @@ import time
 from pathlib import Path
 
 from gpurun.inventory.model import Host, Inventory, Rack
-from gpurun.scaling import cost
-from gpurun.scaling.model import PairFigure, fit
-from gpurun.scaling.samples import Sample
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
-from gpurun.scheduler.policy import DEFAULT
+from gpurun.scaling.model import (
+    AHEAD,
+    BYTE,
+    COMPUTE,
+    PARAMETERS,
+    SPREAD,
+    LinkClass,
+    LinkRates,
+    PairFigure,
+    Sample,
+    Shape,
+    fit,
+    inverse_at,
+    latency_at,
+    step_seconds,
+    traffic_of,
+)
+from gpurun.scheduler.model import DEFAULT
 from gpurun.simulate.pace import PlacementPace
-from gpurun.simulate.replay import replay
-from gpurun.simulate.report import report
-from gpurun.simulate.trace import read_trace
+from gpurun.simulate.replay import read_trace, replay
+from gpurun.simulate.report import report_replay
 
 LINKS = (PairFigure(LinkClass.HOST, 80e9, 5e-6), PairFigure(LinkClass.RACK, 25e9, 5e-6))
 NETWORKS = {"Inception V3": (134.4, 23.9e6), "ResNet-101": (119.4, 44.7e6), "VGG-16": (130.9, 138.4e6)}
@@ -51,15 +63,15 @@ def assumed(name):
     """Return computed, not measured, runs of a network on hosts with 8 GPUs: a third of the computation ahead of
     the first gradient, links at 85 % of their rates."""
     rate, parameters = NETWORKS[name]
-    values = [1.0] * cost.PARAMETERS
-    values[cost.COMPUTE], values[cost.SPREAD], values[cost.AHEAD], values[cost.BYTE] = 64 / rate, 0.03, 0.5, 1e-11
+    values = [1.0] * PARAMETERS
+    values[COMPUTE], values[SPREAD], values[AHEAD], values[BYTE] = 64 / rate, 0.03, 0.5, 1e-11
     for link in LinkClass:
-        values[cost.latency_at(link)], values[cost.inverse_at(link)] = 5e-6, 1 / 0.85
+        values[latency_at(link)], values[inverse_at(link)] = 5e-6, 1 / 0.85
     rates = LinkRates(80e9, 25e9, 10e9)
     for ranks, racks in (((1,), "a"), ((8,), "a"), ((8, 8), "aa"), ((8, 8), "ab"), ((8, 8, 8, 8), "aabb")):
         shape = Shape(ranks, tuple(racks), rates=rates)
-        traffic = cost.traffic_of(shape, 4 * parameters, "ring", frozenset(LinkClass))
-        step_s = cost.step_seconds(values, traffic)
+        traffic = traffic_of(shape, 4 * parameters, "ring", frozenset(LinkClass))
+        step_s = step_seconds(values, traffic)
         yield Sample(ranks, shape.racks, 64, int(4 * parameters), step_s, 64 * sum(ranks) / step_s, rates=rates)
 
 
@@ -83,7 +95,7 @@ def study(trace):
             factor = (lambda _: 1.0) if rate is None else PlacementPace(model, inventory, rate).factor
             done = replay(jobs, inventory, DEFAULT, factor=factor, is_kept_in_rack=kept)
             took_s = time.perf_counter() - began
-            found = report(done, took_s)
+            found = report_replay(done, took_s)
             hours = found.gpu_utilization * inventory.total_gpus * found.makespan_s / 3600
             print(
                 f"{title:42}{found.avg_jct_s / 3600:11.2f}{found.avg_wait_s / 3600:8.2f}{found.p99_wait_s / 3600:10.1f}"

@@ -12,10 +12,22 @@ import sys
 from math import exp, log
 from random import Random
 
-from gpurun.scaling import cost
-from gpurun.scaling.model import fit
-from gpurun.scaling.samples import Sample
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.scaling.model import (
+    AHEAD,
+    BYTE,
+    COMPUTE,
+    PARAMETERS,
+    SPREAD,
+    LinkClass,
+    LinkRates,
+    Sample,
+    Shape,
+    fit,
+    inverse_at,
+    latency_at,
+    step_seconds,
+    traffic_of,
+)
 
 ASKED = {"8 hosts": (8, 1e9), "2 hosts, half the rate": (2, 5e8), "4 hosts, half the rate": (4, 5e8),
          "8 hosts, half the rate": (8, 5e8), "4 hosts, 2.5 times the rate": (4, 2.5e9)}  # fmt: skip
@@ -29,18 +41,18 @@ class OwnTruth:
     def __init__(self, seed):
         self.random = Random(seed)
         pick = self.random.uniform
-        self.values = [1.0] * cost.PARAMETERS
-        self.values[cost.COMPUTE] = exp(pick(log(0.05), log(1.0)))
-        self.values[cost.SPREAD] = pick(0.0, 0.06)
-        self.values[cost.AHEAD] = 0.5 * exp(self.random.gauss(0.0, 0.7))
-        self.values[cost.BYTE] = 10 ** pick(-10.5, -9)
+        self.values = [1.0] * PARAMETERS
+        self.values[COMPUTE] = exp(pick(log(0.05), log(1.0)))
+        self.values[SPREAD] = pick(0.0, 0.06)
+        self.values[AHEAD] = 0.5 * exp(self.random.gauss(0.0, 0.7))
+        self.values[BYTE] = 10 ** pick(-10.5, -9)
         for link in LinkClass:
-            self.values[cost.latency_at(link)] = 10 ** pick(-5, -3.5)
-            self.values[cost.inverse_at(link)] = 1 / pick(0.6, 0.97)
-        self.bytes = int(pick(0.3, 2.5) * self.values[cost.COMPUTE] * 1e9 / 8 / 1.5)
+            self.values[latency_at(link)] = 10 ** pick(-5, -3.5)
+            self.values[inverse_at(link)] = 1 / pick(0.6, 0.97)
+        self.bytes = int(pick(0.3, 2.5) * self.values[COMPUTE] * 1e9 / 8 / 1.5)
 
     def step_s(self, shape):
-        return cost.step_seconds(self.values, cost.traffic_of(shape, self.bytes, "ring", frozenset(LinkClass)))
+        return step_seconds(self.values, traffic_of(shape, self.bytes, "ring", frozenset(LinkClass)))
 
     def run(self, hosts, bit_per_s=1e9):
         shape = Shape((1,) * hosts, ("a",) * hosts, rates=LinkRates(rack=bit_per_s))
@@ -57,7 +69,7 @@ class OtherTruth(OwnTruth):
     def __init__(self, seed):
         super().__init__(seed)
         pick = self.random.uniform
-        self.compute_s, self.spread = self.values[cost.COMPUTE], pick(0.005, 0.05)
+        self.compute_s, self.spread = self.values[COMPUTE], pick(0.005, 0.05)
         self.latency_s, self.byte_s, self.reached = 10 ** pick(-4.5, -2.7), 10 ** pick(-10.3, -9), pick(0.75, 0.97)
         parts = [pick(0.2, 1) for _ in range(self.random.choice([1, 2, 4, 8]))]
         self.parts = [self.bytes * part / sum(parts) for part in parts]

@@ -23,17 +23,12 @@ from typing import Any
 import msgspec
 
 from gpurun.inventory.model import Host, Inventory, Rack
-from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.scheduler.gangs import new_gang
-from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Gang, Running, Snapshot, Wants
-from gpurun.scheduler.placement import try_place
-from gpurun.scheduler.policy import DEFAULT, HOUR_S
-from gpurun.scheduler.schedule import schedule
-from gpurun.simulate.replay import replay
-from gpurun.simulate.report import mean_wait, report
-from gpurun.simulate.trace import TraceJob, read_trace
-from gpurun.simulate.yardsticks import FIFO, SJF
+from gpurun.jobs.spec import Constraints, JobSpec, Wants
+from gpurun.scheduler.model import DEFAULT, HOUR_S, Gang, Running, Snapshot, new_gang
+from gpurun.scheduler.passes import schedule
+from gpurun.scheduler.placement import Index, try_place
+from gpurun.simulate.replay import FIFO, SJF, TraceJob, read_trace, replay
+from gpurun.simulate.report import mean_wait, report_replay
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "itp-cluster06.csv"
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)
@@ -233,7 +228,7 @@ def trace(path: Path) -> None:
     for name, lines, policy in plan:
         began = time.process_time()
         done = replay(lines, inventory, policy)
-        figures = report(done, time.process_time() - began)
+        figures = report_replay(done, time.process_time() - began)
         large = mean_wait(done.outcomes, more_than_gpus=8)
         base = base or (figures.avg_wait_s, large)
         rows.append(

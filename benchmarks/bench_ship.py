@@ -31,13 +31,13 @@ from pathlib import Path
 
 from ship_peers import Cluster, NoRegistry, plain_copy, push_pull, save_load
 
-from gpurun.images.chain import Want, chain
-from gpurun.images.relay import Relay
-from gpurun.images.ship import ship
-from gpurun.images.store import LayerStore, Stored
-from gpurun.images.topology import options_for, rack_of
-from gpurun.inventory.load import load
+from gpurun.content.chain import Want, chain
+from gpurun.content.relay import Relay
+from gpurun.content.seats import options_for, rack_of
+from gpurun.content.ship import ship
+from gpurun.content.store import LayerStore, Stored
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.read import load_inventory
 from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
 from gpurun.supervisor.links import target_of
@@ -63,7 +63,7 @@ def lab_of(name: str, **options: int) -> Iterator[tuple[Lab, Inventory, Cluster]
     lab.down(purge=True)
     lab.up(LabSpec(name, **options))
     try:
-        inventory = load(lab.inventory)
+        inventory = load_inventory(lab.inventory)
         assert inventory.docker_host
         yield lab, inventory, Cluster(inventory.docker_host, lab.ssh_config, [host.name for host in inventory.hosts])
     finally:
@@ -162,7 +162,7 @@ def first_and_change(want: Callable[[str], bool], image: str, mib: int | None) -
         if want("first"):
             first(cluster, [*command, image], environ, image)
         if want("change"):
-            change(cluster, command, environ, image, Path(folder))
+            bench_change(cluster, command, environ, image, Path(folder))
         if mib:
             subprocess.run(["docker", "rmi", image], env=cluster.environ, check=True, stdout=subprocess.DEVNULL)
 
@@ -225,7 +225,7 @@ def peaks(wanted: Callable[[int, list[bytes]], bool]) -> Iterator[dict[int, floa
         thread.join()
 
 
-def change(cluster: Cluster, command: list[str], environ: dict[str, str], image: str, folder: Path) -> None:
+def bench_change(cluster: Cluster, command: list[str], environ: dict[str, str], image: str, folder: Path) -> None:
     print(f"a change of 5 MiB on top of {image}, 4 hosts")
     subprocess.run([*command, image], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
     ours, peer = [], []

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from gpurun.remote import Target
-from gpurun.remote.ssh_config import resolve_all
+from gpurun.remote.route import resolve_all
 
 SETTLED_S = 0.2
 

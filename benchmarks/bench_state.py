@@ -28,13 +28,12 @@ from pathlib import Path
 from unittest import mock
 
 import gpurun
-from gpurun.head.submission import submit_jobs
-from gpurun.inventory.load import load
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.look import look
-from gpurun.leases.waiters import take_waiter_lock
+from gpurun.leases.look import look, take_waiter_lock
 
 GENERATIONS = ("hopper", "volta", "pascal")
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)
@@ -114,7 +113,7 @@ class State:
     def __init__(self, folder: Path, hosts: int) -> None:
         self.home, self.path = folder / "state", folder / "inventory.yaml"
         self.path.write_text(inventory_text(hosts))
-        self.inventory = load(self.path)
+        self.inventory = load_inventory(self.path)
         self.docker = FakeDocker(folder / "docker.sock")
         os.environ.update(
             GPURUN_HOME=str(self.home), GPURUN_INVENTORY=str(self.path), XDG_CACHE_HOME=str(folder / "cache"),

@@ -117,7 +117,7 @@ def measure(arguments: argparse.Namespace, home: Path, inventory: str) -> None:
         done = found["counts"]["complete"]
         if deeds and done >= deeds[0] * arguments.trials:
             if len(deeds) == 2:
-                print(kill("gpurun.sweeps", sweep))
+                print(kill("gpurun.studies.sweep_plan", sweep))
                 print(kill("gpurun.supervisor", running_job(home)[0]))
             else:
                 lab, host = Lab(arguments.lab), running_job(home)[1]

@@ -21,9 +21,8 @@ from bench_status import in_terminal, piped, report
 import gpurun
 from gpurun.jobs.spec import JobSpec
 from gpurun.state import durable
-from gpurun.sweeps.store import Journal, SweepStore
-from gpurun.sweeps.trials import JournalEntry
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.sweep_plan import JournalEntry, Wish
+from gpurun.studies.sweep_store import Journal, SweepStore
 
 TARGET_S = 0.5
 JOB = JobSpec(name="train", image="gpurun/tiny:1", gpus=1, command=("train",))

@@ -29,15 +29,15 @@ from pathlib import Path
 
 from bench_state import State
 
-from gpurun.cli.inventory_options import cluster
-from gpurun.cli.printing import duration
+from gpurun.cli.stores import cluster
 from gpurun.jobs.store import JobStore
 from gpurun.node.agent import frames
+from gpurun.quantities import duration
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet
-from gpurun.state.home import home
-from gpurun.top.app import Actions, TopApp
-from gpurun.top.feed import Feed
+from gpurun.state.paths import home
+from gpurun.views.app import Actions, TopApp
+from gpurun.views.feed import Feed
 
 TARGET_PERCENT = 3.0
 

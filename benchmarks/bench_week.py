@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "supervisor"))
 from local_agents import Hosts
 from outputs_world import outputs_job
 
-from gpurun.images.chain import Want, chain
-from gpurun.images.relay import Relay
-from gpurun.images.seats import Options
-from gpurun.images.store import LayerStore
+from gpurun.content.chain import Want, chain
+from gpurun.content.relay import Relay
+from gpurun.content.seats import Options
+from gpurun.content.store import LayerStore
 from gpurun.supervisor.links import Links
-from gpurun.supervisor.outputs import collect_leaving, copy_outputs, send_outputs
+from gpurun.supervisor.outputs.outputs import collect_leaving, copy_outputs, send_outputs
 
 MIB = 1 << 20
 MOST_GROWTH = 1.05

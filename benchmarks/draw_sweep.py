@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.jobs.spec import JobSpec
-from gpurun.sweeps.curves import curves
-from gpurun.sweeps.picture import picture
-from gpurun.sweeps.plan import SweepPlan
-from gpurun.sweeps.search import searcher_for
-from gpurun.sweeps.space import Point
-from gpurun.sweeps.trials import JournalEntry, Trials
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.study import searcher_for
+from gpurun.studies.sweep_pictures import curves, picture
+from gpurun.studies.sweep_plan import JournalEntry, Point, SweepPlan, Trials, Wish
 
 SPACE = {"lr": ("log:1e-5..1e-1",), "dropout": ("0.1..0.5",), "layers": ("2..8",), "optimizer": ("adam", "sgd")}
 TRIALS, STEPS, AT_ONCE, STEP_S = 40, 27, 8, 4.0

@@ -15,11 +15,11 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from gpurun.facts.hardware import hardware_from_document
+from gpurun.facts import hardware_from_document
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch.plan import make_plan
-from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.claim_rules import Claimant
 from gpurun.node.probe import probe
 
 CUDA = """
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--gpus", help="of the grant; with commas. Default: all")
     parser.add_argument("--image", help="an image with nvidia-smi in this machine's Docker engine")
     chosen = parser.parse_args()
-    found = hardware_from_document("here", probe.document())
+    found = hardware_from_document("here", probe.probe_document())
     if not found.gpus:
         print(f"nothing to compare, there is no GPU here: {found.gpu_problem or 'NVML knows none'}")
         return 0

@@ -18,18 +18,17 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import HostFailure
 from gpurun.head import spawn
-from gpurun.head.requests import end_queued
-from gpurun.jobs.record import CancelRequest
+from gpurun.head.spawn import end_queued
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.cordons import changing_cordons
+from gpurun.state.hosts import changing_cordons
 from gpurun.supervisor import life, stop
-from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.verdict.ends import End, GangEnd
 
 HOSTS, GPUS = 8, 4
 INVENTORY = f"""\
@@ -120,7 +119,7 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, _environ: object
     chance = random.Random()
     if chance.random() < DIES:
         os.environ["GPURUN_FAULT"] = f"supervisor:{chance.randint(1, 30)}"
-    faults.arm("supervisor")
+    faults.arm_fault("supervisor")
     code = 1
     try:
         carry(home, lease, lock, chance)

@@ -11,7 +11,7 @@ from __future__ import annotations
 __version__ = "0.2.0.dev0"
 _PLACES = {
     "cancel": "api.asking", "job": "api.asking", "map": "api.asking", "submit": "api.asking", "jobs": "jobs",
-    "Job": "api.job", "RemoteError": "api.results", "NoResult": "api.results",
+    "Job": "api.job", "RemoteError": "api.job", "NoResult": "api.job",
 }  # fmt: skip
 __all__ = ["Job", "NoResult", "RemoteError", "cancel", "job", "jobs", "map", "submit"]
 

@@ -24,7 +24,7 @@ CALLS = {
     "fstat": errno.EIO,
 }  # fmt: skip
 """Functions of `os` → the error with which they fail."""
-DEPTH = 6
+CALL_DEPTH = 6
 PACKAGE = f"{Path(__file__).parent}/"
 
 
@@ -80,7 +80,7 @@ class Calls:
         return call
 
 
-def arm(role: str) -> None:
+def arm_failure(role: str) -> None:
     """Let a call of this process fail, if ``GPURUN_FAIL`` says so."""
     wanted, _, count = os.environ.get("GPURUN_FAIL", "").partition(":")
     if wanted == role and count.isdigit():
@@ -127,7 +127,7 @@ def _place() -> str:
     """Return the callers of the failing call, innermost first, as ``file.function:line``."""
     frame: FrameType | None = sys._getframe(2)
     names: list[str] = []
-    while frame is not None and len(names) < DEPTH:
+    while frame is not None and len(names) < CALL_DEPTH:
         if Path(frame.f_code.co_filename).stem not in ("path", "contextlib"):
             names.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back

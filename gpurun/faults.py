@@ -28,7 +28,7 @@ class _Fault:
         if "GPURUN_FAIL" in os.environ:
             from gpurun import failing  # noqa: PLC0415 (tests alone need it)
 
-            failing.arm(role)
+            failing.arm_failure(role)
 
     def point(self) -> None:
         if self.left:
@@ -51,7 +51,7 @@ def _place() -> str:
 
 
 _FAULT = _Fault()
-arm = _FAULT.arm
+arm_fault = _FAULT.arm
 """Called once by each kind of process, with its role."""
 point = _FAULT.point
 """A place between two steps."""

@@ -122,7 +122,7 @@ def _words(args: Any) -> list[str]:
     if isinstance(args, (str, bytes, os.PathLike)):
         return [os.fsdecode(args)]
     words = [os.fsdecode(word) for word in args]
-    if words[1:] and LOADS in words[1]:  # `gpurun.head.children.start`: a fork has loaded everything
+    if words[1:] and LOADS in words[1]:  # `gpurun.head.children.start_detached`: a fork has loaded everything
         words[1] = "-m"
     return words
 

@@ -1,6 +1,6 @@
 """A disk with room for the quick tests, however full this machine's is.
 
-gpurun leaves a reserve of each disk free (`gpurun.node.agent.disk_reserve`), so on a machine whose disk is nearly full
+gpurun leaves a reserve of each disk free (`gpurun.node.agent.serve`), so on a machine whose disk is nearly full
 its hosts refuse data, and rightly. No quick test may depend on that. Disks that a test mounts are told as they are.
 """
 

@@ -17,7 +17,7 @@ TOP = Path(__file__).parents[1]
 ENDINGS = {".py", ".pyi", ".c", ".h", ".typed"}
 NEEDED = {
     "gpurun/py.typed", "gpurun/__init__.pyi", "gpurun/node/agent/serve.py", "gpurun/runtime/gpurun_runtime.py",
-    "gpurun/environments/inside.py", "gpurun/doctor/bench_job/bench.py", "gpurun/lab/gpus/nvml/library.c",
+    "gpurun/content/inside.py", "gpurun/doctor/bench_job/bench.py", "gpurun/lab/nvml/library.c",
 }  # fmt: skip
 """Files that gpurun reads or sends, besides its modules."""
 

@@ -15,7 +15,7 @@ ROOT = Path(gpurun.__file__).parent
 RACE = """
 import sys, threading, types
 from dataclasses import dataclass, field
-from gpurun.facts.documents import convert
+from gpurun.facts import convert
 
 sys.setswitchinterval(1e-6)
 SOURCE = '''

@@ -7,7 +7,7 @@ import ast
 import mutants
 import pytest
 
-FILE = mutants.TOP / "gpurun/supervisor/ending.py"
+FILE = mutants.TOP / "gpurun/supervisor/verdict/ends.py"
 pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="gpurun is the wheel's, and mutants change a clone's")
 
 

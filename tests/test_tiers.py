@@ -21,7 +21,13 @@ def test_each_file_of_lab_tests_says_what_it_is_about():
     }
     assert set(tiers.ROOMS) == files
     packages = {path.parent.name for path in Path(gpurun.__file__).parent.glob("*/__init__.py")}
-    assert {room for rooms in tiers.ROOMS.values() for room in rooms.split()} <= {*packages, "recipes", "ci", "faults"}
+    assert {room for rooms in tiers.ROOMS.values() for room in rooms.split()} <= {
+        *packages,
+        "recipes",
+        "ci",
+        "facts",
+        "faults",
+    }
 
 
 @pytest.mark.parametrize(

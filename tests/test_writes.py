@@ -14,10 +14,10 @@ import pytest
 
 import gpurun
 from gpurun.errors import StateError
-from gpurun.node.probe import folder_facts
+from gpurun.node.probe import probe
 from gpurun.runtime import gpurun_runtime
 from gpurun.state import durable
-from gpurun.state.path import StatePath
+from gpurun.state.paths import StatePath
 
 GPURUN = Path(gpurun.__file__).parent
 WRITES = {"write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "splice"}
@@ -143,9 +143,9 @@ def test_a_line_that_a_full_disk_cuts_is_an_error_and_the_next_one_is_whole(tmp_
 @pytest.mark.parametrize("room", [0, 1, 41])
 def test_a_host_on_which_a_small_file_does_not_fit_cannot_be_written_to(tmp_path: Path, room: int) -> None:
     with disk(room):
-        said = folder_facts.why_unwritable(str(tmp_path))
+        said = probe.why_unwritable(str(tmp_path))
     assert "File too large" in said and list(tmp_path.iterdir()) == []  # the error of this test's disk
-    assert folder_facts.why_unwritable(str(tmp_path)) == ""
+    assert probe.why_unwritable(str(tmp_path)) == ""
 
 
 def test_the_report_after_one_that_a_full_disk_cut_is_a_line_of_its_own(

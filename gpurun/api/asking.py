@@ -2,38 +2,200 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import json
 import os
+import shutil
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Literal, overload
 
 from gpurun.api.job import Job
-from gpurun.api.packing import COMMAND, pack
-from gpurun.api.telling import clues_of_call
-from gpurun.environments.log import BuildLines
+from gpurun.content.build import BuildLines
 from gpurun.errors import BadInput, StateError
-from gpurun.head.planned import planned
-from gpurun.head.reading import clues_of
-from gpurun.head.submission import submit_jobs
+from gpurun.head.submit import MOST_SOURCE_BYTES, clues_in, clues_of, planned, spec_of, submit_jobs
 from gpurun.head.waiter import resume
-from gpurun.head.wish import spec_of
-from gpurun.inventory.load import load
-from gpurun.inventory.locate import find
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.read import find_inventory, load_inventory
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.recipe import Recipe
-from gpurun.jobs.recipe import read as read_recipe
+from gpurun.jobs.recipe import Recipe, read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
+from gpurun.jobs.record import ENDED, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import JobStore
-from gpurun.state.home import home
+from gpurun.launch.launchers.choosing import ProgramClues, agreed
+from gpurun.runtime import gpurun_call
+from gpurun.state.paths import home
+
+# What a function and its module say of how ranks find each other.
+
+
+MOST_NAMES = 10_000
+
+
+def clues_of_call(function: Callable[..., Any]) -> ProgramClues:
+    """Return what a function says of its launcher; if it says nothing, what its module imports.
+
+    A notebook is a module without a file: what its cells have imported counts.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    shown = str(getattr(function, "__qualname__", type(function).__name__))
+    own = clues_in(_source(function), shown, None)
+    if agreed(own.clues) is None:
+        module = sys.modules.get(str(getattr(function, "__module__", "")))
+        text = _source(module) if module is not None else ""
+        file = getattr(module, "__file__", None)
+        folder = Path(file).parent if isinstance(file, str) and text else None
+        names = () if module is None or text else _names(module)
+        own = clues_in(text, getattr(module, "__name__", shown), folder, names)
+    return replace(own, function=shown)
+
+
+def _source(what: Any) -> str:
+    """Return the source of a function or module; "" if it has none, such as a builtin's, or is too large."""
+    try:
+        text = textwrap.dedent(inspect.getsource(what))
+    except (OSError, TypeError, SyntaxError, IndexError, UnicodeError):
+        return ""
+    return text if len(text) <= MOST_SOURCE_BYTES else ""
+
+
+def _names(module: ModuleType) -> list[str]:
+    """Return the dotted names of what is in a module."""
+    found = list[str]()
+    for value in list(vars(module).values())[:MOST_NAMES]:
+        if isinstance(value, ModuleType):
+            found.append(value.__name__)
+        elif isinstance(value, type | FunctionType) and isinstance(value.__module__, str):
+            found.append(f"{value.__module__}.{value.__name__}")
+    return found
+
+
+# Pack a function and its arguments into a workdir that any image with the same Python can run.
+
+
+COMMAND = ("python3", "-u", "gpurun_call.py")
+OWN = ("call.json", gpurun_call.CALL, "gpurun_call.py", "cloudpickle")
+"""What a packed call has beside the workdir's files."""
+MOST_BYTES = 256 << 20
+"""Of a pickled call: larger data belongs into a file system that hosts mount, or into the workdir."""
+
+
+def pack(
+    folder: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], workdir: Path | None
+) -> None:
+    """Fill an empty folder with files that run `function(*args, **kwargs)`.
+
+    Modules next to the notebook or script are pickled by value, with the function.
+
+    Args:
+        workdir: a folder whose files to add, too.
+
+    Raises:
+        BadInput: something cannot be pickled or is too large, or cloudpickle is not installed.
+    """
+    try:
+        import cloudpickle  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            "gpurun needs cloudpickle to send a function to hosts, but cloudpickle is not installed",
+            hint="install cloudpickle: pip install 'gpurun[python]'",
+        ) from error
+    with _PACKING, _by_value(cloudpickle):
+        try:
+            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        except Exception as error:
+            name = getattr(function, "__qualname__", type(function).__name__)
+            raise BadInput(
+                f"gpurun cannot send {name} to hosts: {_what_stays(cloudpickle, function, args, kwargs)}{error}",
+                hint="create the named object inside the function",
+            ) from error
+    if len(data) > MOST_BYTES:
+        raise BadInput(
+            f"the function and its arguments take {len(data) >> 20} MiB, more than the limit of {MOST_BYTES >> 20} MiB",
+            hint="let the function read its data from a mount, the image or the workdir",
+        )
+    try:
+        _fill(folder, data, workdir, Path(cloudpickle.__file__).parent)
+    except OSError as error:  # a full disk, or a workdir that cannot be read
+        raise BadInput(
+            f"gpurun cannot store the function and its arguments: {error.strerror or error}", where=str(folder)
+        ) from error
+
+
+def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) -> None:
+    if workdir is not None:
+        if taken := [name for name in OWN if os.path.lexists(workdir / name)]:
+            raise BadInput(
+                f"the folder contains {taken[0]}, but gpurun itself creates a file with this name",
+                where=str(workdir),
+                hint=f"rename {taken[0]}",
+            )
+        shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
+    (folder / gpurun_call.CALL).write_bytes(data)
+    (folder / "call.json").write_text(json.dumps({"python": "{}.{}".format(*sys.version_info[:2])}))
+    shutil.copyfile(Path(gpurun_call.__file__), folder / "gpurun_call.py")
+    shutil.copytree(cloudpickle, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _what_stays(cloudpickle: Any, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Name the one variable or argument that cannot be pickled, if there is exactly one."""
+    parts: dict[str, Any] = {}
+    with suppress(TypeError, ValueError):  # no function, or one with an empty cell
+        used = inspect.getclosurevars(function)
+        parts = {f"the function's variable {name}": value for name, value in {**used.globals, **used.nonlocals}.items()}
+    parts |= {f"argument {number}": value for number, value in enumerate(args)}
+    parts |= {f"argument {name}": value for name, value in kwargs.items()}
+    for where, value in parts.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001  its class is the user's
+            return f"{where}: "
+    return ""
+
+
+_PACKING = threading.Lock()
+"""cloudpickle has one list of modules by value for all threads."""
+
+
+@contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[None]:
+    """Pickle modules that the image does not have by value, with their content."""
+    here = Path.cwd()
+    mine = [module for module in list(sys.modules.values()) if _is_own(module, here)]
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    new = [module for module in mine if module.__name__ not in known]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: object, here: Path) -> bool:
+    """Return whether a module is a file below a folder into which no package was installed."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not file or module.__name__.partition(".")[0] in ("__main__", "gpurun"):
+        return False
+    path = Path(file).absolute()
+    if not path.is_relative_to(here) or "site-packages" in path.parts:
+        return False
+    return not any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
 
 OUTPUTS = "/outputs"
 What = Callable[..., Any] | Sequence[str] | str | Path
@@ -81,7 +243,7 @@ def submit(
     call = (what, args, kwargs or {})
     if not dry_run:
         return _submit([call], inventory, settings)[0]
-    found = load(find(inventory, os.environ))
+    found = load_inventory(find_inventory(inventory, os.environ))
     with ExitStack() as folders:
         spec, said = _spec(call, found, dict(settings), folders, is_plan=True)
         plan = planned(spec, found, said, os.environ).document
@@ -183,7 +345,7 @@ def _future(folder: JobFolder) -> Job:
 def _submit(
     calls: Sequence[tuple[Any, Sequence[Any], Mapping[str, Any]]], named: str | None, settings: Any
 ) -> list[Job]:
-    found = load(find(named, os.environ))
+    found = load_inventory(find_inventory(named, os.environ))
     with ExitStack() as folders:
         specs = []
         for call in calls:

@@ -1,11 +1,12 @@
 """The command line: parse, call, render. One file for each group of commands, named like it.
 
-main, lazy           the program; a command's module is imported when it runs
-options, agreement   options and questions that commands share
-jobs, inventory_options
-                     find the jobs, hosts and files that a person named
-printing, tables, progress, patience, sending
+main                 the program; a command's module is imported when it runs
+groups               the commands of `gpurun inventory`, `scale` and `sweep`
+options, job_options
+                     options that commands share; all options of a job
+stores               the jobs, hosts and files that a person named
+printing, tables, shares
                      output for people; JSON is in `shapes`
-completion, shell_words, tree, manual
-                     help for shells, pages and manuals
+completion, shell_words, foreign, manual
+                     help for shells, for other tools' words, pages and manuals
 """

@@ -3,30 +3,93 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.agreement import agree
-from gpurun.cli.jobs import POLL_S, open_store
-from gpurun.cli.options import InventoryOption, JsonOption, SomeJobsArgument, YesOption
-from gpurun.cli.patience import Patience, jobs_in_words
-from gpurun.cli.printing import job_json, print_json, printable, say, say_problem
+from gpurun.cli.jobs import LOOK_S
+from gpurun.cli.options import TIME_OR_0, InventoryOption, JobsArgument, JsonOption, SomeJobsArgument, YesOption
+from gpurun.cli.printing import job_json, print_json, say, say_problem
+from gpurun.cli.stores import open_store
+from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
+from gpurun.quantities import count, duration
 from gpurun.state import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
+
+
+# Ask a person before a command changes or removes something.
+
+
+DECLINED = 1
+"""The exit code after a person declines a command."""
+
+
+def agree(question: str, nobody: str, hint: str) -> None:
+    """Ask a question on stderr. Return only if the person says yes.
+
+    Args:
+        nobody: the error message if stdin is not a terminal.
+
+    Raises:
+        BadInput: stdin is not a terminal.
+        typer.Exit: the person declined; exit code 1. Ctrl-C exits with 130, as in every command.
+    """
+    if not sys.stdin.isatty():
+        raise BadInput(nobody, hint=hint)
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(DECLINED)
+
+
+# Messages of a waiting command on stderr: what it waits for, and for how long.
+
+
+FIRST_S, EVERY_S = 5.0, 30.0
+MOST_NAMED = 3
+
+
+class Patience:
+    """Says what a command waits for: after 5 s, then every 30 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._due_s = self._began_s + FIRST_S
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """Print the message if it is due.
+
+        Args:
+            what: returns what the command waits for; called only if a message is due.
+        """
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + EVERY_S
+            say(f"waited {duration(now_s - self._began_s)} so far: {printable(what())}")
+
+
+def jobs_in_words(folders: Iterable[JobFolder]) -> str:
+    """Return a text such as ``j-1 is STOPPING, j-2 is RUNNING and 4 more jobs``."""
+    records = [record for folder in folders if not (record := folder.record()).state.ended]
+    named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
+    more = len(records) - MOST_NAMED
+    checks = "gpurun checks that the jobs left no process on their hosts"
+    return f"{named} and {count(more, 'more job')}" if more > 0 else named or checks
+
 
 PATIENCE_S = 60.0
 """If a job's owner has no account, root waits this long, plus the job's grace period, for its supervisor."""
@@ -57,7 +120,7 @@ def cancel(
 
     gpurun cancel @last
     """
-    from gpurun.head.requests import refuse_others
+    from gpurun.head.spawn import refuse_others
 
     store = open_store()
     folders = _chosen(store, jobs or (), mine=mine, everybody=everybody)
@@ -147,7 +210,7 @@ def _ask(folders: list[JobFolder], *, yes: bool) -> None:
 
 
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
-    from gpurun.head.requests import end_queued
+    from gpurun.head.spawn import end_queued
 
     caretaker, patience = Caretaker(), Patience()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
@@ -155,7 +218,7 @@ def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
             end_queued(home, folder, now_s=clock.now_s(), environ=os.environ)
         caretaker.look(waiting)
         patience.tell(partial(jobs_in_words, waiting))
-        time.sleep(POLL_S)
+        time.sleep(LOOK_S)
 
 
 def _is_over(folder: JobFolder) -> bool:
@@ -164,20 +227,20 @@ def _is_over(folder: JobFolder) -> bool:
 
 def _is_ownerless(folder: JobFolder) -> bool:
     """Return whether this is root and the job cannot have a supervisor because its owner has no account."""
-    from gpurun.state.people import has_account
+    from gpurun.state.paths import has_account
 
     return os.getuid() == 0 and not has_account(folder.record().owner_uid)
 
 
 def _holds(folder: JobFolder) -> tuple[str, ...]:
-    from gpurun.head.takeover import held_by
+    from gpurun.head.spawn import held_by
 
     return held_by(folder.path.home, folder.id)
 
 
 def _have_it_carried(folder: JobFolder) -> None:
     """As root, run `gpurun recover` as the owner: it starts a new supervisor for a job whose supervisor died."""
-    from gpurun.head.everybody import recover_as
+    from gpurun.head.waiter import recover_as
 
     record = folder.record()
     if os.getuid() == record.owner_uid or not record.state.holds_gpus or is_carried(folder):
@@ -191,8 +254,8 @@ def _have_it_carried(folder: JobFolder) -> None:
 
 def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) -> None:
     """If a job's owner has no account, wait for its supervisor if it runs. Take it over if it still holds GPUs then."""
-    from gpurun.cli.inventory_options import cluster
-    from gpurun.head.takeover import take_over
+    from gpurun.cli.stores import cluster
+    from gpurun.head.spawn import take_over
 
     if not _is_ownerless(folder):
         return
@@ -220,4 +283,119 @@ def _grace_s(folder: JobFolder) -> float:
 def _wait_at_most(limit_s: float, is_over: Callable[[], bool]) -> None:
     deadline = time.monotonic() + limit_s
     while not is_over() and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(LOOK_S)
+
+
+# ``gpurun requeue``: end a job's attempt, and put the job back into the queue.
+
+
+def requeue(
+    jobs: JobsArgument,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Only send the requeue request. Do not wait until the jobs' GPUs are free."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put running jobs back into the queue. gpurun stops all ranks of each job, as in a preemption.
+
+    Each rank gets SIGTERM and has the grace period to end. The job later continues from its checkpoint. A requeue does
+    not count as one of the job's max_restarts. Only the job's owner and root may requeue a job. To repeat a job that
+    has ended, use `gpurun rerun`.
+
+    gpurun requeue JOB
+    """
+    from gpurun.head.spawn import refuse_others
+    from gpurun.head.spawn import requeue as request
+    from gpurun.state.paths import myself
+
+    store = open_store()
+    folders = list({folder.id: folder for folder in map(store.find, jobs)}.values())
+    for folder in folders:
+        refuse_others(folder, "requeue", "put the job back into the queue")
+        _refuse_what_stops(folder)
+    going = {folder.id: folder.record().attempt for folder in folders if folder.record().state is not State.QUEUED}
+    for folder in folders:
+        if folder.id in going:
+            request(folder, by=myself())
+        else:
+            say(f"{folder.id} is in the queue already")
+    if not no_wait:
+        _wait([folder for folder in folders if folder.id in going], going)
+    for folder in folders:
+        if folder.id in going:
+            record = folder.record()
+            is_back = record.is_past(going[folder.id])
+            told = f"back in the queue, now {record.state.value}" if is_back else "goes back to the queue"
+            say(printable(f"{record.id} ({record.name}): {record.state.value if record.state.ended else told}"))
+    if as_json:
+        print_json({"jobs": [job_json(folder.record()) for folder in folders]})
+
+
+def _refuse_what_stops(folder: JobFolder) -> None:
+    """Raise BadInput for a job whose end is decided, or asked for."""
+    record = folder.record()
+    if record.state.ended:
+        raise BadInput(
+            f"the job has ended: {record.state.value}",
+            job=record.id,
+            hint=f"`gpurun rerun {record.id}` runs the job again",
+        )
+    asked = folder.cancel_request()
+    if record.state is State.STOPPING or (asked is not None and asked.kind == "cancel"):
+        why = record.reason or (asked.outcome if asked is not None else record.state.value)
+        raise BadInput(
+            f"the job is ending: {why}", job=record.id, hint=f"`gpurun wait {record.id}` waits for the job's end"
+        )
+
+
+def _wait(folders: list[JobFolder], attempts: dict[str, int]) -> None:
+    """Wait until each job's attempt is over: its GPUs are fenced and free."""
+    caretaker, patience = Caretaker(), Patience()
+    while waiting := [folder for folder in folders if not folder.record().is_past(attempts[folder.id])]:
+        caretaker.look(waiting)
+        patience.tell(partial(jobs_in_words, waiting))
+        time.sleep(LOOK_S)
+
+
+# ``gpurun wait``: wait until jobs have ended.
+
+
+TIMED_OUT = 124
+"""The exit code after `--timeout`, the same as timeout(1) uses."""
+
+
+def wait(
+    jobs: JobsArgument,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            click_type=TIME_OR_0,
+            help="Stop waiting after this time, such as 10m. The exit code is then 124.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until all named jobs have ended. The exit code is 0, or the exit code of the first job that failed.
+
+    gpurun wait @last && gpurun outputs @last --to results
+    """
+    store = open_store()
+    folders = [store.find(job) for job in jobs]
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    caretaker, patience = Caretaker(), Patience()
+    while not all(folder.record().state.ended for folder in folders):
+        if deadline is not None and time.monotonic() > deadline:
+            say(f"--timeout is over: {printable(jobs_in_words(folders))}")
+            raise typer.Exit(TIMED_OUT)
+        caretaker.look(folders)
+        patience.tell(lambda: jobs_in_words(folders))
+        time.sleep(LOOK_S)
+    records = [folder.record() for folder in folders]
+    if as_json:
+        print_json({"jobs": [job_json(record) for record in records]})
+    else:
+        for record in records:
+            typer.echo(f"{record.id} {record.state.value}{' ' if record.reason else ''}{printable(record.reason)}")
+    raise typer.Exit(next((int(record.code or 0) for record in records if record.code), 0))

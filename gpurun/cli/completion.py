@@ -34,7 +34,7 @@ def _quietly(find: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]
 def jobs(incomplete: str) -> Iterable[str]:
     """Complete ids and names of jobs that have not ended, and of the jobs that ended last."""
     from gpurun.jobs.store import JobStore
-    from gpurun.state.home import home
+    from gpurun.state.paths import home
 
     store = JobStore(home(os.environ))
     ids = [*store.live_ids(), *store.recently_ended(MOST_JOBS)][:MOST_JOBS]
@@ -56,7 +56,7 @@ def nothing(incomplete: str) -> list[str]:  # noqa: ARG001 - as the others
 @_quietly
 def states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete states of jobs."""
-    from gpurun.jobs.states import State
+    from gpurun.jobs.record import State
 
     return State.__members__
 
@@ -64,7 +64,7 @@ def states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filte
 @_quietly
 def ended_states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete states of jobs that have ended."""
-    from gpurun.jobs.states import ENDED
+    from gpurun.jobs.record import ENDED
 
     return sorted(state.value for state in ENDED)
 
@@ -73,8 +73,8 @@ def ended_states(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller
 def sweeps(incomplete: str) -> Iterable[str]:
     """Complete ids and names of sweeps."""
     from gpurun.errors import StateError
-    from gpurun.state.home import home
-    from gpurun.sweeps.store import SweepStore
+    from gpurun.state.paths import home
+    from gpurun.studies.sweep_store import SweepStore
 
     store = SweepStore(home(os.environ))
     ids, names = store.ids()[:MOST_JOBS], list[str]()
@@ -92,8 +92,8 @@ def jobs_and_sweeps(incomplete: str) -> list[str]:
 @_quietly
 def campaigns(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete names of campaigns."""
-    from gpurun.campaigns.store import CampaignStore
-    from gpurun.state.home import home
+    from gpurun.state.paths import home
+    from gpurun.studies.campaigns import CampaignStore
 
     return CampaignStore(home(os.environ)).names()
 
@@ -137,7 +137,7 @@ def data_sets(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller fi
 @_quietly
 def notify_targets(incomplete: str) -> Iterable[str]:
     """Complete events and the kind of a target: ``start,failure=mail:``."""
-    from gpurun.jobs.notify_wish import EVENTS, KINDS
+    from gpurun.jobs.spec import EVENTS, KINDS
 
     events, equals, _ = incomplete.rpartition("=")
     if equals:
@@ -155,7 +155,7 @@ def stop_rules(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller f
 @_quietly
 def bench_engines(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete what `bench` measures allreduce with."""
-    from gpurun.cli.bench import ENGINES
+    from gpurun.cli.options import ENGINES
 
     return ENGINES
 
@@ -237,8 +237,7 @@ def labels(incomplete: str) -> Iterable[str]:
 @_quietly
 def inventory_changes(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete numbers of recorded changes of the inventory."""
-    from gpurun.cli.inventory_editing import inventory_file
-    from gpurun.cli.inventory_options import located
+    from gpurun.cli.stores import inventory_file, located
 
     return (str(change.number) for change in inventory_file(located(None)).history.changes())
 
@@ -270,7 +269,7 @@ def imports(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filt
 @_quietly
 def exports(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete formats that `inventory export` writes."""
-    from gpurun.cli.inventory_exchange import EXPORTS
+    from gpurun.inventory.exports import EXPORTS
 
     return EXPORTS
 
@@ -278,7 +277,7 @@ def exports(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filt
 @_quietly
 def policies(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete policies of `simulate`."""
-    from gpurun.simulate.yardsticks import POLICIES
+    from gpurun.simulate.replay import POLICIES
 
     return POLICIES
 
@@ -286,7 +285,7 @@ def policies(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller fil
 @_quietly
 def labs(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete labs that are up."""
-    from gpurun.lab.record import labs as found
+    from gpurun.lab.spec import labs as found
 
     return (record.spec.name for record in found())
 
@@ -294,8 +293,8 @@ def labs(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
 @_quietly
 def lab_hosts(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete hosts of all labs that are up."""
-    from gpurun.lab.record import labs as found
     from gpurun.lab.spec import hosts_of
+    from gpurun.lab.spec import labs as found
 
     return dict.fromkeys(host.name for record in found() for host in hosts_of(record.spec, record.subnet))
 
@@ -306,16 +305,15 @@ def lab_ports(incomplete: str) -> list[str]:
 
 
 def _inventory() -> Inventory:
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
+    from gpurun.inventory.read import find_inventory, load_inventory
 
-    return load(find(None, os.environ))
+    return load_inventory(find_inventory(None, os.environ))
 
 
 def _records() -> list[JobRecord]:
     """Return the jobs that have not ended, and those that ended last."""
     from gpurun.jobs.store import JobStore
-    from gpurun.state.home import home
+    from gpurun.state.paths import home
 
     store = JobStore(home(os.environ))
     ids = [*store.live_ids(), *store.recently_ended(MOST_JOBS)][:MOST_JOBS]
@@ -325,7 +323,7 @@ def _records() -> list[JobRecord]:
 def _specs() -> Iterator[JobSpec]:
     from gpurun.errors import StateError
     from gpurun.jobs.store import JobStore
-    from gpurun.state.home import home
+    from gpurun.state.paths import home
 
     store = JobStore(home(os.environ))
     for record in _records():

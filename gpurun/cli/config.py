@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gpurun import __version__
-from gpurun.cli.lazy import Place, lazy_group
+from gpurun.cli.main import Place, lazy_group
 from gpurun.cli.options import JsonOption
-from gpurun.cli.printing import print_json, printable
+from gpurun.cli.printing import print_json, say
+from gpurun.documents.plain import printable
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from gpurun.documents.plain import Problem
+
 
 SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
 VARIABLES: Mapping[str, str] = {
@@ -66,8 +73,8 @@ def view(as_json: JsonOption = False) -> None:
 
 
 def _home() -> Used:
-    from gpurun.state.home import SYSTEM_HOME, home
-    from gpurun.state.shared import is_shared
+    from gpurun.state.paths import SYSTEM_HOME, home
+    from gpurun.state.sharing import is_shared
 
     found = home(os.environ)
     if os.environ.get("GPURUN_HOME"):
@@ -83,10 +90,10 @@ def _home() -> Used:
 
 def _inventory() -> Used:
     from gpurun.errors import BadInput
-    from gpurun.inventory.locate import find
+    from gpurun.inventory.read import find_inventory
 
     try:
-        found: Path | None = find(None, os.environ)
+        found: Path | None = find_inventory(None, os.environ)
     except BadInput as error:
         return Used("inventory", "", error.message.split("\n")[0])
     why = "$GPURUN_INVENTORY" if os.environ.get("GPURUN_INVENTORY") else "the first inventory that gpurun finds"
@@ -102,3 +109,110 @@ def _installed(name: str) -> Any:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+# ``gpurun share``: a state directory for several users.
+
+
+MOST_DIGITS, NOBODY = 10, 2**32 - 1
+"""A group's number has at most so many digits, and is below this one: chown takes it for "do not change"."""
+
+
+def share(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The state directory, such as /var/lib/gpurun.")],
+    group: Annotated[
+        str, typer.Option("--group", metavar="GROUP", help="Name or number of the group that may use the directory.")
+    ],
+) -> None:
+    """Make a state directory for several users, or repair the directory's file modes. Run `gpurun share` once, as root.
+
+    gpurun share /var/lib/gpurun --group gpu-users
+    """
+    from gpurun.state.sharing import make_shared
+
+    kept = make_shared(folder.absolute(), _gid(group))
+    say(f"{folder} is shared by group {group}")
+    if not kept:
+        say(f"gpurun could not make {folder}/audit.jsonl append-only (chattr +a), so members can change this file")
+    say(f"  → for all users: export GPURUN_HOME={folder.absolute()} (not needed for /var/lib/gpurun)")
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    if group.isascii() and group.isdigit() and len(group) <= MOST_DIGITS and int(group) < NOBODY:
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except (KeyError, ValueError):
+        hint = f"create the group: groupadd {group}" if group.isidentifier() else "`getent group` lists groups"
+        raise BadInput(f"there is no group {group[:40]!r}", hint=hint) from None
+
+
+# ``gpurun validate``: check a recipe without an inventory; print the JSON Schema of recipes.
+
+
+NEEDED = ("image", "gpus", "command")
+
+
+def validate(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="A recipe file, or a folder that contains a recipe.yaml.", show_default=False
+        ),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors that check while you type.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a recipe, and print each problem as FILE:LINE:COL: problem. The exit code is 2 if there is a problem.
+
+    `gpurun validate` needs no inventory. `gpurun submit --dry-run` also checks that the hosts can run the job.
+
+    gpurun validate recipes/fashion-mnist
+    """
+    if schema == (recipe is not None):
+        raise BadInput("give either a recipe or --schema", where="validate", hint="run: gpurun validate recipe.yaml")
+    if recipe is None:
+        from gpurun.jobs.recipe_keys import recipe_schema as made
+
+        print_json(made())
+        return
+    from gpurun.jobs.recipe import RECIPE_FILE
+
+    file = recipe / RECIPE_FILE if recipe.is_dir() else recipe
+    missing, problems = _checked(recipe)
+    if as_json:
+        told = [{**vars(each), "allowed": list(each.allowed)} for each in problems]
+        print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": missing})
+    for problem in () if as_json else problems:
+        typer.echo(printable(str(problem)))
+    if problems:
+        raise typer.Exit(BadInput.exit_code)
+    rest = f"; give {' and '.join(missing)} on the command line" if missing else ""
+    say(printable(f"{file}: valid{rest}"))
+
+
+def _checked(recipe: Path) -> tuple[list[str], tuple[Problem, ...]]:
+    """Return what a recipe leaves to flags, and its problems, as ``gpurun submit`` finds them."""
+    from gpurun.documents.plain import DocumentError
+    from gpurun.head.submit import spec_of
+    from gpurun.jobs.recipe import lines_of, read_recipe
+    from gpurun.studies.sweep_plan import Wish
+
+    missing = list[str]()
+    try:
+        found = read_recipe(recipe)
+        missing = [name for name in NEEDED if name not in found.given]
+        if not missing:
+            spec, _ = spec_of(found, None, {}, is_plan=True)
+            wish = Wish.of_recipe(found.sweep)
+            with lines_of(found, {}).named("sweep"):
+                if wish.grid or wish.space:  # else flags give the parameters
+                    wish.plan(spec, "", 0.0)
+    except DocumentError as error:
+        hint = f" → {error.hint}" if error.hint else ""
+        return missing, tuple(replace(each, message=each.message + hint) for each in error.problems)
+    return missing, ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 import time
@@ -12,22 +14,116 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpurun.cli.event_words import because, event_text
+from gpurun.cli.jobs import LOOK_S
 from gpurun.cli.options import JobArgument
-from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say
-from gpurun.cli.sending import going_out
+from gpurun.cli.printing import job_json, print_json, say
+from gpurun.cli.shares import going_out
+from gpurun.cli.stores import find_job
+from gpurun.documents.plain import printable, printed
 from gpurun.errors import GpurunError
 from gpurun.head.caretaker import Caretaker
-from gpurun.jobs.events import EventTail
-from gpurun.jobs.sending import Sent, read_sent
-from gpurun.jobs.states import ENDED, State
-from gpurun.state.people import myself
-from gpurun.supervisor.loglines import LoggedLine, LogTail
+from gpurun.jobs.events import EventTail, Sent, read_sent
+from gpurun.jobs.record import ENDED, State
+from gpurun.moments import UNKNOWN, date_time
+from gpurun.quantities import duration, plural, size_text
+from gpurun.state.paths import myself
+from gpurun.supervisor.lines import LoggedLine, LogTail
 
 if TYPE_CHECKING:
-    from gpurun.cli.progress import ShipProgress
+    from gpurun.cli.tables import ShipProgress
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
+
+
+# A job's events in words, for ``gpurun events`` and ``gpurun follow``.
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Describe an event in one line. Its words are raw: hosts and ranks have written some of them."""
+    kind = event.get("kind")
+    if (what := going_out(event)) is not None:
+        return f"{event.get('host')}: {what} {event.get('state')}{_size_of(event)}{because(event, 'message')}"
+    if kind == "placement":
+        with suppress(KeyError, TypeError, ValueError):  # a damaged line
+            return placement_text(event)
+    if kind == "state":
+        attempt = f" (attempt {event['attempt']})" if event.get("attempt") else ""
+        return f"{event.get('state')}{attempt}{because(event)}"
+    if kind == "host":
+        return f"{event.get('host')}: {event.get('state')}{because(event)}"
+    if kind == "notify":
+        done = "sent" if event.get("sent") else "could not send"
+        return f"{done} the message {event.get('event')!r} to {event.get('to')}{because(event)}"
+    return str(event.get("text") or kind)
+
+
+def placement_text(event: Mapping[str, Any]) -> str:
+    """Describe in one line where a gang runs, and why there."""
+    from gpurun.inventory.folding import fold
+
+    hosts = event["hosts"]
+    gpus = sum(len(host["gpus"]) for host in hosts)
+    each = sorted({len(host["gpus"]) for host in hosts})
+    counts = "/".join(str(count) for count in each)
+    racks = event["racks"]
+    spread = f"one rack, {racks[0]}" if len(racks) == 1 else f"{len(racks)} racks, {fold(racks)}"
+    what = plural(gpus, "GPU")
+    return (
+        f"{gpus} {event['generation']} {what} on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
+        "gpurun chose the fewest racks, then the fewest hosts, then the tightest fit"
+    )
+
+
+def _size_of(event: Mapping[str, Any]) -> str:
+    total = event.get("total")
+    return f", {size_text(total)}" if isinstance(total, int) and total else ""
+
+
+def because(event: Mapping[str, Any], key: str = "reason") -> str:
+    """Return ``: `` and an event's reason; "" without one."""
+    return f": {event[key]}" if event.get(key) else ""
+
+
+# ``gpurun events``: what has happened to a job, with times.
+
+
+def events(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on each line.")] = False,
+) -> None:
+    """Print a job's events, the oldest first. Events are changes of state, hosts, transfers and problems.
+
+    gpurun events @last
+    """
+    folder = find_job(job)
+    tail, caretaker = EventTail(folder.events), Caretaker()
+    while True:
+        is_over = folder.record().state.ended
+        for event in tail.new():
+            sys.stdout.write(_json(event) if as_json else f"{_when(event)}  {printable(event_text(event))}\n")
+        sys.stdout.flush()
+        if is_over or not follow:
+            return
+        caretaker.look([folder])
+        time.sleep(LOOK_S)
+
+
+def _time_s(event: Mapping[str, Any]) -> float | None:
+    time_s = event.get("t")
+    return time_s if isinstance(time_s, int | float) and math.isfinite(time_s) else None
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    time_s = _time_s(event)
+    return UNKNOWN if time_s is None else date_time(time_s)
+
+
+def _json(event: Mapping[str, Any]) -> str:
+    details = {name: value for name, value in event.items() if name not in ("t", "kind")}
+    told = {"time_s": _time_s(event), "kind": str(event.get("kind")), "text": event_text(event), "details": details}
+    return json.dumps(told) + "\n"
+
 
 POLL_S = 0.05
 WHY_AFTER_S = 1.0  # a job that starts immediately does not report that it waits
@@ -100,7 +196,7 @@ def follow(
 
     gpurun follow @last --tail 20
     """
-    from gpurun.cli.jobs import find_job
+    from gpurun.cli.stores import find_job
 
     raise typer.Exit(follow_job(find_job(job), first_lines=tail))
 
@@ -111,7 +207,7 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     Raises:
         NotYours: the job belongs to another user.
     """
-    from gpurun.head.requests import cancel, refuse_others
+    from gpurun.head.spawn import cancel, refuse_others
 
     refuse_others(folder)
     cancel(folder, by=myself(), reason=reason, environ=os.environ)
@@ -191,7 +287,7 @@ class _JobView:
 
     def _show_progress(self, what: str, event: Mapping[str, Any]) -> None:
         if self.progress is None or self.progress.what != what:
-            from gpurun.cli.progress import ShipProgress
+            from gpurun.cli.tables import ShipProgress
 
             self.close()
             self.progress = ShipProgress(what)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
-from gpurun.jobs.foreign_keys import FOREIGN
+from gpurun.jobs.recipe import FOREIGN
 from gpurun.jobs.recipe_keys import SETTINGS
 
 TABLE: Mapping[str, Mapping[str, str]] = {

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import JsonOption
-from gpurun.cli.printing import duration, print_json, printable, say
-from gpurun.cli.values import WHEN
-from gpurun.documents.table_cells import cell
-from gpurun.errors import BadInput, StateError
-from gpurun.quantities.counts import count
-from gpurun.quantities.local_time import date_minute, day_minute, zone_name
+from gpurun.cli.options import WHEN, InventoryOption, JsonOption
+from gpurun.cli.printing import print_json, say
+from gpurun.documents.plain import cell, printable
+from gpurun.errors import BadInput, GpurunError, StateError
+from gpurun.moments import UNKNOWN, date_minute, date_time, day_minute, zone_name
+from gpurun.quantities import count, duration
+from gpurun.quantities import duration as quantities_duration
+from gpurun.state.paths import home
 
 if TYPE_CHECKING:
+    from gpurun.history.report import Accounts, Share
     from gpurun.history.row import HistoryRow
-    from gpurun.history.select import Wanted
+    from gpurun.history.store import Wanted
+
 
 SHOWN = 50
 UserOption = Annotated[str | None, typer.Option("--user", metavar="USER", help="Show only jobs of this user.")]
@@ -62,7 +68,7 @@ def history(
 
     gpurun history --user alice --since 7d --state FAILED
     """
-    from gpurun.state.home import home
+    from gpurun.state.paths import home
 
     if rebuild:
         _rebuild()
@@ -91,7 +97,7 @@ def wanted_of(
 ) -> Wanted:  # fmt: skip
     """Return the options as conditions. Raises BadInput for an invalid value."""
     from gpurun.history.row import OUTCOMES
-    from gpurun.history.select import Wanted
+    from gpurun.history.store import Wanted
 
     if since_s is not None and until_s is not None and until_s < since_s:
         period = f"{date_minute(since_s)} to {date_minute(until_s)}"
@@ -107,9 +113,8 @@ def wanted_of(
 
 
 def _read(wanted: Wanted, most: int | None) -> tuple[list[HistoryRow], list[StateError]]:
-    from gpurun.history.collect import sources
-    from gpurun.history.select import rows
-    from gpurun.state.home import home
+    from gpurun.history.store import rows, sources
+    from gpurun.state.paths import home
 
     problems: list[StateError] = []
     with sources(home(os.environ), problems.append) as found:
@@ -127,8 +132,8 @@ def end_with(problems: Sequence[StateError]) -> None:
 
 
 def _rebuild() -> None:
-    from gpurun.history.collect import rebuild
-    from gpurun.state.home import home
+    from gpurun.history.store import rebuild
+    from gpurun.state.paths import home
 
     attempts, aside = rebuild(home(os.environ))
     if aside is not None:
@@ -164,3 +169,183 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
         for row in found
     ]  # fmt: skip
     print_table(heads, [([*map(printable, cells)], "") for cells in rows])
+
+
+# ``gpurun report``: GPU hours by user, waiting times, and wasted GPU time.
+
+
+SHOWN_ROWS = 10
+
+
+def report(
+    user: UserOption = None,
+    pool: PoolOption = None,
+    project: ProjectOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", "--to", metavar="FILE", help="Write the report to this HTML file.")
+    ] = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Summarise GPU hours by user, waiting times, use of the GPUs that jobs held, and failures by host.
+
+    The report counts running attempts up to now. Without --since, the report begins with the first attempt.
+
+    gpurun report --pool vision --since 30d --html report.html
+    """
+    from gpurun.history.report import accounts
+    from gpurun.history.store import sources
+
+    wanted, now_s = wanted_of(user, pool, project, since, until), time.time()
+    problems: list[StateError] = []
+    with sources(home(os.environ), problems.append, now_s=now_s) as found:
+        made = accounts(found, wanted, now_s=now_s, capacity=_capacity(inventory))
+    if html is not None:
+        from gpurun.history.report import page
+
+        try:
+            html.write_text(page(made), encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"the report cannot be written: {error.strerror}", where=str(html)) from error
+        say(f"the report is in {html}")
+    if as_json:
+        print_json(document(made))
+    elif html is None:
+        _print(made)
+    end_with(problems)
+
+
+def _capacity(inventory: str | None) -> int | None:
+    """Return how many GPUs the inventory has now. None if no inventory is named and the default cannot be loaded."""
+    from gpurun.inventory.read import find_inventory, load_inventory
+
+    try:
+        return load_inventory(find_inventory(inventory, os.environ)).total_gpus
+    except GpurunError:
+        if inventory is not None:
+            raise
+        return None
+
+
+def document(made: Accounts) -> dict[str, Any]:
+    """Return the document that ``--json`` prints."""
+    return {**asdict(made), "largest": [{**asdict(row), "use": row.use_words} for row in made.largest]}
+
+
+def _print(made: Accounts) -> None:
+    from gpurun.cli.tables import print_text
+    from gpurun.history.report import history_summary
+
+    if not made.total.attempts:
+        say(f"no attempt in {home(os.environ)} matches")
+        return
+    print_text(f"{date_minute(made.since_s)} to {date_minute(made.until_s)}: {history_summary(made)}")
+    print_text(_timeline(made))
+    for name in ("users", "pools", "projects", "generations"):
+        shares = getattr(made, name)
+        if len(shares) > 1 or name == "users":
+            _print_shares(name[:-1], shares)
+    for name, counts in (
+        ("attempts by outcome", made.outcomes), ("failures by cause", made.causes),
+        ("failures by host", made.failed_hosts),
+    ):  # fmt: skip
+        if counts:
+            shown = [f"{printable(label)} {count}" for label, count in list(counts.items())[:SHOWN_ROWS]]
+            more = f", {len(counts) - SHOWN_ROWS} more" if len(counts) > SHOWN_ROWS else ""
+            print_text(f"{name}: {', '.join(shown)}{more}")
+    for row in made.largest[:SHOWN_ROWS]:
+        text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
+        print_text(printable(text))
+
+
+def _timeline(made: Accounts) -> str:
+    """Return a line of blocks: the number of leased GPUs over time. It fits 60 columns."""
+    most = max([1.0, float(made.capacity or 0), *made.timeline])
+    head = f"leased GPUs, 0 to {most:.0f}: "
+    width = 57 - len(head)
+    blocks = " ▁▂▃▄▅▆▇█"
+    stretches = len(made.timeline)
+    parts = [made.timeline[stretches * n // width : stretches * (n + 1) // width] for n in range(width)]
+    line = "".join(blocks[round(8 * min(1.0, sum(part) / len(part) / most))] if part else " " for part in parts)
+    return f"{head}|{line}|"
+
+
+def _print_shares(name: str, shares: Mapping[str, Share]) -> None:
+    from gpurun.cli.tables import print_table
+    from gpurun.history.report import hours, percent
+
+    heads = (name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
+    rows = [
+        (
+            label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
+            quantities_duration(share.mean_wait_s), quantities_duration(share.longest_wait_s),
+            percent(share.busy_percent), hours(share.idle_gpu_s),
+        )
+        for label, share in list(shares.items())[:SHOWN_ROWS]
+    ]  # fmt: skip
+    print_table(heads, [([*map(printable, cells)], "") for cells in rows])
+    if len(shares) > SHOWN_ROWS:
+        typer.echo(f"{len(shares) - SHOWN_ROWS} more; --json and --html show all")
+
+
+# ``gpurun audit``: who did what in a state directory.
+
+
+HOST = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
+COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command", "job")
+
+
+def audit(
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            "-j",
+            metavar="JOB",
+            help="Show only entries of this job. JOB is the job's id or the beginning of the id.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which users submitted, granted, preempted or cancelled jobs, cordoned hosts, or changed the inventory."""
+    from gpurun.state.audit import read_audit
+    from gpurun.state.paths import home
+
+    entries = [entry for entry in read_audit(home(os.environ)) if job is None or _is_about(entry, job)]
+    if as_json:
+        print_json({"entries": entries})
+        return
+    for entry in entries:
+        typer.echo(printable(_line(entry)))
+    if not entries:
+        say("no entry of the audit log matches")
+
+
+def _is_about(entry: Mapping[str, Any], job: str) -> bool:
+    about = entry.get("job")
+    return isinstance(about, str) and bool(job) and about.startswith((job, f"j-{job}"))
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    try:
+        when = date_time(float(entry["time_s"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        when = UNKNOWN
+    behind = f"{entry['sudo_user']} as " if entry.get("sudo_user") else ""
+    rest = " ".join(f"{key}={_text(value)}" for key, value in entry.items() if key not in COMMON and value != "")
+    who = f"{behind}{entry.get('user', '?')}"
+    return f"{when:23}  {who:12} {entry.get('what', '?')!s:10} {entry.get('job') or '':10}  {rest}".rstrip()
+
+
+def _text(value: object) -> str:
+    """Return a field as text. Folds a list only if all its words look like host names: the log may be damaged."""
+    if not isinstance(value, list):
+        return str(value)
+    words = [str(each) for each in value]
+    if words and all(HOST.fullmatch(word) for word in words):
+        from gpurun.inventory.folding import fold
+
+        return fold(words)
+    return ",".join(words)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpurun.cli.options import YesOption
-from gpurun.cli.printing import printable, say
+from gpurun.cli.printing import say
+from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, GpurunError, HostFailure
-from gpurun.quantities.counts import count
+from gpurun.quantities import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpurun.doctor.survey import Survey
-    from gpurun.facts.hardware import Hardware
+    from gpurun.facts import Hardware
     from gpurun.inventory.imports.draft import Draft
 
 EXAMPLE = Path("recipes/fashion-mnist")
@@ -61,7 +62,7 @@ def init(
 
     gpurun init 'gpu-r1-[01-16]' --user train
     """
-    from gpurun.inventory.locate import is_there
+    from gpurun.inventory.read import is_there
 
     target = Path(inventory or "inventory.yaml").absolute()
     is_continued = is_there(target)
@@ -91,11 +92,11 @@ def _check_unfinished(target: Path, source: str | None, user: str | None) -> Non
     Raises:
         BadInput: the inventory is none of an unfinished `init`, or the arguments do not fit it.
     """
-    from gpurun.inventory.imports.guesses import guesses, is_imported
-    from gpurun.inventory.load import parse, read
+    from gpurun.inventory.imports.again import guesses, is_imported
+    from gpurun.inventory.read import parse_inventory, read_inventory_bytes
 
-    data = read(target)
-    found, text = parse(data, target), data.decode()
+    data = read_inventory_bytes(target)
+    found, text = parse_inventory(data, target), data.decode()
     was_probed = any(host.gpu_model is not None for host in found.hosts)
     if not guesses(text) and (was_probed or not is_imported(text)):
         raise BadInput(
@@ -152,7 +153,7 @@ def _read(source: str) -> Draft:
 
     path = Path(source).expanduser()
     if "/" in source or path.exists():
-        return files.read(path)
+        return files.read_source(path)
     draft = Draft("the command line")
     for name in expand(source):
         draft.host(name, "the command line")
@@ -162,7 +163,7 @@ def _read(source: str) -> Draft:
 
 
 def _write(draft: Draft, target: Path, user: str | None) -> None:
-    from gpurun.cli.inventory_exchange import create_inventory
+    from gpurun.cli.inventory_edit import create_inventory
 
     stated = {} if user is None else {"user": user}
     draft.guess(f"interface {GUESSED_INTERFACE} for every fabric")
@@ -171,7 +172,7 @@ def _write(draft: Draft, target: Path, user: str | None) -> None:
 
 def _trust(target: Path, *, yes: bool) -> None:
     """Show host keys, and trust those that the person accepts. The probe reports hosts without a trusted key."""
-    from gpurun.cli.inventory_trust import trust
+    from gpurun.cli.inventory_hosts import trust
 
     try:
         trust("@all", inventory=str(target), yes=yes)
@@ -185,13 +186,12 @@ def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:
     Args:
         keep: replace only guesses, and add missing values: a person may have edited the others.
     """
-    from gpurun.cli.inventory_editing import change_file
+    from gpurun.cli.inventory_edit import change_file, differing, with_answers
     from gpurun.cli.probe import survey_of
-    from gpurun.cli.told import differing, with_answers
-    from gpurun.inventory.imports.guesses import with_interface
-    from gpurun.inventory.load import load
+    from gpurun.inventory.imports.again import with_interface
+    from gpurun.inventory.read import load_inventory
 
-    found = load(target)
+    found = load_inventory(target)
     survey = survey_of(found, [host.name for host in found.hosts], 15.0)
     interface = interface_of(survey.hardware.values())
 
@@ -201,7 +201,7 @@ def _probe(target: Path, *, yes: bool, keep: bool) -> dict[str, GpurunError]:
         return with_answers(text, target, survey, keep=keep, guess_rest=True)
 
     change_file(target, rewrite, yes=yes)
-    for host, left in differing(load(target), survey).items():
+    for host, left in differing(load_inventory(target), survey).items():
         for one in left:
             say(
                 printable(
@@ -237,9 +237,9 @@ def interface_of(machines: Iterable[Hardware]) -> str | None:
 
 
 def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
-    from gpurun.inventory.load import load
+    from gpurun.inventory.read import load_inventory
 
-    found = load(target)
+    found = load_inventory(target)
     gpus, racks = count(found.total_gpus, "GPU"), count(len(found.racks), "rack")
     say(f"\n{target}: {count(len(found.hosts), 'host')}, {gpus}, {racks}")
     if len(found.racks) == 1 and len(found.hosts) > 1:

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.inventory_options import cluster
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
-from gpurun.cli.printing import print_json, printable, say
-from gpurun.quantities.counts import count
+from gpurun.cli.printing import print_json, say
+from gpurun.cli.stores import cluster
+from gpurun.documents.plain import printable
+from gpurun.quantities import count
 from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gpurun.inventory.model import Host, Inventory
-    from gpurun.leases.cluster import Cluster
+    from gpurun.leases.look import Cluster
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -59,7 +60,7 @@ def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_
 
 def _alike(hosts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what is known of hosts; those that differ in nothing but their names are one entry."""
-    from gpurun.inventory.hostset import fold
+    from gpurun.inventory.folding import fold
 
     groups: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for host in hosts:
@@ -80,16 +81,15 @@ def validate(
 
     gpurun inventory validate inventory.yaml
     """
-    from gpurun.documents.problems import DocumentError, Problem
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
+    from gpurun.documents.plain import DocumentError, Problem
+    from gpurun.inventory.read import find_inventory, load_inventory
 
     named = file or inventory
-    path = find(named, os.environ)
+    path = find_inventory(named, os.environ)
     shown_as = named if named and Path(named).absolute() == path else str(path)
     problems: tuple[Problem, ...] = ()
     try:
-        found = load(shown_as)
+        found = load_inventory(shown_as)
     except DocumentError as error:
         problems = error.problems
     if as_json:
@@ -103,7 +103,7 @@ def validate(
 
 def schema() -> None:
     """Print the JSON Schema of inventories, for editors that check while you type."""
-    from gpurun.inventory.schema import schema as made
+    from gpurun.inventory.fields import inventory_schema as made
 
     print_json(made())
 
@@ -141,12 +141,15 @@ def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]
 
 
 def _cluster_json(inventory: Inventory) -> dict[str, Any]:
-    from gpurun.inventory.hostset import fold
+    from gpurun.inventory.folding import fold
 
     generations = {}
     for generation in inventory.generations:
         hosts = [host for host in inventory.hosts if host.generation == generation]
-        generations[generation] = {"hosts": fold(h.name for h in hosts), "gpus": sum(h.gpus for h in hosts)}
+        generations[generation] = {
+            "hosts": fold(h.name for h in hosts),
+            "gpus": sum(h.gpus for h in hosts),
+        }
     return {
         "inventory": inventory.source,
         "hosts": len(inventory.hosts),
@@ -167,7 +170,7 @@ def _sum(inventory: Inventory) -> str:
 
 def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
     from gpurun.cli.tables import print_table
-    from gpurun.inventory.hostset import fold
+    from gpurun.inventory.folding import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
     states = _states(found)

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.models import OptionInfo
 
 from gpurun.cli import completion
-from gpurun.errors import BadInput
+from gpurun.cli.printing import say
+from gpurun.errors import BadInput, GpurunError, NeverFits
 from gpurun.jobs.recipe_keys import GROUPS, SETTINGS, WHERE
-from gpurun.jobs.settings import JobSetting
+from gpurun.jobs.recipe_values import JobSetting
+from gpurun.quantities import count, duration
 
 if TYPE_CHECKING:
-    from gpurun.head.wish import Flags
+    from gpurun.head.submit import Flags
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
+    from gpurun.jobs.spec import JobSpec
+    from gpurun.scaling.choice import SmallerGang
+    from gpurun.scaling.model import ScalingModel
+    from gpurun.scheduler.explain import Explanation
+    from gpurun.scheduler.model import Snapshot
+
 
 Given = Mapping[str, object]
 """Key of a setting → what its option got: a text, a truth value or a list of texts. Options not given are left out."""
@@ -114,7 +125,7 @@ def _words_of(setting: JobSetting) -> Callable[[str], list[str]] | None:
 
 
 def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None, inventory: Inventory) -> Flags:
-    """Return what a person gave, as `gpurun.head.wish.spec_of` reads it.
+    """Return what a person gave, as `gpurun.head.submit.spec_of` reads it.
 
     Args:
         command: the words after ``--``.
@@ -138,8 +149,6 @@ def flags_of(given: Given, command: Sequence[str] | None, recipe: Recipe | None,
         like = "" if kind.lower() == "gpu" else f" --gpu-model {kind}; --generation names a family of GPUs"
         raise BadInput(f"--gpus takes a number of GPUs, not {gpus!r}", hint=f"use -n {number}{like}")
     if isinstance(gpus, str) and gpus.startswith("auto"):
-        from gpurun.cli.auto_gpus import chosen_gpus
-
         flags["--gpus"] = ("gpus", chosen_gpus(gpus, recipe, inventory, flags))
     return flags
 
@@ -165,3 +174,94 @@ def _pairs(setting: JobSetting, texts: Sequence[str]) -> dict[str, str]:
             raise BadInput(f"{setting.names[-1]} must look like {setting.value}, not {text!r}")
         pairs[name] = value
     return pairs
+
+
+# Choose gang sizes from measured runs: ``submit --gpus auto:80%``, and the smaller gang that ``why`` suggests.
+
+
+def chosen_gpus(text: str, recipe: Recipe | None, inventory: Inventory, flags: Flags) -> str:
+    """Return the value of ``--gpus``, with ``auto:80%`` replaced by a number of GPUs.
+
+    Raises:
+        BadInput: the value is malformed, no run was measured, or no size is efficient enough.
+        NeverFits: the job does not fit even if all GPUs are free.
+    """
+    from gpurun.head.submit import spec_of
+    from gpurun.scaling.choice import in_words, least_efficiency, most_gpus, sizes
+
+    least = least_efficiency(text)
+    if least is None:
+        return text
+
+    def spec_with(gpus: int) -> JobSpec:
+        return spec_of(recipe, inventory, {**flags, "--gpus": ("gpus", str(gpus))})[0]
+
+    tried = sizes(inventory)
+    first = _first(spec_with, tried)
+    model = _model(first, first.name if recipe is None else str(recipe.given["name"]), inventory)
+    choice = most_gpus(model, inventory, least, spec_with, tried)
+    say(f"--gpus {text}: {in_words(choice, least)}")
+    return str(choice.prediction.ranks)
+
+
+def _first(spec_with: Callable[[int], JobSpec], tried: Sequence[int]) -> JobSpec:
+    """Return the job at the first of these sizes that is valid for it."""
+    refusal: GpurunError = BadInput("the inventory has no GPUs")
+    for gpus in tried:
+        try:
+            return spec_with(gpus)
+        except (BadInput, NeverFits) as error:
+            refusal = error
+    raise refusal
+
+
+def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
+    from gpurun.state.paths import home
+    from gpurun.studies.campaigns import campaign_samples
+
+    samples = campaign_samples(home(os.environ), campaign, spec.launcher)
+    if not samples:
+        raise BadInput(
+            f"gpurun cannot choose the number of GPUs: "
+            f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
+            hint="first measure some numbers of GPUs: gpurun scale RECIPE --gpus 1,2,4",
+        )
+    from gpurun.doctor.bench import read_runs
+    from gpurun.scaling.choice import pair_figures
+    from gpurun.scaling.model import fit  # after all checks that can fail: this import is slow
+
+    links = [link for run in read_runs(home(os.environ)) for link in run.links]
+    return fit(samples, pair_figures(links, {host.name: host.rack for host in inventory.hosts}))
+
+
+def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanation) -> SmallerGang | None:
+    """Predict a smaller gang that would start now instead of the waiting gang. None if no prediction is possible."""
+    from gpurun.scaling.choice import predicted, smaller_gang
+
+    fewer = next((int(change.value) for change in explanation.changes if change.what == "gpus"), None)
+    if fewer is None:
+        return None
+    try:
+        spec = folder.spec()
+        model = _model(spec, spec.name, snapshot.inventory)
+        smaller = predicted(model, replace(spec, gpus=fewer, min_gpus=None), snapshot.inventory)
+        whole = predicted(model, spec, snapshot.inventory)
+    except GpurunError:  # no run was measured, or none on such links
+        return None
+    if smaller is None or whole is None:
+        return None
+    start_s = explanation.expected_start_s
+    return smaller_gang(smaller, whole, start_s and max(0.0, start_s - snapshot.now_s), spec.time_limit_s)
+
+
+def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
+    """Describe a smaller gang in one sentence."""
+    more = count(gpus, "GPU")
+    text = f"{count(smaller.gpus, 'GPU')} would start now, and reach {smaller.rate:.0%} of the images/s of {more}"
+    if smaller.is_sooner:
+        return f"{text}; the job with fewer GPUs would end sooner"
+    if smaller.sooner_below_s is None:
+        return text
+    need = count(gpus, "GPU needs", "GPUs need")
+    below = duration(smaller.sooner_below_s)
+    return f"{text}; the job with fewer GPUs would end sooner if {need} less than {below} for the job"

@@ -6,7 +6,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,51 +14,128 @@ import typer
 
 from gpurun.cli import completion
 from gpurun.cli.options import JOB, InventoryOption, JsonOption
-from gpurun.cli.printing import duration, job_json, print_json, printable, printed, ran_text, say, say_problem, waited_s
+from gpurun.cli.printing import job_json, print_json, ran_text, say, say_problem, waited_s
+from gpurun.cli.stores import open_store
+from gpurun.documents.plain import printable, printed
 from gpurun.errors import BadInput, StateError
-from gpurun.node.job.layer_rules import BESIDE
-from gpurun.quantities.counts import count
-from gpurun.quantities.local_time import date_time
+from gpurun.moments import date_time
+from gpurun.node.job.rules import BESIDE
+from gpurun.quantities import count, duration
 from gpurun.state import clock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpurun.facts import GpuSample, HostSample
+    from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
     from gpurun.jobs.store import JobStore
-    from gpurun.leases.cluster import Cluster, HostRow
+    from gpurun.leases.look import Cluster, HostRow
+
+
+# ``gpurun status --watch``: show the use of every leased GPU, live, over one SSH session per host.
+
+
+REFRESH_S = 0.5
+HOT_C, FULL = 85, 0.95
+
+
+def watch_gpus(
+    inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, str]]], interval_s: float = 2.0
+) -> None:
+    """Show leased GPUs until Ctrl-C, also on hosts that get a lease later. Retries hosts that fail.
+
+    Args:
+        leased: returns host → GPU → job; called at every refresh.
+    """
+    from rich.live import Live
+
+    from gpurun.cli.tables import console
+    from gpurun.remote.fleet import Fleet
+    from gpurun.remote.route import target_of
+    from gpurun.views.feed import Sampling
+
+    now = leased()
+
+    def opened(hosts: Iterable[str]) -> Fleet:
+        return Fleet.open([target_of(inventory.by_name[host], inventory) for host in hosts])
+
+    sampling = Sampling(opened, lambda: list(now), interval_s)
+    sampling.start()
+    try:
+        with Live(console=console(), auto_refresh=False, screen=False) as live:
+            while True:
+                live.update(table(now, sampling.latest()), refresh=True)
+                time.sleep(REFRESH_S)
+                now = leased()
+    except KeyboardInterrupt:
+        return
+    finally:
+        sampling.close()
+
+
+def table(leased: Mapping[str, Mapping[int, str]], samples: Mapping[str, HostSample]) -> Table:
+    """Return one line per leased GPU. A host that does not answer has one line with the reason."""
+    from rich.text import Text
+
+    from gpurun.cli.tables import table_of
+    from gpurun.documents.plain import printable
+
+    found = table_of("HOST", "GPU", "JOB", "USE", "MEMORY", "TEMP", "POWER", "")
+    for host, gpus in leased.items():
+        sample = samples.get(host)
+        if sample is None or sample.problem:
+            why = sample.problem if sample else "connecting"
+            found.add_row(
+                host, _indices(gpus), "", "", "", "", "", Text(printable(why), style="red" if sample else "dim")
+            )
+            continue
+        by_index = {gpu.index: gpu for gpu in sample.gpus}
+        for index, job in sorted(gpus.items()):
+            gpu = by_index.get(index)
+            if gpu is None:
+                found.add_row(host, str(index), job, "", "", "", "", Text("does not answer", style="red"))
+            else:
+                found.add_row(host, str(index), job, *_figures(gpu))
+    return found
+
+
+def _figures(gpu: GpuSample) -> tuple[str | Text, ...]:
+    from rich.text import Text
+
+    from gpurun.documents.plain import printable
+
+    use = "–" if gpu.utilization_percent is None else f"{gpu.utilization_percent} %"
+    memory, style = "–", ""
+    if gpu.memory_used_mib is not None and gpu.memory_mib:
+        memory = f"{gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB"
+        style = "yellow" if gpu.memory_used_mib > gpu.memory_mib * FULL else ""
+    hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
+    temperature = "–" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
+    power = "–" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    trouble = gpu.problem or ", ".join(gpu.throttle)
+    return (
+        Text(use),
+        Text(memory, style=style),
+        Text(temperature, style="red" if hot else ""),
+        power,
+        Text(printable(trouble), style="red"),
+    )
+
+
+def _indices(gpus: Mapping[int, str]) -> str:
+    return ",".join(map(str, sorted(gpus)))
+
 
 QUEUED_SHOWN = 20
-POLL_S = 0.1
+LOOK_S = 0.1
 MOST_BESIDE, MOST_COUNTED = 5, 10_000
 """So many files that ranks wrote beside their code are named, and looked for."""
-
-
-def open_store() -> JobStore:
-    """Recover what a crash left behind, then return the job store. Every command that reads jobs does this."""
-    from gpurun.jobs.store import JobStore
-    from gpurun.state.filesystem import check_locks
-    from gpurun.state.home import home
-    from gpurun.state.shared import enter
-
-    state = home(os.environ)
-    enter(state)
-    check_locks(state)
-    if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
-        from gpurun.head.waiter import resume
-
-        with suppress(StateError):  # `status` and `recover` report damage; other commands do not
-            resume(state, os.environ)
-    if (state / "sweeps").is_dir():
-        from gpurun.sweeps.starting import ensure_conductors
-
-        ensure_conductors(state, os.environ)
-    return JobStore(state)
-
-
-def find_job(text: str) -> JobFolder:
-    """Find a job by id or name. Raises BadInput if no job or several jobs match."""
-    return open_store().find(text)
 
 
 def status(
@@ -116,13 +192,11 @@ def status(
         return
     found = _hosts_of(inventory, store, are_needed=watch)
     if watch:
-        from gpurun.cli.watch import watch as watch_gpus
-
         watch_gpus(found.inventory, lambda: _leased(found, store))
         return
-    from gpurun.views.reading import read
+    from gpurun.views.reading import read_cluster
 
-    reading = read(found, store, all_jobs=all_jobs, wanted=wanted)
+    reading = read_cluster(found, store, all_jobs=all_jobs, wanted=wanted)
     hosts = [] if wanted else [host_json(row) for row in reading.rows]
     if as_json:
         print_json({"hosts": hosts, "jobs": [job_json(record) for record in reading.records]})
@@ -144,7 +218,7 @@ def status(
 
 def _wanted(*, mine: bool, user: str | None, states: Sequence[str]) -> Callable[[JobRecord], bool] | None:
     """Return which jobs to show; None = all. Raises BadInput for a text that is not a state."""
-    from gpurun.jobs.states import State
+    from gpurun.jobs.record import State
 
     if wrong := [text for text in states if text.upper() not in State.__members__]:
         raise BadInput(f"--state: {wrong[0]!r} is not a state", hint=f"the states are {', '.join(State.__members__)}")
@@ -172,8 +246,8 @@ def _show_jobs(store: JobStore, jobs: Sequence[str], *, as_json: bool) -> None:
 
 def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cluster:
     """Load the inventory and its state. Without any inventory, return no hosts, so that jobs can be shown."""
-    from gpurun.cli.inventory_options import cluster
-    from gpurun.inventory.locate import candidates, is_there
+    from gpurun.cli.stores import cluster
+    from gpurun.inventory.read import candidates, is_there
 
     try:
         return cluster(inventory)
@@ -183,7 +257,7 @@ def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cl
             raise
         say_problem(error)
         from gpurun.inventory.model import Inventory
-        from gpurun.leases.cluster import Cluster
+        from gpurun.leases.look import Cluster
 
         return Cluster(Inventory(hosts=(), racks=(), fabrics={}), store.home)
 
@@ -297,17 +371,17 @@ def beside_text(folder: JobFolder) -> str:
 
 def whole_json(folder: JobFolder) -> dict[str, Any] | None:
     """Return what is known of the whole copy of the outputs, which a restart gets; None if there is none."""
-    from gpurun.supervisor import outputs_whole
+    from gpurun.supervisor.outputs import keeping
 
     home = folder.path.open_folder()
     try:
-        found = outputs_whole.newest(home)
+        found = keeping.newest(home)
     finally:
         os.close(home)
     if found is None:
         return None
     number, about = found
-    top = folder.path.plain / outputs_whole.NAME.decode() / str(number) / outputs_whole.OUTPUTS.decode()
+    top = folder.path.plain / keeping.NAME.decode() / str(number) / keeping.OUTPUTS.decode()
     return {"at_s": about.at_s, "step": about.step, "path": str(top)}
 
 
@@ -348,8 +422,8 @@ def _when(time_s: float | None) -> str:
 
 
 def _sending(folder: JobFolder, record: JobRecord) -> str:
-    from gpurun.cli.sending import sending
-    from gpurun.jobs.sending import read_sent
+    from gpurun.cli.shares import sending
+    from gpurun.jobs.events import read_sent
 
     return printable("; ".join(sending(read_sent(folder, record.attempt))))
 

@@ -7,18 +7,199 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import click
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from gpurun import __version__, faults
 from gpurun.cli import printing, shell_words
-from gpurun.cli.lazy import Place, lazy_group
-from gpurun.cli.streams import disk_problem, open_closed_streams, output_written, shortage
+from gpurun.cli.printing import disk_problem, open_closed_streams, output_written, shortage
+from gpurun.documents.plain import printable
 from gpurun.errors import GpurunError
+
+# Groups of commands that import a command's module only when the command runs.
+
+
+EXAMPLE = "gpurun "
+"""A paragraph of a command's help that begins with this is an example command."""
+HELP = ("-h", "--help")
+
+
+class Place(NamedTuple):
+    """The place of a command.
+
+    Attributes:
+        where: ``module:name`` of the function, or of the Typer application of a group.
+        short_help: its line in the group's help. Without it, the help imports the command and shows its first line.
+        takes_command: words after ``--`` are a program's argv.
+    """
+
+    where: str
+    short_help: str | None = None
+    takes_command: bool = False
+
+
+def lazy_group(
+    places: Mapping[str, Place],
+    *,
+    sections: Mapping[str, Mapping[str, Place]] | None = None,
+    default: str | None = None,
+) -> type[TyperGroup]:
+    """Return the class of a group with these commands, in this order.
+
+    Args:
+        sections: the same commands below headings, for the help.
+        default: the command that runs where the first word is not a command's name.
+    """
+    of_group = {"places": places, "sections": sections or {"Commands": places}, "default": default}
+    return type("LazyGroup", (_LazyGroup,), of_group)
+
+
+class _Examples(click.Command):
+    """A command whose help shows example commands as they are pasted: whole, behind ``$``."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's API
+        for paragraph in (self.help or "").split("\n\n"):
+            text = " ".join(paragraph.split())
+            if text.startswith(EXAMPLE):
+                formatter.write(f"\n  $ {text}\n")
+            elif text:
+                formatter.write_paragraph()
+                with formatter.indentation():
+                    formatter.write_text(text)
+
+
+class _LazyGroup(_Examples, TyperGroup):
+    places: Mapping[str, Place]
+    sections: Mapping[str, Mapping[str, Place]]
+    default: str | None
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands.update({name: click.Command(name) for name in self.places})  # for completion
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's API
+        return _load(cmd_name, self.places[cmd_name]) if cmd_name in self.places else None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((word for word in args if word not in SHARED), None)
+        if self.default is not None and not ctx.resilient_parsing:
+            stands_alone = first is None and not self.no_args_is_help
+            if stands_alone or (first is not None and not self._is_command(ctx, first)):
+                args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def _is_command(self, ctx: click.Context, word: str) -> bool:
+        """Return whether a word is a command's name, or means one. A file or folder of the second kind is a recipe."""
+        return word in (*self.places, *HELP) or not (Path(word).exists() or self._meant(ctx, word) is None)
+
+    def _meant(self, ctx: click.Context, word: str) -> str | None:
+        from gpurun.cli.foreign import meant  # only a wrong word needs it
+
+        return meant(ctx.command_path, word, tuple(self.places))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.places or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        meant = self._meant(ctx, args[0])
+        more = "" if meant is None else f" Did you mean `{meant}`?"
+        raise click.UsageError(f"No such command {args[0]!r}.{more}", ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not all(place.short_help for place in self.places.values()):
+            super().format_commands(ctx, formatter)
+            return
+        widest = max(map(len, self.places))
+        for title, some in self.sections.items():
+            with formatter.section(title):
+                lines = [(name.ljust(widest), place.short_help or "") for name, place in some.items()]
+                formatter.write_dl(lines)
+
+
+def parameters_of(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments and options of a command as its help shows them: by heading, each with its text.
+
+    ``--help`` stands in the last group of options.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        line = parameter.get_help_record(ctx)
+        last = next(reversed(groups), "Arguments")
+        other = "Arguments" if isinstance(parameter, click.Argument) else last if last != "Arguments" else "Options"
+        if line is not None:
+            groups.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(line)
+    return groups
+
+
+class _Command(_Examples, TyperCommand):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, lines in parameters_of(self, ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            given = ctx.params.get(parameter.name or "")
+            for text in given if isinstance(given, (list, tuple)) else (given,):
+                if isinstance(text, str) and not _is_text(text):
+                    raise click.BadParameter(f"{text!r} is not valid UTF-8.", ctx, parameter)
+        return rest
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a word has no bytes that could not be decoded: Python gives them as halves of surrogates."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+class _TakesCommand(_Command):
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
+SHARED = ("-q", "--quiet", "--no-color")
+"""Options of `gpurun` itself that may also follow a command's name."""
+
+
+def shared_options() -> list[click.Parameter]:
+    """Return those options for a command. Its help does not repeat them."""
+
+    def set_quiet(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        printing.quiet = printing.quiet or value
+
+    def set_no_color(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            os.environ["NO_COLOR"] = "1"
+
+    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "hidden": True}
+    return [
+        click.Option(["--quiet", "-q"], callback=set_quiet, **flag),
+        click.Option(["--no-color"], callback=set_no_color, **flag),
+    ]
+
+
+@cache
+def _load(name: str, place: Place) -> click.Command:
+    module, _, attribute = place.where.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        one.command(name, cls=_TakesCommand if place.takes_command else _Command)(found)
+        found = one
+    command = get_command(found)
+    command.params += shared_options()
+    command.name, command.short_help = name, place.short_help
+    return command
+
 
 INTERRUPTED = 130
 TAKES_COMMAND = ("submit", "exec", "ssh", "sweep", "scale")
@@ -30,57 +211,57 @@ SECTIONS = {
         "submit": Place(
             "gpurun.cli.submit:submit", "Run a recipe or a command on GPUs of the cluster", takes_command=True
         ),
-        "validate": Place("gpurun.cli.validate:validate", "Check a recipe, or print the JSON Schema of recipes"),
-        "sweep": Place("gpurun.cli.sweep:app", "Run one recipe with many combinations of parameters"),
-        "scale": Place("gpurun.cli.scale:app", "Measure how fast a recipe trains on 1, 2, 4 or more GPUs"),
+        "validate": Place("gpurun.cli.config:validate", "Check a recipe, or print the JSON Schema of recipes"),
+        "sweep": Place("gpurun.cli.groups:sweep_app", "Run one recipe with many combinations of parameters"),
+        "scale": Place("gpurun.cli.groups:scale_app", "Measure how fast a recipe trains on 1, 2, 4 or more GPUs"),
     },
     "Jobs": {
         "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
         "queue": Place("gpurun.cli.why:queue", "List waiting jobs in start order, and why each job waits"),
         "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
         "follow": Place("gpurun.cli.follow:follow", "Show a job live until the job ends"),
-        "logs": Place("gpurun.cli.logs:logs", "Print the output of a job's ranks"),
-        "events": Place("gpurun.cli.events:events", "Print a job's changes of state, its hosts and its problems"),
-        "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
+        "logs": Place("gpurun.cli.one_job:logs", "Print the output of a job's ranks"),
+        "events": Place("gpurun.cli.follow:events", "Print a job's changes of state, its hosts and its problems"),
+        "exec": Place("gpurun.cli.one_job:exec_", "Run a command in a job's container", takes_command=True),
         "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
-        "requeue": Place("gpurun.cli.requeue:requeue", "Put running jobs back into the queue"),
-        "wait": Place("gpurun.cli.wait:wait", "Wait until jobs have ended"),
-        "outputs": Place("gpurun.cli.outputs:outputs", "Show or copy a job's outputs"),
-        "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "Show curves of jobs and sweeps in a browser"),
-        "show": Place("gpurun.cli.show:show", "Show a job's code, settings and results"),
-        "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
-        "rerun": Place("gpurun.cli.show:rerun", "Run a job again, exactly as before"),
+        "requeue": Place("gpurun.cli.cancel:requeue", "Put running jobs back into the queue"),
+        "wait": Place("gpurun.cli.cancel:wait", "Wait until jobs have ended"),
+        "outputs": Place("gpurun.cli.one_job:outputs", "Show or copy a job's outputs"),
+        "tensorboard": Place("gpurun.cli.serve:tensorboard", "Show curves of jobs and sweeps in a browser"),
+        "show": Place("gpurun.cli.one_job:show", "Show a job's code, settings and results"),
+        "diff": Place("gpurun.cli.one_job:diff", "Show how two jobs differ"),
+        "rerun": Place("gpurun.cli.one_job:rerun", "Run a job again, exactly as before"),
     },
     "Watch": {
-        "top": Place("gpurun.cli.top:top", "Show jobs, the queue and GPUs live"),
-        "web": Place("gpurun.cli.web:web", "Show hosts, jobs and logs in a browser"),
+        "top": Place("gpurun.cli.serve:top", "Show jobs, the queue and GPUs live"),
+        "web": Place("gpurun.cli.serve:web", "Show hosts, jobs and logs in a browser"),
         "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
-        "report": Place("gpurun.cli.report:report", "Summarise GPU use, waiting times and failures"),
-        "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
+        "report": Place("gpurun.cli.history:report", "Summarise GPU use, waiting times and failures"),
+        "metrics": Place("gpurun.cli.serve:metrics", "Print or serve metrics for Prometheus"),
     },
     "Hosts": {
-        "inventory": Place("gpurun.cli.inventory:app", "Show, check and change the inventory"),
+        "inventory": Place("gpurun.cli.groups:inventory_app", "Show, check and change the inventory"),
         "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),
-        "bench": Place("gpurun.cli.bench:bench", "Measure latency and bandwidth between hosts"),
-        "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host", takes_command=True),
-        "ship": Place("gpurun.cli.ship:ship", "Copy an image to hosts"),
-        "images": Place("gpurun.cli.ship:images", "List or prune the images that gpurun put on hosts"),
-        "data": Place("gpurun.cli.data:app", "List, copy and remove data sets on hosts"),
+        "bench": Place("gpurun.cli.doctor:bench", "Measure latency and bandwidth between hosts"),
+        "ssh": Place("gpurun.cli.one_job:ssh", "Open a shell on a host", takes_command=True),
+        "ship": Place("gpurun.cli.caches:ship", "Copy an image to hosts"),
+        "images": Place("gpurun.cli.caches:images", "List or prune the images that gpurun put on hosts"),
+        "data": Place("gpurun.cli.caches:app", "List, copy and remove data sets on hosts"),
     },
     "Housekeeping": {
-        "du": Place("gpurun.cli.du:du", "Show how much disk space each job uses on the head"),
-        "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
+        "du": Place("gpurun.cli.caches:du", "Show how much disk space each job uses on the head"),
+        "prune": Place("gpurun.cli.caches:prune", "Remove jobs that have ended, or their outputs"),
         "recover": Place("gpurun.cli.recover:recover", "Restart the control processes of jobs after a crash"),
-        "timer": Place("gpurun.cli.timer:app", "Let systemd run `gpurun recover` every minute"),
-        "audit": Place("gpurun.cli.audit:audit", "Show the audit log: which user did what"),
-        "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
+        "timer": Place("gpurun.cli.recover:app", "Let systemd run `gpurun recover` every minute"),
+        "audit": Place("gpurun.cli.history:audit", "Show the audit log: which user did what"),
+        "share": Place("gpurun.cli.config:share", "Make a state directory for several users"),
         "config": Place("gpurun.cli.config:app", "Show which files and environment variables gpurun uses"),
         "version": Place("gpurun.cli.config:version", "Print the versions of gpurun and of its packages"),
-        "man": Place("gpurun.cli.man:man", "Write a manual page for each command"),
+        "man": Place("gpurun.cli.manual:man", "Write a manual page for each command"),
     },
     "Try out": {
         "lab": Place("gpurun.cli.lab:app", "Run a test cluster on this machine"),
-        "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs through the scheduler"),
+        "simulate": Place("gpurun.cli.lab:simulate", "Replay a trace of jobs through the scheduler"),
     },
 }
 """The commands, as the help lists them."""
@@ -144,7 +325,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
-    faults.arm("command")
+    faults.arm_fault("command")
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # of whoever started it: exit codes would be lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     open_closed_streams()
@@ -238,7 +419,7 @@ def _say_where_a_program_goes(error: click.UsageError, args: Sequence[str], mean
         behind = {word.partition("=")[0] for word in args[at:]}
         is_whole = at > 0 and words[0] not in PROGRAMS and not behind & {*_options_of(error)}
         line = shlex.join([*args[:at], "--", *args[at:]]) if is_whole else f"{words[0]} {line}"
-        typer.echo(printing.printable(f"  → write a program and its arguments after --: gpurun {line}"), err=True)
+        typer.echo(printable(f"  → write a program and its arguments after --: gpurun {line}"), err=True)
 
 
 if __name__ == "__main__":

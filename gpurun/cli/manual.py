@@ -3,11 +3,103 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from typer.main import get_command
 
 from gpurun.cli.config import VARIABLES
-from gpurun.cli.tree import CommandPage
-from gpurun.errors import EXIT_CODES
+from gpurun.cli.main import EXAMPLE, parameters_of
+from gpurun.cli.printing import say
+from gpurun.documents.plain import printable
+from gpurun.errors import EXIT_CODES, BadInput
+
+# The help of every command as data, for `gpurun man` and the reference pages.
+
+
+@dataclass(frozen=True)
+class CommandPage:
+    """The help of a command.
+
+    Attributes:
+        words: the command, such as ``("gpurun", "inventory", "set")``.
+        summary: one line, as in the list of its group.
+        usage: what follows `words`.
+        about: the paragraphs of its help, examples left out.
+        examples: the commands in its help.
+        groups: by heading, each argument or option as written, and its help.
+        commands: for a group, each command's name and summary.
+    """
+
+    words: tuple[str, ...]
+    summary: str
+    usage: str
+    about: tuple[str, ...]
+    examples: tuple[str, ...]
+    groups: Mapping[str, Sequence[tuple[str, str]]]
+    commands: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The command as people type it."""
+        return " ".join(self.words)
+
+    @property
+    def arguments(self) -> Sequence[tuple[str, str]]:
+        """Each argument as written, and its help."""
+        return self.groups.get("Arguments", ())
+
+    @property
+    def options(self) -> Sequence[tuple[str, str]]:
+        """Each option as written, and its help."""
+        return [one for title, entries in self.groups.items() if title != "Arguments" for one in entries]
+
+
+def pages() -> tuple[CommandPage, ...]:
+    """Return one page for `gpurun` and one for each command below it. A group comes before its commands."""
+    from gpurun.cli.main import app
+
+    return tuple(_page(context) for context in contexts("gpurun", get_command(app)))
+
+
+def contexts(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """Yield the contexts of a command and of the commands below it, in the order of the help."""
+    context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
+    yield context
+    for below, child in _children(context):
+        yield from contexts(below, child, context)
+
+
+def _children(context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    command = context.command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if child is not None and not child.hidden:
+                yield name, child
+
+
+def _page(context: click.Context) -> CommandPage:
+    command = context.command
+    paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+    return CommandPage(
+        words=tuple(context.command_path.split()),
+        summary=_summary(command),
+        usage=" ".join(command.collect_usage_pieces(context)),
+        about=tuple(text for text in paragraphs if text and not text.startswith(EXAMPLE)),
+        examples=tuple(text for text in paragraphs if text.startswith(EXAMPLE)),
+        groups=parameters_of(command, context),
+        commands=tuple((name, _summary(child)) for name, child in _children(context)),
+    )
+
+
+def _summary(command: click.Command) -> str:
+    return (command.short_help or (command.help or "").strip().split("\n\n")[0].replace("\n", " ")).rstrip(".")
+
 
 _CODE = re.compile(r"`([^`]+)`")
 _SPECIAL = {
@@ -84,3 +176,30 @@ def _exit_codes(codes: Mapping[int, str]) -> Iterable[tuple[str, str]]:
 def _see_also(page: CommandPage) -> str:
     names = ["-".join((*page.words, name)) for name, _ in page.commands] or ["-".join(page.words[:-1])]
     return ", ".join(f"`{name}`(1)" for name in names)
+
+
+# ``gpurun man``: the manual pages.
+
+
+def man(
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", help="Write the pages into this folder, such as ~/.local/share/man/man1."),
+    ],
+) -> None:
+    """Write a manual page for each command.
+
+    gpurun man --to ~/.local/share/man/man1
+
+    For example, `man gpurun-submit` then shows the page of `gpurun submit`.
+    """
+    from gpurun import __version__
+
+    found = pages()
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for page in found:
+            (to / f"{'-'.join(page.words)}.1").write_text(manual_page(page, __version__), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"the manual pages cannot be written: {error.strerror}", where=str(to)) from error
+    say(printable(f"wrote {len(found)} pages to {to}"))

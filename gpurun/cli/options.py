@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
+import click
 import typer
 
 from gpurun.cli import completion
-from gpurun.cli.values import TIME
+from gpurun.documents.plain import shown
+from gpurun.moments import moment, now
+from gpurun.quantities import duration_s, rate_bps, size_mib
+
+# The types of options whose values are times, moments, sizes or rates: each is read in one way, whatever the command.
+
+
+class Written(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A type whose values people write as a text.
+
+    Args:
+        parse: returns the value. A ValueError refuses the text; its message completes "VALUE …".
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """Return the value of a text; a default is a value already."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{shown(value)} {error}", param, ctx)
+
+
+def _when_s(text: str) -> float:
+    return moment(text, now()).timestamp()
+
+
+TIME = Written("TIME", duration_s)
+"""Seconds, more than 0."""
+TIME_OR_0 = Written("TIME", partial(duration_s, zero=True))
+"""Seconds, 0 or more."""
+WHEN = Written("WHEN", _when_s)
+"""Seconds since the epoch."""
+SIZE = Written("SIZE", size_mib)
+"""MiB."""
+RATE = Written("RATE", rate_bps)
+"""Bits per second."""
+
 
 HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote a host set that contains [ ] & ! * or ?."
 JOB = "JOB is a job's id, the beginning of the id, the job's name, or @last for the job that you submitted last."
@@ -51,3 +96,6 @@ SomeHostsArgument = Annotated[
     str | None,
     typer.Argument(metavar="[HOSTS]", help=HOST_SET, show_default=False, autocompletion=completion.hosts),
 ]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show how the inventory would change.")]
+ENGINES = ("auto", "mpi", "horovod")
+"""What `gpurun bench` measures allreduce with."""

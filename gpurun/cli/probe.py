@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.doctor import UNHEALTHY, load_chosen
-from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
-from gpurun.cli.printing import print_json, printable, say
-from gpurun.cli.told import differing
-from gpurun.cli.values import TIME
+from gpurun.cli.inventory_edit import differing
+from gpurun.cli.options import TIME, InventoryOption, JsonOption, SomeHostsArgument
+from gpurun.cli.printing import print_json, say
+from gpurun.documents.plain import printable
 from gpurun.errors import BadInput
-from gpurun.quantities.counts import count
+from gpurun.quantities import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpurun.doctor.compare import Difference
+    from gpurun.doctor.host_checks import Difference
     from gpurun.doctor.survey import Survey
-    from gpurun.facts.hardware import Hardware
+    from gpurun.facts import Hardware
     from gpurun.inventory.model import Inventory
 
 
@@ -59,7 +59,7 @@ def probe(
     gpurun inventory probe @rack:r1 --write
     """
     if zipapp is not None:
-        from gpurun.doctor.pyz import probe_pyz
+        from gpurun.doctor.survey import probe_pyz
 
         try:
             zipapp.write_bytes(probe_pyz())
@@ -88,8 +88,8 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
     from gpurun.cli.doctor import note_seen
     from gpurun.doctor.survey import probe as ask
     from gpurun.remote.fleet import Fleet
-    from gpurun.remote.target import target_of
-    from gpurun.state.home import home
+    from gpurun.remote.route import target_of
+    from gpurun.state.paths import home
 
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     begun_s = time.time()
@@ -102,7 +102,7 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
 def _document(
     inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]], elapsed_s: float
 ) -> dict[str, Any]:
-    from gpurun.facts.hardware import document_from_hardware
+    from gpurun.facts import document_from_hardware
 
     hosts = [
         {
@@ -119,7 +119,7 @@ def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple
     from rich.text import Text
 
     from gpurun.cli import tables
-    from gpurun.inventory.hostset import fold
+    from gpurun.inventory.folding import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, hardware in survey.hardware.items():
@@ -166,7 +166,6 @@ def _plain(value: object) -> str:
 
 def _write(source: Path, survey: Survey, yes: bool) -> None:
     """Show the change that writes the results into the inventory file, ask, and make it."""
-    from gpurun.cli.inventory_editing import change_file
-    from gpurun.cli.told import with_answers
+    from gpurun.cli.inventory_edit import change_file, with_answers
 
     change_file(source, lambda text: with_answers(text, source, survey), yes=yes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,12 +13,96 @@ from typing import Annotated
 
 import typer
 
+from gpurun.cli.main import Place, lazy_group
 from gpurun.cli.options import InventoryOption, JsonOption
-from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.head.everybody import Recovered
+from gpurun.cli.printing import print_json, say
+from gpurun.documents.plain import printable
+from gpurun.errors import BadInput, HostNotReady, StateError, StateUnavailable
+from gpurun.head.waiter import NAME, Recovered, Recovery, kept
 from gpurun.state import clock
-from gpurun.state.people import myself
+from gpurun.state.paths import myself
+
+# Install systemd units that run ``gpurun recover`` at boot and every minute.
+
+
+BOOTED = Path("/run/systemd/system")
+"""Exists if systemd is the machine's service manager: sd_booted(3)."""
+
+
+def recovery() -> Recovery:
+    """Return the units' content for the current user."""
+    from gpurun.state.paths import home
+
+    argv = (sys.executable, "-m", "gpurun", "recover", "--by-timer")
+    return Recovery(argv, kept(os.environ, str(home(os.environ))), everybody=os.getuid() == 0)
+
+
+def unit_folder() -> Path:
+    """Return the folder for the units: for root the system's, otherwise the user's (systemd.unit(5))."""
+    if os.getuid() == 0:
+        return Path("/etc/systemd/system")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
+
+
+def install(*, dry_run: bool) -> None:
+    """Write and enable the units; with `dry_run`, print them.
+
+    Raises:
+        HostNotReady: systemd does not run here. gpurun has printed equivalent crontab lines.
+        StateError: systemd refused the units.
+    """
+    wanted = recovery()
+    if dry_run:
+        for name, text in wanted.units().items():
+            typer.echo(f"# {unit_folder() / name}\n{text}")
+        return
+    if not BOOTED.is_dir():
+        typer.echo(wanted.crontab(), nl=False)
+        raise HostNotReady(
+            "systemd does not run here, so gpurun installed no timer",
+            hint="add the printed lines to your crontab: `crontab -e`",
+        )
+    folder = unit_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in wanted.units().items():
+        (folder / name).write_text(text)
+    _systemctl("daemon-reload")
+    _systemctl("enable", "--now", f"{NAME}.timer")
+    say(f"{folder / NAME}.timer runs `gpurun recover` at boot and every minute")
+    if os.getuid() != 0 and subprocess.run(["loginctl", "enable-linger"], check=False).returncode != 0:
+        say(
+            "  → the timer runs only while you are logged in; to let the timer always run, run as root: "
+            f"loginctl enable-linger {os.getuid()}"
+        )
+
+
+def uninstall(*, dry_run: bool) -> None:
+    """Disable and remove the units; with `dry_run`, print their paths. What they started continues."""
+    folder = unit_folder()
+    units = [folder / f"{NAME}.{kind}" for kind in ("timer", "service")]
+    if not any(unit.exists() for unit in units):
+        say("no timer is installed")
+        return
+    if dry_run:
+        for unit in units:
+            typer.echo(f"would remove {unit}")
+        return
+    if BOOTED.is_dir():
+        _systemctl("disable", "--now", f"{NAME}.timer")
+    for unit in units:
+        unit.unlink(missing_ok=True)
+    if BOOTED.is_dir():
+        _systemctl("daemon-reload")
+    say(f"{NAME} is removed; jobs continue")
+
+
+def _systemctl(*words: str) -> None:
+    argv = ["systemctl", *([] if os.getuid() == 0 else ["--user"]), *words]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise StateError(
+            f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="`gpurun timer remove` removes the units again"
+        )
 
 
 def recover(
@@ -52,9 +138,9 @@ def recover(
 
     gpurun recover --claims
     """
-    from gpurun.state.home import home
-    from gpurun.state.machines import own_lock
-    from gpurun.state.shared import enter
+    from gpurun.state.hosts import own_lock
+    from gpurun.state.paths import home
+    from gpurun.state.sharing import enter
 
     state = home(os.environ)
     enter(state)
@@ -74,7 +160,7 @@ def recover(
 def _recover(
     state: Path, discard: str | None, inventory: str | None, *, claims: bool, by_timer: bool, as_json: bool
 ) -> None:
-    from gpurun.head.forged import forged_leases
+    from gpurun.head.claims import forged_leases
     from gpurun.head.looks import look_by_timer
     from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
     from gpurun.head.waiter import is_needed
@@ -132,19 +218,19 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
 
     A forgotten job has a claim on a host, but no lease. Reports hosts that do not answer.
     """
-    from gpurun.cli.inventory_options import cluster
-    from gpurun.doctor.claims import ask
-    from gpurun.head.found_claims import FoundClaim
+    from gpurun.cli.stores import cluster
+    from gpurun.doctor.survey import ask_claims
+    from gpurun.head.claims import FoundClaim
     from gpurun.head.spawn import adopt_found
     from gpurun.remote.fleet import Fleet
-    from gpurun.remote.target import target_of
-    from gpurun.state.identity import known_id
-    from gpurun.supervisor.host_claims import holder_of
+    from gpurun.remote.route import target_of
+    from gpurun.state.sharing import known_id
+    from gpurun.supervisor.job import holder_of
 
     found = cluster(inventory).inventory
     with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:
         asked_s = clock.now_s()
-        answers = ask(fleet, [host.name for host in found.hosts])
+        answers = ask_claims(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
         say(f"gpurun could not read which jobs hold GPUs of {host}: {error.message}")
     state_id = known_id(state)
@@ -162,22 +248,22 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
 
 def _is_mine(uid: int) -> bool:
     """Return whether this user may fence jobs of this uid. Root may also fence jobs of users without an account."""
-    from gpurun.state.people import has_account
+    from gpurun.state.paths import has_account
 
     return uid == os.getuid() or (os.getuid() == 0 and uid >= 0 and not has_account(uid))
 
 
 def _claims_options(inventory: str | None) -> tuple[str, ...]:
-    from gpurun.cli.inventory_options import cluster
+    from gpurun.cli.stores import cluster
 
     return ("--claims", "--inventory", cluster(inventory).inventory.source)
 
 
 def _recover_others(home: Path, options: tuple[str, ...]) -> list[Recovered]:
     """As root with a shared state directory, recover every user's jobs as that user."""
-    from gpurun.head.everybody import owners, recover_as
-    from gpurun.head.takeover import ownerless_jobs
-    from gpurun.state.shared import is_shared
+    from gpurun.head.spawn import ownerless_jobs
+    from gpurun.head.waiter import owners, recover_as
+    from gpurun.state.sharing import is_shared
 
     if os.getuid() != 0 or not is_shared(home):
         return []
@@ -199,11 +285,10 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: no damaged lease has this name.
     """
-    from gpurun.head.forged import forged_leases
-    from gpurun.leases.allocator import allocator_lock
-    from gpurun.leases.store import LeaseStore
+    from gpurun.head.claims import forged_leases
+    from gpurun.leases.store import LeaseStore, allocator_lock
     from gpurun.state import audit, durable
-    from gpurun.state.path import StatePath
+    from gpurun.state.paths import StatePath
 
     with allocator_lock(home):
         store = LeaseStore(home)
@@ -216,5 +301,38 @@ def _discard(home: Path, name: str) -> Path:
         (store.folder / name).rename(target)
         durable.sync_folder(kept)
         durable.sync_folder(store.folder)
-        audit.note(home, "discard", lease=name, kept=str(target))
+        audit.note_audit(home, "discard", lease=name, kept=str(target))
         return target.plain
+
+
+# ``gpurun timer``: systemd runs ``gpurun recover`` at boot and every minute.
+
+
+COMMANDS = {
+    "install": Place("gpurun.cli.recover:install_timer", "Write and enable the systemd units of the timer"),
+    "remove": Place("gpurun.cli.recover:remove", "Disable and remove the systemd units of the timer"),
+}
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _timer() -> None:
+    """Let systemd run `gpurun recover` at boot and every minute. Root's timer recovers the jobs of all users."""
+
+
+def install_timer(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the systemd units that gpurun would install.")
+    ] = False,
+) -> None:
+    """Write and enable the systemd units that run `gpurun recover`."""
+
+    install(dry_run=dry_run)
+
+
+def remove(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what gpurun would remove.")] = False,
+) -> None:
+    """Disable and remove the systemd units that run `gpurun recover`. Jobs continue."""
+
+    uninstall(dry_run=dry_run)

@@ -11,11 +11,12 @@ import typer
 
 from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of, job_options
 from gpurun.cli.options import InventoryOption, JsonOption
-from gpurun.cli.printing import print_json, printable, say, say_problem
+from gpurun.cli.printing import print_json, say, say_problem
+from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, GpurunError
 
 if TYPE_CHECKING:
-    from gpurun.head.wish import Flags
+    from gpurun.head.submit import Flags
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
@@ -42,15 +43,13 @@ def submit(
 
     gpurun submit -n 8 --image me/train:1 -- torchrun train.py --epochs 3
     """
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
-    from gpurun.jobs.recipe import WITHOUT_RECIPE
-    from gpurun.jobs.recipe import read as read_recipe
+    from gpurun.inventory.read import find_inventory, load_inventory
+    from gpurun.jobs.recipe import WITHOUT_RECIPE, read_recipe
 
     read = read_recipe(Path(recipe)) if recipe is not None else None
     if read is None and context.obj is None:
         raise BadInput("gpurun submit needs a recipe or a command", hint=f"name a recipe, or: {WITHOUT_RECIPE}")
-    found = load(find(inventory, os.environ))
+    found = load_inventory(find_inventory(inventory, os.environ))
     spec, said = spec_of(read, found, flags_of(given, context.obj, read, found), is_plan=dry_run)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
@@ -63,10 +62,10 @@ def submit(
 def spec_of(
     recipe: Recipe | None, inventory: Inventory, flags: Flags, *, is_plan: bool = False
 ) -> tuple[JobSpec, tuple[str, ...]]:
-    """Like `gpurun.head.wish.spec_of`; also prints how gpurun read the command, and warns of secrets in `env`."""
-    from gpurun.head import wish
+    """Like `gpurun.head.submit.spec_of`; also prints how gpurun read the command, and warns of secrets in `env`."""
+    from gpurun.head import submit
 
-    spec, said = wish.spec_of(recipe, inventory, flags, is_plan=is_plan)
+    spec, said = submit.spec_of(recipe, inventory, flags, is_plan=is_plan)
     said = (*said, *_of_workdir(spec))
     for text in said:
         say(printable(text))
@@ -75,13 +74,13 @@ def spec_of(
 
 
 def _of_workdir(spec: JobSpec) -> tuple[str, ...]:
-    from gpurun.cli.workdir_words import words
-    from gpurun.images.noticed import look
+    from gpurun.cli.dry_run import words
+    from gpurun.content.tree import look_at_folder
 
     if spec.workdir is None:
         return ()
     try:
-        return words(spec.workdir, *look(Path(spec.workdir)))
+        return words(spec.workdir, *look_at_folder(Path(spec.workdir)))
     except OSError:  # what cannot be read is an error of the submission
         return ()
 
@@ -109,7 +108,7 @@ def say_what_happens(record: JobRecord, spec: JobSpec, inventory: Inventory, *, 
     """Say where a job starts that was submitted, or what it waits for."""
     from gpurun.cli.shares import lines
     from gpurun.cli.why import waits_for
-    from gpurun.head.planned import expected
+    from gpurun.head.submit import expected
 
     if record.granted:
         say(f"{record.id} starts on {', '.join(grant.host for grant in record.granted)}")
@@ -132,9 +131,9 @@ def _store(
     Args:
         follow: Ctrl-C cancels the job.
     """
-    from gpurun.environments.log import BuildLines
-    from gpurun.head.submission import submit_jobs
-    from gpurun.state.home import home
+    from gpurun.content.build import BuildLines
+    from gpurun.head.submit import submit_jobs
+    from gpurun.state.paths import home
 
     stored: list[JobFolder] = []
 
@@ -161,7 +160,7 @@ def _store(
 
 
 def _warn_of_secrets(spec: JobSpec) -> None:
-    from gpurun.jobs.secret_names import visible_secrets
+    from gpurun.jobs.spec import visible_secrets
 
     if names := visible_secrets(spec.env):
         are = "looks like a secret" if len(names) == 1 else "look like secrets"

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import shlex
-from collections.abc import Iterator, Set
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
-from gpurun.doctor.findings import Finding, Severity
-from gpurun.facts.hardware import Hardware, HcaPort, Nic
+from gpurun.doctor.findings import Finding, Severity, one_line
+from gpurun.facts import Gpu, GpuProcess, Hardware, HcaPort, Nic
+from gpurun.inventory.folding import fold
 from gpurun.inventory.model import Fabric, FabricKind, Host
-from gpurun.launch.fabric import LOOPBACK
-from gpurun.launch.fabric_hcas import LINK_LAYER, choose_ports, split_name
-from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
-from gpurun.quantities.counts import count
+from gpurun.launch.fabric import (
+    LINK_LAYER,
+    LOOPBACK,
+    ROCE_V2,
+    address_kind,
+    candidates,
+    choose_ports,
+    distance,
+    split_name,
+)
+from gpurun.quantities import count, plural
+from gpurun.remote.agent import Agent
 from gpurun.state.filesystem import is_shared
 
 GIB = 1 << 30
@@ -330,3 +340,283 @@ def _qos(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
         evidence = f"{nic.name} has no priority with flow control, so RoCE loses packets under load"
         remedy = f"sudo mlnx_qos -i {nic.name} --pfc 0,0,0,1,0,0,0,0"
         yield Finding("roce-qos", Severity.WARNING, (host.name,), evidence, remedy)
+
+
+# Check that hosts can resolve each other's names. Pure.
+
+
+NEIGHBOURS = 31
+"""Each host looks up this many others, those that follow it in the list."""
+
+Lookups = Mapping[str, Mapping[str, Sequence[str] | None]]
+"""Host → name → addresses; an empty list if the name does not resolve, None if there was no answer in time."""
+
+
+def wanted(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return host → the names that it should look up."""
+    doubled = (*hosts, *hosts)
+    reach = min(NEIGHBOURS, len(hosts) - 1)
+    return {host: doubled[at + 1 : at + 1 + reach] for at, host in enumerate(hosts)}
+
+
+def judge(lookups: Lookups, found: Mapping[str, Hardware], interface: str) -> Iterator[Finding]:
+    """Report names that do not resolve, or resolve to an address that their host does not have.
+
+    gpurun gives its containers every name of the gang (``--add-host``), so only programs that users start by hand have
+    a problem. A name that resolves to another interface of the right host is common and no problem.
+    """
+    for host, names in lookups.items():
+        unknown = [name for name, addresses in names.items() if addresses is not None and not addresses]
+        if unknown:
+            whom = fold(unknown) if len(unknown) < len(names) else "any other host's name"
+            evidence = f"the host cannot resolve {whom}"
+            remedy = "add the hosts of the fabric to /etc/hosts or DNS"
+            yield Finding("names", Severity.WARNING, (host,), evidence, remedy)
+        for name, addresses in names.items():
+            if addresses and name in found:
+                yield from _one(host, name, addresses, found[name], interface)
+
+
+def _one(host: str, name: str, addresses: Sequence[str], target: Hardware, interface: str) -> Iterator[Finding]:
+    own = {address for nic in target.nics for address in plain_addresses(nic)}
+    if own and not own & set(addresses):
+        evidence = f"the host resolves {name} to {', '.join(addresses)}, which {name} does not have"
+        yield Finding("names", Severity.WARNING, (host,), evidence, "correct /etc/hosts or DNS")
+        return
+    nic = target.nic(interface)
+    if nic and plain_addresses(nic) and not set(plain_addresses(nic)) & set(addresses):
+        evidence = f"{name} resolves to {', '.join(addresses)}, which is not the address of {name} on {interface}"
+        yield Finding("names", Severity.NOTE, (host,), evidence)
+
+
+# Run the site's own programs on hosts: ``health`` here; the limit also holds for ``prolog`` and ``epilog``.
+
+
+LIMIT_S = 60.0
+LIMIT_VARIABLE = "GPURUN_HOOK_LIMIT_S"
+"""Tests shorten the limit."""
+ANSWER_S = 15.0
+"""How long a host may take to start a program and to report its end, beyond the program's own time."""
+
+
+def limit_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return for how many seconds a host lets a hook run before it ends the hook."""
+    try:
+        return max(0.1, min(LIMIT_S, float(environ.get(LIMIT_VARIABLE, LIMIT_S))))
+    except ValueError:
+        return LIMIT_S
+
+
+def ask_health(agent: Agent, host: Host) -> str:
+    """Let a host run the site's ``health`` program. Returns why it failed, "" if it passed or there is none.
+
+    Raises:
+        HostFailure: the host does not answer.
+    """
+    if not host.health:
+        return ""
+    limit = limit_s()
+    reply = agent.call("hooks.health", timeout_s=limit + ANSWER_S, argv=list(host.health), limit_s=limit)
+    return one_line(reply.value["said"])
+
+
+# Checks of one host's GPUs. Pure.
+
+
+MEMORY_TOLERANCE = 0.05
+"""Drivers keep a part of the memory to themselves, more with ECC on; the data sheet's figure is never met exactly."""
+
+
+def check_gpus(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Run all checks of GPUs; none for a host without GPUs in the inventory."""
+    if not host.gpus:
+        return
+    if found.gpu_problem:
+        yield Finding("gpu-driver", Severity.ERROR, (host.name,), found.gpu_problem, _driver_remedy(found.gpu_problem))
+        return
+    yield from _count(host, found)
+    yield from _identity(host, found)
+    for gpu in found.gpus:
+        yield from _health(host, gpu)
+    yield from strangers(host, found, frozenset(range(len(found.gpus))), Severity.WARNING)
+
+
+def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Severity) -> Iterator[Finding]:
+    """Yield GPUs that are used by a process outside any gpurun job."""
+    for gpu in found.gpus:
+        foreign = foreign_on(gpu)
+        if gpu.index in gpus and foreign:
+            who = ", ".join(described(process) for process in foreign)
+            kill = f"ssh {host.name} kill {' '.join(str(process.pid) for process in foreign)}"
+            yield Finding(
+                "gpu-stranger",
+                severity,
+                (host.name,),
+                f"GPU {gpu.index} is used by {who}",
+                f"ask the owner of the {plural(len(foreign), 'process', 'processes')}, or run: {kill}",
+                {host.name: (gpu.index,)},
+            )
+
+
+def foreign_on(gpu: Gpu) -> list[GpuProcess]:
+    """Return the processes on a GPU that no gpurun job started."""
+    return [process for process in gpu.processes if not process.job]
+
+
+def described(process: GpuProcess) -> str:
+    """Describe a process for people. A host's text: neither printable nor short."""
+    name = process.command.split(" ")[0].rsplit("/", 1)[-1] or "a process"
+    owner = f" of {process.user}" if process.user else ""
+    where = f", container {process.container}" if process.container else ""
+    memory = f", {process.memory_mib} MiB" if process.memory_mib is not None else ""
+    return f"{name}{owner} (pid {process.pid}{where}{memory})"
+
+
+def _driver_remedy(problem: str) -> str:
+    if problem.startswith("no NVIDIA driver"):
+        return "install the NVIDIA driver, or load the driver with `sudo modprobe nvidia`; then check with nvidia-smi"
+    if "hangs" in problem:
+        return "look for Xid errors: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
+    if "mismatch" in problem:
+        return "reboot the host, because the loaded kernel module is older than the upgraded driver"
+    return "run nvidia-smi on the host"
+
+
+def _count(host: Host, found: Hardware) -> Iterator[Finding]:
+    count = len(found.gpus)
+    if count != host.gpus:
+        remedy = (
+            "look for a GPU that fell off the bus: sudo dmesg | grep -i xid; reboot the host, or reseat the GPU"
+            if count < host.gpus
+            else f"correct the inventory: gpurun inventory set {{hosts}} gpus={count}"
+        )
+        evidence = f"{plural(count, '1 GPU answers', f'{count} GPUs answer')}, but the inventory says {host.gpus}"
+        severity = Severity.ERROR if count < host.gpus else Severity.WARNING
+        yield Finding("gpu-count", severity, (host.name,), evidence, remedy)
+
+
+def _identity(host: Host, found: Hardware) -> Iterator[Finding]:
+    generations = sorted({gpu.generation for gpu in found.gpus if gpu.generation})
+    if generations and generations != [host.generation]:
+        evidence = f"the GPUs are {' and '.join(generations)}, but the inventory says {host.generation}"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-generation", Severity.ERROR, (host.name,), evidence, remedy)
+    models = sorted({gpu.model for gpu in found.gpus if gpu.model})
+    if host.gpu_model and models and models != [host.gpu_model]:
+        evidence = f"the GPUs are {' and '.join(models)}, but the inventory says {host.gpu_model}"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-model", Severity.WARNING, (host.name,), evidence, remedy)
+    least = min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None)
+    if host.gpu_memory_mib and least and abs(least - host.gpu_memory_mib) > host.gpu_memory_mib * MEMORY_TOLERANCE:
+        evidence = f"the GPUs have {least} MiB of memory, but the inventory says {host.gpu_memory_mib} MiB"
+        remedy = "correct the inventory: gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-memory", Severity.WARNING, (host.name,), evidence, remedy)
+
+
+def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
+    name, only = f"GPU {gpu.index}", {host.name: (gpu.index,)}
+
+    def finding(check: str, severity: Severity, evidence: str, remedy: str) -> Finding:
+        return Finding(check, severity, (host.name,), f"{name}: {evidence}", remedy, only)
+
+    if gpu.problem:
+        remedy = (
+            f"sudo nvidia-smi --gpu-reset -i {gpu.index}, or else reboot the host; replace the GPU if the error returns"
+        )
+        yield finding("gpu-lost", Severity.ERROR, gpu.problem, remedy)
+    if gpu.ecc_uncorrected:
+        remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        errors = f"the GPU reports {count(gpu.ecc_uncorrected, 'uncorrected memory error')} since the driver was loaded"
+        yield finding("gpu-ecc", Severity.ERROR, errors, remedy)
+    if gpu.retirement_pending:
+        remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        yield finding(
+            "gpu-ecc", Severity.WARNING, "the GPU has bad memory pages, which only a GPU reset takes out of use", remedy
+        )
+    if gpu.throttle:
+        remedy = "check fans, air flow and power supply"
+        yield finding(
+            "gpu-throttle", Severity.WARNING, f"the GPU's clocks are reduced: {', '.join(gpu.throttle)}", remedy
+        )
+    if gpu.nvlink_inactive:
+        links = ", ".join(map(str, gpu.nvlink_inactive))
+        remedy = f"check: nvidia-smi nvlink -s -i {gpu.index}; reseat the NVLink bridge, or reset the GPUs of the host"
+        yield finding(
+            "gpu-nvlink",
+            Severity.WARNING,
+            f"NVLink {links} {plural(len(gpu.nvlink_inactive), 'is', 'are')} inactive",
+            remedy,
+        )
+
+
+# Compare a probe's result with the inventory. Pure.
+
+
+SAME_NODE = 2
+"""`distance` classes up to this one do not cross sockets."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key of a host for which inventory and machine differ. `found` can be written into the inventory."""
+
+    host: str
+    key: str
+    stated: object
+    found: object
+
+
+def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Difference]:
+    """Yield every difference. Skips GPUs if they could not be read or one is lost."""
+    for key, value in detected(fabric, found).items():
+        stated = getattr(host, key)
+        if value is not None and value != stated and not _close(key, stated, value):
+            yield Difference(host.name, key, stated, value)
+
+
+def detected(fabric: Fabric, found: Hardware) -> Mapping[str, object]:
+    """Return key → value for the keys of a host that the probe knows; None = an inventory cannot express the value.
+
+    Empty if the GPUs could not be read or one is lost.
+    """
+    if found.gpu_problem or not found.gpus or any(gpu.problem for gpu in found.gpus):
+        return {}
+    return {
+        "gpus": len(found.gpus),
+        "generation": _only({gpu.generation for gpu in found.gpus}),
+        "gpu_model": _only({gpu.model for gpu in found.gpus}),
+        "gpu_memory_mib": min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None),
+        "nvlink": nvlink_groups(found.gpus) or None,
+        "near_hca": _near_hca(fabric, found) or None,
+    }
+
+
+def _only(values: set[str]) -> str | None:
+    """Return the one value that all GPUs share; else None, because the inventory cannot express several values."""
+    return next(iter(values)) or None if len(values) == 1 else None
+
+
+def _close(key: str, stated: object, found: object) -> bool:
+    if key != "gpu_memory_mib" or not isinstance(stated, int) or not isinstance(found, int):
+        return False
+    return abs(found - stated) <= stated * MEMORY_TOLERANCE
+
+
+def nvlink_groups(gpus: tuple[Gpu, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of GPUs that NVLink connects, directly or through other GPUs. Single GPUs form no group."""
+    group: dict[int, set[int]] = {gpu.index: {gpu.index} for gpu in gpus}
+    for gpu in gpus:
+        for peer in gpu.nvlink_peers:
+            if peer in group and group[peer] is not group[gpu.index]:
+                joined = group[peer] | group[gpu.index]
+                group.update(dict.fromkeys(joined, joined))
+    islands = {id(members): tuple(sorted(members)) for members in group.values() if len(members) > 1}
+    return tuple(sorted(islands.values()))
+
+
+def _near_hca(fabric: Fabric, found: Hardware) -> tuple[int, ...]:
+    """Return GPUs that reach a HCA of the fabric without crossing sockets; empty if that is all or none of them."""
+    wanted = {split_name(name)[0] for name in fabric.hcas}
+    hcas = [hca for hca in found.hcas if hca.name in wanted]
+    near = tuple(gpu.index for gpu in found.gpus if any(distance(gpu, hca)[0] <= SAME_NODE for hca in hcas))
+    return near if len(near) < len(found.gpus) else ()

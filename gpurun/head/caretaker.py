@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.errors import GpurunError
 from gpurun.head.loading import whole
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
@@ -53,7 +53,7 @@ def is_carried(folder: JobFolder) -> bool:
 
 def _is_neglected(folder: JobFolder) -> bool:
     """Return whether this user's job needs a new supervisor to continue."""
-    from gpurun.leases.waiters import waiter_lives  # noqa: PLC0415  commands that never wait load this file, too
+    from gpurun.leases.look import waiter_lives  # noqa: PLC0415  commands that never wait load this file, too
 
     record = folder.record()
     if record.owner_uid != os.getuid() or record.state.ended:

@@ -46,7 +46,7 @@ def live_on() -> None:
     signal.signal(signal.SIGCHLD, _reap)
 
 
-def start(
+def start_detached(
     module: str, *arguments: str, home: Path, environ: Mapping[str, str], lock: int | None = None,
     log: int | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:  # fmt: skip

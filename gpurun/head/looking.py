@@ -19,8 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from gpurun.doctor.soundness import soundness
-from gpurun.doctor.survey import Survey, joined, probe
+from gpurun.doctor.survey import Survey, joined, probe, soundness
 from gpurun.errors import (
     AuthenticationFailed,
     GpurunError,
@@ -29,16 +28,16 @@ from gpurun.errors import (
     StateError,
     StateUnavailable,
 )
-from gpurun.facts.hardware import DockerFacts
+from gpurun.facts import DockerFacts
 from gpurun.head.looks import AGAIN_S, due_in, loaded
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 from gpurun.state import clock
-from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
-from gpurun.state.shared import enter
+from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
+from gpurun.state.sharing import enter
 
-LATE = ("gpurun.remote.opening", "gpurun.inventory.load", "gpurun.inventory.validate")
+LATE = ("gpurun.remote.opening", "gpurun.inventory.validate")
 """What functions import when they need it: `gpurun.head.loading` imports it at the start."""
 ID = re.compile("[0-9a-f]{32}")
 AT_ONCE = 16

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from gpurun.errors import BadInput, StateUnavailable
 from gpurun.head import children
-from gpurun.inventory.locate import find
-from gpurun.jobs.states import State
+from gpurun.inventory.read import find_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
-from gpurun.state.machines import Machine, read_machines
+from gpurun.state.hosts import Machine, read_machines
 
 if TYPE_CHECKING:
     import subprocess
@@ -120,18 +120,18 @@ def known_inventories(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]
     paths = {record.inventory for record in JobStore(home).live_records() if record.owner_uid == uid}
     paths |= {known.inventory for known in read_machines(home, uid).values() if known.inventory}
     with suppress(BadInput):
-        paths.add(str(find(None, environ)))
+        paths.add(str(find_inventory(None, environ)))
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
 
 def loaded(paths: Iterable[str]) -> list[Inventory]:
     """Return the inventories of these paths, without those that have errors."""
-    from gpurun.inventory.load import load  # noqa: PLC0415 (a waiter never needs it)
+    from gpurun.inventory.read import load_inventory  # noqa: PLC0415 (a waiter never needs it)
 
     found = []
     for path in paths:
         with suppress(BadInput):
-            found.append(load(Path(path)))
+            found.append(load_inventory(Path(path)))
     return found
 
 
@@ -149,7 +149,7 @@ def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
     paths = known_inventories(home, environ)
     with suppress(StateUnavailable):
         if any(due_in(home, inventory) for inventory in loaded(paths)):
-            children.start(LOOKING, "--by-timer", *paths, home=home, environ=environ)
+            children.start_detached(LOOKING, "--by-timer", *paths, home=home, environ=environ)
 
 
 def look_while_growing(home: Path, environ: Mapping[str, str], inventory: Inventory) -> None:
@@ -161,7 +161,7 @@ def look_while_growing(home: Path, environ: Mapping[str, str], inventory: Invent
     known, now_s = read_machines(home, os.getuid()), time.time()
     outs = (machine for host in inventory.hosts if (machine := known.get(host.machine)) is not None and machine.out)
     if any(not 0 <= now_s - machine.seen_s < GROWTH_AGAIN_S for machine in outs):
-        children.start(LOOKING, inventory.source, home=home, environ=environ)
+        children.start_detached(LOOKING, inventory.source, home=home, environ=environ)
 
 
 class WaiterLooks:
@@ -206,4 +206,6 @@ class WaiterLooks:
         if self._paths and self._clock() >= self._due_s:
             self._earliest_s = self._clock() + AGAIN_S
             self._due_s = self._earliest_s
-            self._process = children.start(LOOKING, *self._paths, home=self._home, environ=self._environ, log=None)
+            self._process = children.start_detached(
+                LOOKING, *self._paths, home=self._home, environ=self._environ, log=None
+            )

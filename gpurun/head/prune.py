@@ -17,19 +17,15 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, GpurunError, NotYours, StateError, StateUnavailable
-from gpurun.history.collect import jobs_lacking
-from gpurun.jobs import attempts
-from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.states import State
+from gpurun.history.store import jobs_lacking
+from gpurun.jobs.folder import DOOMED, OUTPUTS, FolderUsage, Freed, JobFolder, history_folder, marked, measure
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
-from gpurun.jobs.usage import DOOMED, OUTPUTS, FolderUsage, Freed, measure
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 from gpurun.node.folder import below
-from gpurun.state import audit, durable, lock
+from gpurun.state import audit, durable, locks
 from gpurun.state.filesystem import mounts_below
-from gpurun.state.path import StatePath, told
-from gpurun.state.people import has_account, user_name
+from gpurun.state.paths import StatePath, has_account, state_error, user_name
 
 
 @dataclass(frozen=True)
@@ -198,9 +194,9 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
     """Return why a job must stay because the history lacks it: only its owner can write the owner's history."""
     if record.owner_uid == os.getuid() or not has_account(record.owner_uid):
         return None
-    marks = attempts.history_folder(folder.path.home, record.owner_uid)
+    marks = history_folder(folder.path.home, record.owner_uid)
     try:
-        if all(mark.job != folder.id for mark in attempts.marked(marks)):
+        if all(mark.job != folder.id for mark in marked(marks)):
             return None
     except FileNotFoundError:
         return None
@@ -233,7 +229,7 @@ def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
             continue
         done.jobs.append(each)
         what = {"outputs_only": True} if wish.outputs_only else {}
-        audit.note(home, "prune", job=each.record.id, owner=each.record.owner, bytes=each.frees, **what)
+        audit.note_audit(home, "prune", job=each.record.id, owner=each.record.owner, bytes=each.frees, **what)
         if wish.outputs_only:
             _set_time(store.get(each.record.id).path, changed_ns)
     for path in _left_over(store):
@@ -285,7 +281,7 @@ def _alone(folder: JobFolder) -> Iterator[None]:
         yield
         return
     try:
-        if not lock.try_take(descriptor):
+        if not locks.try_take(descriptor):
             raise StateError("gpurun is copying the job's outputs to the head", job=folder.id, hint="try again later")
         yield
     finally:
@@ -334,11 +330,11 @@ def remove_tree(path: StatePath) -> None:
     except FileNotFoundError:
         return
     try:
-        below.remove(above, os.fsencode(path.name))
+        below.remove_entry(above, os.fsencode(path.name))
     except FileNotFoundError:  # another prune was quicker
         pass
     except OSError as error:
-        raise told(error, path, "removed") from error
+        raise state_error(error, path, "removed") from error
     finally:
         os.close(above)
     faults.point()

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, StateError
+from gpurun.errors import OUTLIVED, BadInput, NotYours, StateError, StateUnavailable
 from gpurun.head import children
-from gpurun.head.forged import check_lease
-from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt
+from gpurun.head.claims import FoundClaim, adopt_claims, check_lease, claims_to_adopt
+from gpurun.inventory.model import SSH_PORT, Host, Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore, end_queued_job, finish
-from gpurun.leases.allocator import PATIENCE_S, allocator_lock
-from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.leases.waiters import take_waiter_lock
-from gpurun.state import audit, clock
+from gpurun.jobs.record import CancelRequest, JobRecord, State
+from gpurun.jobs.store import JobStore, LiveJob, end_queued_job, finish
+from gpurun.leases.lease import Lease, machines_of, places_of
+from gpurun.leases.look import take_waiter_lock
+from gpurun.leases.store import PATIENCE_S, WAY_OUT, LeaseLock, LeaseStore, allocator_lock
+from gpurun.state import audit, clock, locks
+from gpurun.state.paths import has_account, myself, not_only_root_s, user_name
 
 if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
@@ -96,7 +96,7 @@ def _adopt(home: Path, environ: Mapping[str, str], *, most: int, after: str = ""
         except BaseException:
             lock.close()
             raise
-        audit.note(home, "adopt", job=lease.job)
+        audit.note_audit(home, "adopt", job=lease.job)
         adopted.append(lease.job)
         if len(adopted) == most:
             break
@@ -137,7 +137,7 @@ def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
     names = leases.names()
     for record in mine:
         if record.state.holds_gpus and record.id not in names and leases.restore(record.id):
-            audit.note(home, "restore", job=record.id)
+            audit.note_audit(home, "restore", job=record.id)
             text = "somebody removed the job's lease, which reserves its GPUs; gpurun restored the lease"
             EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
 
@@ -226,7 +226,7 @@ def start_supervisor(
     log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
         name, rest = lock.path.name.removesuffix(".json"), ["adopts"] if adopts else []
-        children.start(
+        children.start_detached(
             "gpurun.supervisor", name, str(lock.descriptor), *rest,
             home=home, environ=environ, lock=lock.descriptor, log=log,
         )  # fmt: skip
@@ -249,7 +249,7 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> bool:
         faults.point()
         log = path.open_file(os.O_WRONLY | os.O_APPEND)  # another open file: what a child keeps open holds no lock
         try:
-            children.start(
+            children.start_detached(
                 "gpurun.head.waiter", str(descriptor), home=home, environ=environ, lock=descriptor, log=log
             )  # fmt: skip
         finally:
@@ -283,3 +283,242 @@ def _is_there(folder: JobFolder) -> bool:
         return folder.supervisor_log.exists()
     except StateError:
         return False
+
+
+# Request a job's cancel or requeue, and end queued jobs, which need no supervisor.
+
+
+def refuse_others(folder: JobFolder, command: str = "cancel", what: str = "end it") -> None:
+    """Refuse users other than the job's owner and root: only they may stop or enter a job.
+
+    Args:
+        command: the command of gpurun that the owner could run.
+        what: what it does to the job.
+
+    Raises:
+        NotYours: the job belongs to another user.
+    """
+    owner = folder.record().owner_uid
+    if os.getuid() not in (owner, 0):
+        raise NotYours(
+            f"the job belongs to {user_name(owner)}; only the owner and root may {what}", job=folder.id,
+            hint=f"ask the owner to run: gpurun {command} {folder.id}" if command != "exec"
+            else "users who may use Docker on the job's hosts can run commands with `docker exec` there",
+        )  # fmt: skip
+
+
+def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str]) -> None:
+    """Request a job's cancel, and end the job immediately if it is queued. The caller checks permission."""
+    home = folder.path.home
+    folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=clock.now_s(), reason=reason))
+    audit.note_audit(home, "cancel", job=folder.id, owner=folder.record().owner)
+    end_queued(home, folder, now_s=clock.now_s(), environ=environ)
+
+
+def requeue(folder: JobFolder, *, by: str) -> None:
+    """Request that a job's supervisor ends the attempt and queues the job again. The caller checks permission.
+
+    Raises:
+        StateError: the request cannot be written.
+    """
+    reason = f"{by} put the job back into the queue"
+    folder.ask_to_cancel(CancelRequest("preempt", by=by, asked_s=clock.now_s(), reason=reason))
+    audit.note_audit(folder.path.home, "requeue", job=folder.id, owner=folder.record().owner)
+
+
+def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:
+    """End a job with a cancel request if it is queued and holds nothing. Returns True if it has ended now.
+
+    A job with a lease has a supervisor that ends it. Runs a pass afterwards, because other jobs may have waited behind
+    this one.
+    """
+    if folder.record().state is not State.QUEUED:
+        return folder.record().state.ended
+    with allocator_lock(home):
+        record = folder.record()
+        request = folder.cancel_request()
+        leased = LeaseStore(home).path(folder.id).exists()
+        if record.state is not State.QUEUED or leased or request is None:
+            return record.state.ended
+        end_queued_job(JobStore(home), record, request, now_s=now_s)
+    EventLog(folder.events, clock=lambda: now_s).emit("state", state=State.CANCELLED.value, reason="while queued")
+    run_pass_and_start(home, now_s=now_s, environ=environ)
+    return True
+
+
+# Root ends jobs whose owner no longer has an account.
+
+
+KILL_S = 10.0
+"""How long root waits for the lock of a lease after it has killed the lease's supervisor."""
+POLL_S = 0.05
+
+
+def ownerless_jobs(home: Path) -> dict[int, tuple[str, ...]]:
+    """Return, for each uid without an account, the jobs that have not ended or still hold GPUs."""
+    found = {(record.owner_uid, record.id) for record in JobStore(home).live_records()}
+    found |= {(lease.owner_uid, lease.job) for lease in LeaseStore(home).read_all().leases}
+    jobs: dict[int, tuple[str, ...]] = {}
+    for uid, job in sorted(found):
+        if not has_account(uid):
+            jobs[uid] = (*jobs.get(uid, ()), job)
+    return jobs
+
+
+def held_by(home: Path, job: str) -> tuple[str, ...]:
+    """Return the hosts on which a job's leases hold GPUs, including lost leases."""
+    leases = LeaseStore(home).read_all().leases
+    return tuple(dict.fromkeys(grant.host for lease in leases if lease.job == job for grant in lease.grants))
+
+
+def take_over(home: Path, folder: JobFolder, inventory: Inventory, environ: Mapping[str, str]) -> None:
+    """End a job whose owner has no account, and start the fence of its hosts. Idempotent.
+
+    Kills a live supervisor, so the gang gets no grace period. Outputs stay on the hosts.
+
+    Raises:
+        BadInput: other users than root can change the inventory, or it lacks a machine that the job holds.
+        StateError: another process keeps a lease locked, or a lease is damaged.
+    """
+    check_inventory(inventory)
+    leases = LeaseStore(home)
+    record = folder.record()
+    leases.restore(record.id)
+    try:
+        leases.read(record.id)
+    except StateError as error:
+        error.hint = error.hint or WAY_OUT
+        raise
+    mine = [each for each in leases.read_all().leases if each.job == record.id and each.owner_uid == record.owner_uid]
+    wanted = [(lease, lost_lease(lease, inventory)) for lease in mine]  # before anything is changed
+    taken: list[tuple[Lease, LeaseLock]] = []
+    for lease, lost in wanted:
+        held = _take_lock(leases, lease)
+        if held is None:
+            continue
+        with allocator_lock(home):
+            taken.append((lost, leases.hand_over(held, lost)))
+        audit.note_audit(
+            home, "take over", job=lease.job, owner=user_name(lease.owner_uid), inventory=inventory.source,
+            hosts=[grant.host for grant in lost.grants],
+        )  # fmt: skip
+    with allocator_lock(home):
+        _end_of_takeover(JobStore(home), folder)
+    start_all(home, taken, environ)
+
+
+def check_inventory(inventory: Inventory) -> None:
+    """Refuse an inventory that other users than root can change: it can run commands as root.
+
+    Raises:
+        BadInput: it is such an inventory.
+    """
+    part = not_only_root_s(Path(inventory.source))
+    if part is not None:
+        raise BadInput(
+            f"users other than root can change {part}, so root does not use the inventory", where=inventory.source,
+            hint="use an inventory in a folder that only root can write: --inventory FILE",
+        )  # fmt: skip
+
+
+def lost_lease(lease: Lease, inventory: Inventory) -> Lease:
+    """Return the lease as root's lost lease: the same GPUs, on the hosts as this inventory names them.
+
+    Raises:
+        BadInput: the inventory names no host for one of the lease's machines.
+    """
+    hosts = {grant.host: _host(grant.host, lease.machines.get(grant.host), inventory) for grant in lease.grants}
+    grants = tuple(replace(grant, host=hosts[grant.host].name) for grant in lease.grants)
+    racks = tuple(dict.fromkeys(host.rack for host in hosts.values()))
+    return replace(
+        lease, owner=myself(), owner_uid=os.getuid(), grants=grants, racks=racks, inventory=inventory.source, lost=True,
+        found=True, apart=(), joins=(), machines=machines_of(inventory, grants),
+        places=places_of(inventory, grants),
+        ids={hosts[host].name: machine_id for host, machine_id in lease.ids.items() if host in hosts},
+    )  # fmt: skip
+
+
+def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
+    """Return the host that is this machine. For a name without an address, SSH's own configuration resolves it."""
+    for host in inventory.hosts:
+        if host.machine == machine:
+            return host
+    resolved_by_ssh = machine in (None, f"{name.rstrip('.').lower()}:{SSH_PORT}")
+    if resolved_by_ssh and name in inventory.by_name:
+        return inventory.by_name[name]
+    raise BadInput(
+        f"the job holds GPUs on {machine or name}, but the inventory has no host with this address. "
+        f"The job's owner calls the host {name!r}",
+        where=inventory.source, hint="use an inventory that has a host with this address: --inventory FILE",
+    )  # fmt: skip
+
+
+def _take_lock(leases: LeaseStore, lease: Lease) -> LeaseLock | None:
+    """Kill the owner's processes that hold a lease's lock, and take the lock. Returns None if the lease is gone."""
+    path = leases.path(lease.name) if leases.path(lease.name).exists() else leases.path(lease.job)
+    name = path.name.removesuffix(".json")
+    deadline = time.monotonic() + KILL_S
+    while True:
+        held = leases.try_lock(name)
+        if held is not None:
+            if leases.read(name) == lease:
+                return held
+            held.close()
+            raise StateUnavailable(
+                "the job's lease, the file that reserves its GPUs, has just changed",
+                job=lease.job,
+                hint="cancel the job again",
+            )
+        if not path.exists():
+            return None
+        others = _kill_holders(leases, name, lease.owner_uid)
+        if others or time.monotonic() > deadline:
+            pids = ", ".join(map(str, others)) or "unknown"
+            raise StateUnavailable(
+                f"another user's process (pid {pids}) locks the job's lease, the file that reserves "
+                "its GPUs", job=lease.job, where=str(path),
+                hint=f"run `fuser -v {path}` as root to find the process, end the process, and cancel the job again",
+            )  # fmt: skip
+        time.sleep(POLL_S)
+
+
+def _kill_holders(leases: LeaseStore, name: str, uid: int) -> tuple[int, ...]:
+    """Kill the processes of one user that hold a lease's lock. Returns the holders of other users."""
+    others = []
+    with suppress(FileNotFoundError):
+        descriptor = leases.path(name).open_file(os.O_RDONLY, linked=True)
+        try:
+            for pid in locks.holders(descriptor):
+                with suppress(OSError):  # it has ended
+                    process = os.pidfd_open(pid)
+                    try:
+                        if Path(f"/proc/{pid}").stat().st_uid != uid:
+                            others.append(pid)
+                        elif pid in locks.holders(descriptor):  # still: the number was not given to a new process
+                            signal.pidfd_send_signal(process, signal.SIGKILL)
+                    finally:
+                        os.close(process)
+        finally:
+            os.close(descriptor)
+    return tuple(others)
+
+
+def _end_of_takeover(store: JobStore, folder: JobFolder) -> None:
+    """Write the job's outcome; keep an outcome that was decided before. The caller holds the allocator lock."""
+    record = folder.record()
+    if record.state.ended:
+        return
+    reason = f"cancelled by {myself()}: the job's owner, {user_name(record.owner_uid)}, has no account"
+    if record.state is State.QUEUED:
+        request = CancelRequest("cancel", by=myself(), asked_s=clock.now_s(), reason=reason)
+        end_queued_job(store, record, request, now_s=clock.now_s())
+        return
+    if record.state is not State.STOPPING:
+        record = folder.move(State.STOPPING, outcome=State.CANCELLED, reason=reason, code=1)
+    record = finish(store, record, now_s=clock.now_s())
+    _tell(folder, record)
+
+
+def _tell(folder: JobFolder, record: JobRecord) -> None:
+    with suppress(FileNotFoundError, StateError):  # the job has its end all the same
+        EventLog(folder.events, clock=time.time).emit("state", state=record.state.value, reason=record.reason)

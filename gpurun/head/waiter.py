@@ -9,34 +9,39 @@ gone for good. No error ends it: it says what failed in its log, and tries again
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
+import shlex
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError, UnsafeState
+from gpurun.errors import OUTLIVED, BadInput, GpurunError, UnsafeState
 from gpurun.head import children
 from gpurun.head.looks import WaiterLooks
 from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.refusals import next_try_s
+from gpurun.leases.lease import next_try_s
+from gpurun.leases.look import waiter_lives
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.waiters import waiter_lives
-from gpurun.state import clock, lock
-from gpurun.state.cordons import cordons_file
-from gpurun.state.machines import outs_stamp
-from gpurun.state.path import StatePath
-from gpurun.state.presence import Presence
-from gpurun.state.shared import enter
+from gpurun.state import clock, locks
+from gpurun.state.clock import Presence
+from gpurun.state.hosts import cordons_file, outs_stamp
+from gpurun.state.paths import StatePath, only_root_s
+from gpurun.state.sharing import enter
 
 if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
+
 
 Answer = TypeVar("Answer")
 
@@ -178,7 +183,7 @@ def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
     while True:
         wait_for_queue(home, environ, here)
         faults.point()
-        _at_last(lambda: lock.release(descriptor))
+        _at_last(lambda: locks.release_lock(descriptor))
         faults.point()
         if here.is_gone() or not _at_last(lambda: _begins_again(home, descriptor, here)):
             return
@@ -189,12 +194,12 @@ def _begins_again(home: Path, descriptor: int, here: Presence) -> bool:
     uid = os.getuid()
     needed = is_needed(home, uid)
     here.check()
-    return needed and not waiter_lives(home, uid) and lock.try_take(descriptor)
+    return needed and not waiter_lives(home, uid) and locks.try_take(descriptor)
 
 
 def main(argv: list[str]) -> int:
     """Hold the inherited lock until this user's queue is empty."""
-    faults.arm("waiter")
+    faults.arm_fault("waiter")
     descriptor = int(argv[0])
     os.set_inheritable(descriptor, False)
     children.live_on()
@@ -206,3 +211,149 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+# Write systemd units, or crontab lines, that run ``gpurun recover`` at boot and every minute.
+
+
+NAME = "gpurun-recover"
+KEPT_VARIABLES = ("GPURUN_HOME", "GPURUN_INVENTORY", "XDG_STATE_HOME", "DOCKER_HOST", "PATH")
+"""What `gpurun recover`, and the supervisors that it starts, must find as in the shell that installed it."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The command to run, and its environment.
+
+    Attributes:
+        everybody: use the system's manager for all users, instead of the user's own.
+    """
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    everybody: bool
+
+    def units(self) -> Mapping[str, str]:
+        """Return file name → text, for systemd.unit(5).
+
+        ``KillMode=process``: the supervisors that the unit starts must outlive it. ``Persistent`` makes up for minutes
+        in which the machine slept or was off (systemd.timer(5)).
+
+        Raises:
+            BadInput: a value cannot be written in a unit.
+        """
+        environment = "".join(f"Environment={_quoted(f'{key}={value}')}\n" for key, value in self.environ.items())
+        command = " ".join(_quoted(word, dollar="$$") for word in self.argv)
+        online = "After=network-online.target docker.service\nWants=network-online.target\n" if self.everybody else ""
+        service = (
+            f"[Unit]\nDescription=gpurun: recover jobs after a crash\n{online}\n"
+            f"[Service]\nType=oneshot\nKillMode=process\n{environment}ExecStart={command}\n"
+        )
+        timer = (
+            "[Unit]\nDescription=gpurun: recover jobs after a crash, every minute\n\n"
+            "[Timer]\nOnBootSec=15s\nOnCalendar=minutely\nAccuracySec=5s\nPersistent=true\n\n"
+            "[Install]\nWantedBy=timers.target\n"
+        )
+        return {f"{NAME}.service": service, f"{NAME}.timer": timer}
+
+    def crontab(self) -> str:
+        """Return the same as lines of crontab(5), in which a percent sign ends the command."""
+        _refuse_controls(*self.environ.values(), *self.argv)
+        words = [*(f"{key}={shlex.quote(value)}" for key, value in self.environ.items()), shlex.join(self.argv)]
+        command = " ".join(words).replace("%", r"\%") + " >/dev/null 2>&1"
+        return f"@reboot {command}\n* * * * * {command}\n"
+
+
+def kept(environ: Mapping[str, str], home: str) -> Mapping[str, str]:
+    """Return the relevant part of an environment, with the current state directory."""
+    return {key: value for key, value in {**environ, "GPURUN_HOME": home}.items() if key in KEPT_VARIABLES and value}
+
+
+def _quoted(text: str, *, dollar: str = "$") -> str:
+    """Return one word in the syntax of systemd.syntax(7) and systemd.service(5)."""
+    _refuse_controls(text)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
+    return f'"{escaped}"'
+
+
+def _refuse_controls(*texts: str) -> None:
+    for text in texts:
+        if not text.isprintable():
+            raise BadInput(
+                f"a systemd unit or crontab cannot contain {text!r}",
+                hint="use a path that has only printable characters",
+            )
+
+
+# Root's `gpurun recover` in a shared state directory: recover every user's jobs, as that user.
+
+
+KEPT = ("PATH", "LANG", "GPURUN_HOME", "DOCKER_HOST")
+"""Of root's environment. Where the head's Docker is holds for every user; all else is the user's own."""
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a recovery did for a user.
+
+    Attributes:
+        adopted: jobs that have a supervisor again, or the fence of a host that was lost.
+        waiter: the user's waiter was started.
+        problem: what failed; "" if nothing.
+    """
+
+    user: str
+    adopted: tuple[str, ...] = ()
+    waiter: bool = False
+    problem: str = ""
+
+
+def owners(home: Path) -> tuple[int, ...]:
+    """Return the users, without root, with jobs that have not ended or that still hold GPUs."""
+    found = {record.owner_uid for record in JobStore(home).live_records()}
+    found |= {lease.owner_uid for lease in LeaseStore(home).read_all().leases}  # lost ones, too
+    return tuple(sorted(found - {0}))
+
+
+def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> Recovered:
+    """Run ``gpurun recover`` as another user, with that user's groups and home."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return Recovered(
+            f"uid {uid}",
+            problem=f"uid {uid} has no account any more, so gpurun cannot start the processes that supervise its jobs",
+        )
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpurun", "recover", "--json", *options],
+            check=False, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, start_new_session=True,  # no terminal of root's, into which it could type
+            timeout=TIMEOUT_S,
+            env={**{key: environ[key] for key in KEPT if key in environ}, **_python_path(environ), **own}, cwd="/",
+            user=uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Recovered(user.pw_name, problem=f"{user.pw_name}: {error}")
+    adopted, waiter = _restarted(done.stdout)
+    problem = f"{user.pw_name}: {done.stderr.strip()}" if done.returncode else ""
+    return Recovered(user.pw_name, adopted, waiter, problem)
+
+
+def _restarted(printed: str) -> tuple[tuple[str, ...], bool]:
+    """Return the jobs and the waiter that the user's command says it has restarted."""
+    try:
+        said = json.loads(printed)
+        return tuple(map(str, said["adopted"])), said["waiter"] is True
+    except (ValueError, TypeError, KeyError, RecursionError):  # it failed before, and its stderr says why
+        return (), False
+
+
+def _python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the folders of ``PYTHONPATH`` that only root can write. The owner of any other could run code as every
+    user.
+    """
+    kept = only_root_s(environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": kept} if kept else {}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gpurun.jobs.gpu_use import GpuUse
-from gpurun.jobs.record import JobRecord
+from gpurun.jobs.record import GpuUse, JobRecord, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
-from gpurun.quantities.counts import count
+from gpurun.quantities import count
 
 OUTCOMES = (
     "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from gpurun.documents.convert import keys_of, kind_of, written
+from gpurun.documents.convert import json_schema as schema_of
+from gpurun.documents.convert import keys_of, kind_of, mapping_schema, written
 from gpurun.inventory.hostset import is_host_name
 from gpurun.inventory.model import FabricKind
-from gpurun.quantities.sizes import size_mib
+from gpurun.quantities import size_mib
 
 MOST_GPUS = 1024
 _LONGEST_WORD = 4096
@@ -295,3 +296,41 @@ SSH_CONFIG = kind_of(
 VERSION = kind_of(Annotated[Literal["1"], Meta(description="Format of this file")])
 TOP = ("version", "defaults", "fabrics", "racks", "pools", "ssh_config", "head")
 RACK = ("hosts", "defaults")
+
+
+# The JSON Schema of inventories, for editors that check while the user types.
+
+
+_NAME = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_HOSTS = r"^[A-Za-z0-9][A-Za-z0-9_.\[\],/-]*$"
+
+
+def inventory_schema() -> dict[str, Any]:
+    """Return the schema, draft 2020-12. It describes single values; ``validate`` also checks consistency."""
+    shared = mapping_schema({key: kind for key, kind in HOST.items() if key not in PER_HOST})
+    rack = {
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {"defaults": shared, "hosts": _named(mapping_schema(HOST), _HOSTS)},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "gpurun inventory",
+        "type": "object",
+        "required": ["version"],
+        "additionalProperties": False,
+        "patternProperties": {"^x-": {"description": "Any value, which gpurun ignores, such as a place for anchors"}},
+        "properties": {
+            "version": {"const": 1, "description": VERSION.about},
+            "defaults": shared,
+            "fabrics": _named(mapping_schema(FABRIC, FABRIC_NEEDS)),
+            "racks": _named(rack),
+            "pools": _named(mapping_schema(POOL)),
+            "ssh_config": schema_of(SSH_CONFIG),
+            "head": mapping_schema(HEAD),
+        },
+    }
+
+
+def _named(value: dict[str, Any], names: str = _NAME) -> dict[str, Any]:
+    return {"type": ["object", "null"], "propertyNames": {"pattern": names}, "additionalProperties": value}

@@ -14,13 +14,14 @@ _TWICE = re.compile(r"([A-Za-z0-9_.-]*?[A-Za-z_.-])([0-9]{1,9})([A-Za-z_.-]+)", 
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the shortest notation for these hosts, the same as `gpurun.inventory.hostset.fold`."""
+    """Return the shortest notation for these hosts, the same as `hostset.fold_by_clustershell`."""
     given = list(names)
     if simple := _simple(given):
         return simple
-    from gpurun.inventory import hostset  # noqa: PLC0415 (imports ClusterShell)
 
-    return hostset.fold(given)
+    from gpurun.inventory.hostset import fold_by_clustershell  # noqa: PLC0415 (imports ClusterShell)
+
+    return fold_by_clustershell(given)
 
 
 def _simple(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.NodeUtils import GroupResolver, GroupResolverError, GroupSource, GroupSourceError
 from ClusterShell.RangeSet import RangeSetException
 
-from gpurun.documents.problems import shown
+from gpurun.documents.plain import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory
 
@@ -70,14 +70,14 @@ def _simple_range(prefix: str, first: str, last: str, suffix: str) -> tuple[str,
     return tuple(f"{prefix}{number:0{width}}{suffix}" for number in range(int(first), int(last) + 1))
 
 
-def fold(names: Iterable[str]) -> str:
+def fold_by_clustershell(names: Iterable[str]) -> str:
     """Return the shortest notation for these hosts, such as ``gpu-r1-[01-06,08-16]``."""
     return str(NodeSet.fromlist(list(names), resolver=_NO_GROUPS))
 
 
 def quoted(names: Iterable[str]) -> str:
     """Return these hosts, quoted for a shell, because a shell expands ``[01-06]`` as a file name pattern."""
-    return shlex.quote(fold(names))
+    return shlex.quote(fold_by_clustershell(names))
 
 
 def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ def _sources(inventory: Inventory) -> dict[str, dict[str, list[str]]]:
 
 
 def _unknown_hosts(unknown: set[str], inventory: Inventory) -> BadInput:
-    folded = fold(unknown)
+    folded = fold_by_clustershell(unknown)
     close = get_close_matches(min(unknown), list(inventory.by_name)[:2000], n=1)
     hint = f"did you mean {close[0]}?" if close else "`gpurun inventory list` shows all hosts"
     return BadInput(f"the inventory has no host {shown(folded)}", where=inventory.source or None, hint=hint)

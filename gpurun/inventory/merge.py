@@ -16,29 +16,345 @@ with it.
 
 from __future__ import annotations
 
+import copy
+import io
+import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import pairwise
+from typing import Any
 
-from gpurun.inventory.roundtrip import NOTHING, not_editable
-from gpurun.inventory.rows import (
-    CLOSING,
-    COMMA,
-    Row,
-    Token,
-    grouped,
-    grouped_like,
-    keeping_last_commas,
-    row_paths,
-    scanned,
-    token_places,
-    with_last_commas,
-)
+import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import ScalarNode, SequenceNode
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
+from ruamel.yaml.tag import Tag
+
+from gpurun.errors import BadInput
+
+# The YAML of an inventory as an editable tree: ruamel.yaml's round trip.
+
+
+NOTHING = "gpurun-nothing-stands-here"  # the output for an omitted value, so that it has a place
+_ENDLESS = 1_000_000_000
+_COMMENT = re.compile("#[^\n]*")
+
+
+class _TextResolver(VersionedResolver):
+    """Reads every scalar as a text, so that the output has the same form as the input."""
+
+    def resolve(self, kind: type, value: str | None, implicit: tuple[bool, bool]) -> Tag:
+        if kind is ScalarNode:
+            left_out = value == "" and implicit[0]
+            return Tag(suffix="tag:yaml.org,2002:null" if left_out else "tag:yaml.org,2002:str")
+        return Tag(suffix="tag:yaml.org,2002:seq" if kind is SequenceNode else "tag:yaml.org,2002:map")
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes an omitted value as NOTHING."""
+
+
+def _represent_nothing(representer: RoundTripRepresenter, _: None) -> ScalarNode:
+    return representer.represent_scalar("tag:yaml.org,2002:str", NOTHING)
+
+
+_Representer.add_representer(type(None), _represent_nothing)
+
+
+def _yaml(indent: int) -> YAML:
+    made = YAML()
+    made.Resolver = _TextResolver
+    made.Representer = _Representer
+    made.preserve_quotes = True
+    made.width = _ENDLESS
+    made.map_indent = indent
+    return made
+
+
+def read_tree(text: str) -> CommentedMap:
+    """Return the tree of a document that `gpurun.documents.convert` accepted; an empty mapping for no document.
+
+    Raises BadInput: ruamel.yaml does not read everything that libyaml reads.
+    """
+    try:
+        loaded = _yaml(2).load(_without_comments(text))
+    except YAMLError as error:
+        raise not_editable() from error
+    tree = loaded if isinstance(loaded, CommentedMap) else CommentedMap()
+    for node in containers(tree):
+        if hasattr(node, "_yaml_comment"):
+            del node._yaml_comment
+        if node.anchor.value:
+            node.anchor.always_dump = True  # also an anchor without an alias
+    return tree
+
+
+def not_editable() -> BadInput:
+    """Return the error for a valid file that ruamel.yaml cannot write again without changes."""
+    return BadInput(
+        "gpurun cannot change the inventory without a loss of a part of the text",
+        hint="change the inventory by hand, with `gpurun inventory edit`",
+    )
+
+
+def _without_comments(text: str) -> str:
+    """Return the same values without comments and tabs: libyaml accepts tabs where ruamel.yaml does not."""
+    out, at = [], 0
+    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
+        start, end = token.start_mark.index, token.end_mark.index
+        out += [_COMMENT.sub("", text[at:start]).replace("\t", " "), text[start:end]]
+        at = end
+    return "".join(out)
+
+
+def write_tree(tree: CommentedMap, indent: int = 2) -> str:
+    """Return the document of a tree, without comments."""
+    stream = io.StringIO()
+    _yaml(indent).dump(tree, stream)
+    return stream.getvalue()
+
+
+def containers(node: object, seen: set[int] | None = None) -> Iterator[CommentedMap | CommentedSeq]:
+    """Return a node and all mappings and lists in it, each once."""
+    seen = set() if seen is None else seen
+    if not isinstance(node, (CommentedMap, CommentedSeq)) or id(node) in seen:
+        return
+    seen.add(id(node))
+    yield node
+    for child in node.values() if isinstance(node, CommentedMap) else node:
+        yield from containers(child, seen)
+
+
+def shared(tree: CommentedMap) -> dict[int, tuple[int, object]]:
+    """Map the id of each container that appears in several places to the parent's id and the key of its first place."""
+    first: dict[int, tuple[int, object]] = {}
+    several: dict[int, tuple[int, object]] = {}
+
+    def visit(node: object, parent: int, key: object) -> None:
+        if not isinstance(node, (CommentedMap, CommentedSeq)):
+            return
+        if id(node) in first:
+            several[id(node)] = first[id(node)]
+            return
+        first[id(node)] = (parent, key)
+        for name, child in node.items() if isinstance(node, CommentedMap) else enumerate(node):
+            visit(child, id(node), name)
+
+    visit(tree, 0, None)
+    return several
+
+
+def twin(node: Any, several: dict[int, tuple[int, object]]) -> Any:
+    """Return an independent copy. Aliases inside stay aliases; the copy has no anchor."""
+    if isinstance(node, CommentedMap):
+        mapping = flow_map() if node.fa.flow_style() else CommentedMap()
+        for key, child in node.items():
+            mapping[key] = child if id(child) in several else twin(child, several)
+        return mapping
+    if isinstance(node, CommentedSeq):
+        sequence = CommentedSeq([child if id(child) in several else twin(child, several) for child in node])
+        if node.fa.flow_style():
+            sequence.fa.set_flow_style()
+        return sequence
+    if isinstance(node, ScalarString):
+        return type(node)(str(node))
+    return copy.copy(node)
+
+
+def flow_map() -> CommentedMap:
+    """Return an empty mapping in flow style, ``{…}``."""
+    mapping = CommentedMap()
+    mapping.fa.set_flow_style()
+    return mapping
+
+
+def flow_list(items: list[object]) -> CommentedSeq:
+    """Return a list in flow style, ``[…]``."""
+    sequence = CommentedSeq(items)
+    sequence.fa.set_flow_style()
+    return sequence
+
+
+def is_flow(node: CommentedBase) -> bool:
+    """Return True if a container is in flow style."""
+    return bool(node.fa.flow_style())
+
+
+def styled_like(text: str, example: object) -> str:
+    """Return a text with the quotes of another; in double quotes if the other has none and the text has brackets."""
+    if isinstance(example, ScalarString) and type(example).__name__.endswith("QuotedScalarString"):
+        quoted: str = type(example)(text)
+        return quoted
+    return DoubleQuotedScalarString(text) if "[" in text or "," in text else text
+
+
+# A document as rows of tokens. A row is one line of the YAML library's output; its name does not change with edits.
+
+
+COMMA = "FlowEntryToken"
+CLOSING = ("FlowMappingEndToken", "FlowSequenceEndToken")
+_INVISIBLE = (yaml.DocumentStartToken, yaml.DocumentEndToken)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A visible token: its kind, its text, and its place (`end` is exclusive)."""
+
+    kind: str
+    value: str
+    start: int
+    end: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The kind and the text, independent of the place."""
+        return (self.kind, self.value)
+
+    @property
+    def is_last_comma(self) -> bool:
+        """True for a comma before a closing bracket, which the library does not write."""
+        return self.kind == COMMA and self.start == self.end
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens of one line of the library's output, and the lines that they take in the text."""
+
+    tokens: tuple[Token, ...]
+    start: int
+    end: int
+    column: int
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """The tokens of the row, independent of the spacing."""
+        return [token.key for token in self.tokens]
+
+
+def scanned(text: str) -> list[Token]:
+    """Return the visible tokens, without the placeholders for omitted values."""
+    found = []
+    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
+        start, end = token.start_mark.index, token.end_mark.index
+        if end > start and not isinstance(token, _INVISIBLE):
+            value = getattr(token, "value", None)
+            if value != NOTHING:
+                kind = type(token).__name__ + (getattr(token, "style", None) or "")
+                found.append(Token(kind, str(value), start, end))
+    return found
+
+
+def grouped(text: str, tokens: list[Token]) -> Iterator[Row]:
+    """Group tokens by the line on which they begin."""
+    starts = [0, *(at + 1 for at, character in enumerate(text) if character == "\n")]
+    line, group = 0, list[Token]()
+    for token in tokens:
+        if line + 1 < len(starts) and token.start >= starts[line + 1]:
+            if group:
+                yield _row(text, group)
+            group = []
+            while line + 1 < len(starts) and token.start >= starts[line + 1]:
+                line += 1
+        group.append(token)
+    if group:
+        yield _row(text, group)
+
+
+def grouped_like(text: str, tokens: list[Token], rows: list[Row]) -> Iterator[Row]:
+    """Group the same tokens in the same way as other rows."""
+    at = 0
+    found = []
+    for row in rows:
+        found.append(_row(text, tokens[at : at + len(row.tokens)]))
+        at += len(row.tokens)
+    if any(before.end > after.start for before, after in pairwise(found)):
+        raise not_editable()
+    return iter(found)
+
+
+def _row(text: str, tokens: list[Token]) -> Row:
+    start = text.rfind("\n", 0, tokens[0].start) + 1
+    last = tokens[-1].end
+    end = last if last and text[last - 1] == "\n" else text.find("\n", last) + 1
+    return Row(tuple(tokens), start, end or len(text), tokens[0].start - start)
+
+
+def row_paths(rows: Sequence[Row], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return for each row the path of keys to it. The path names the row, whatever changes around it."""
+    paths: list[tuple[str, ...]] = []
+    above: list[tuple[int, str]] = []
+    for row in rows:
+        while above and above[-1][0] >= row.column:
+            above.pop()
+        first = row.tokens[0].value
+        above.append((row.column, renamed.get(first, first)))
+        paths.append(tuple(key for _, key in above))
+    return paths
+
+
+def token_places(tokens: Sequence[Token], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the role of each token of a row: the path of keys to it, and its part there."""
+    places: list[tuple[str, ...]] = []
+    path = [""]  # the key, or the number, at each level of brackets
+    for at, token in enumerate(tokens):
+        part = token.kind
+        if part in CLOSING and len(path) > 1:
+            path.pop()
+        elif part.startswith("Scalar"):
+            is_key = at + 1 < len(tokens) and tokens[at + 1].kind == "ValueToken"
+            part = "key" if is_key else "value"
+            if is_key:
+                path[-1] = renamed.get(token.value, token.value)
+        places.append((*path, part))
+        if part == "FlowMappingStartToken":
+            path.append("")
+        elif part == "FlowSequenceStartToken":
+            path.append("0")
+        elif part == COMMA and path[-1].isdigit():
+            path[-1] = str(int(path[-1]) + 1)
+    return places
+
+
+def with_last_commas(base: Sequence[Token], tokens: Sequence[Token]) -> list[Token]:
+    """Return the library's tokens, with a comma before each closing bracket where the user wrote a comma."""
+    found: list[Token] = []
+    rest = iter(base)
+    upcoming = next(rest, None)
+    for token in tokens:
+        if upcoming is not None and token.kind == COMMA and upcoming.kind in CLOSING:
+            found.append(Token(COMMA, token.value, upcoming.start, upcoming.start))
+        elif upcoming is not None:
+            found.append(upcoming)
+            upcoming = next(rest, None)
+    return found if upcoming is None else [*found, upcoming, *rest]
+
+
+def keeping_last_commas(rows: Sequence[Row], renamed: Mapping[str, str], base_rows: Sequence[Row]) -> Iterator[Row]:
+    """Return the new rows, with the trailing commas that the same brackets have in the base."""
+    wanted = set()
+    for row, path in zip(base_rows, row_paths(base_rows, {}), strict=True):
+        for (comma, closing), place in zip(pairwise(row.tokens), token_places(row.tokens, {})[1:], strict=True):
+            if comma.is_last_comma and closing.kind in CLOSING:
+                wanted.add((path, place))
+    for row, path in zip(rows, row_paths(rows, renamed), strict=True):
+        tokens: list[Token] = []
+        for token, place in zip(row.tokens, token_places(row.tokens, renamed), strict=True):
+            if (path, place) in wanted and tokens and not tokens[-1].kind.endswith("StartToken"):
+                tokens.append(Token(COMMA, "None", token.start, token.start))
+            tokens.append(token)
+        yield replace(row, tokens=tuple(tokens)) if len(tokens) > len(row.tokens) else row
+
 
 _ENTRY = 3
 """The place of a host's key in a row's path: racks, RACK, hosts, KEY."""
 
 
-def merge(original: str, base: str, changed: str, renamed: Mapping[str, str], moved: Collection[str] = ()) -> str:
+def merge_trees(original: str, base: str, changed: str, renamed: Mapping[str, str], moved: Collection[str] = ()) -> str:
     """Return `original` with the difference between `base` and `changed`.
 
     Args:

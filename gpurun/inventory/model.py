@@ -1,16 +1,22 @@
 """The contents of an inventory as frozen values: hosts, racks, fabrics, pools.
 
-Nothing here reads a file or a clock. `gpurun.inventory.load` makes these values from YAML.
+Nothing here reads a file or a clock. `gpurun.inventory.read` makes these values from YAML.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Literal
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from gpurun.documents.plain import shown
+from gpurun.quantities import count
 
 SSH_PORT = 22
 _NUMBER = re.compile(r"0x[0-9a-f]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19}")
@@ -197,3 +203,101 @@ class Inventory:
     def fabric_of(self, host: Host) -> Fabric:
         """Return the fabric that a host's ranks use."""
         return self.fabrics[host.fabric]
+
+
+# The consistency rules of pools, for the inventory's validation and for the scheduler.
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A broken rule.
+
+    Attributes:
+        pool: the pool that breaks it; None = all pools together.
+        allowed: valid values.
+    """
+
+    pool: str | None
+    message: str
+    allowed: tuple[str, ...] = ()
+
+
+def contradictions(pools: Sequence[Pool], total_gpus: int) -> list[Contradiction]:
+    """Return all errors in the pools. Checks the sums only if each single pool is valid.
+
+    Args:
+        total_gpus: GPUs of the whole inventory.
+    """
+    named = {pool.name: pool for pool in pools}
+    return [found for pool in pools for found in _alone(pool, named)] or list(_sums(pools, total_gpus))
+
+
+def _alone(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Contradiction]:
+    name = f"pool {pool.name}"
+    if pool.parent is not None and pool.parent not in named:
+        yield Contradiction(pool.name, f"{name}: there is no pool {shown(pool.parent)}", tuple(named))
+    line, parent = [pool.name], pool.parent
+    while parent is not None and parent in named and parent not in line:
+        line.append(parent)
+        parent = named[parent].parent
+    if parent == pool.name:
+        yield Contradiction(pool.name, f"{name} is its own parent: {' → '.join([*line, parent])}")
+    if pool.reservation < 0 or (pool.limit is not None and pool.limit < 0) or not 0 <= pool.share < float("inf"):
+        yield Contradiction(pool.name, f"{name}: reservation, limit and share must not be negative")
+    elif pool.limit is not None and pool.reservation > pool.limit:
+        yield Contradiction(pool.name, f"{name}: reservation {pool.reservation} is above its limit {pool.limit}")
+
+
+def _sums(pools: Sequence[Pool], total_gpus: int) -> Iterator[Contradiction]:
+    children: dict[str | None, list[Pool]] = {}
+    for pool in pools:
+        children.setdefault(pool.parent, []).append(pool)
+
+    def reserved(pool: Pool) -> int:
+        return max(pool.reservation, sum(map(reserved, children.get(pool.name, ()))))
+
+    for pool in pools:
+        below = sum(map(reserved, children.get(pool.name, ())))
+        if pool.reservation and below > pool.reservation:
+            said = f"its children reserve {count(below, 'GPU')}, but its own reservation is {pool.reservation}"
+            yield Contradiction(pool.name, f"pool {pool.name}: {said}")
+        elif pool.limit is not None and below > pool.limit:
+            said = f"its children reserve {count(below, 'GPU')}, but its limit is {pool.limit}"
+            yield Contradiction(pool.name, f"pool {pool.name}: {said}")
+    together = sum(map(reserved, children.get(None, ())))
+    if together > total_gpus:
+        yield Contradiction(
+            None, f"the pools reserve {count(together, 'GPU')} together, but the inventory has {total_gpus}"
+        )
+
+
+# Find the lines of each rack in an inventory, so that an edit of one rack need not parse thousands of lines.
+
+
+def rack_lines(text: str) -> Mapping[str, tuple[int, int]]:
+    """Return start and end of each rack's lines; the comments before the next rack belong to the previous one.
+
+    Empty if racks cannot be parsed one by one: they are in flow style, or there are anchors and aliases.
+    """
+    if "&" in text or "*" in text:
+        return {}
+    root = yaml.compose(text, Loader=yaml.CSafeLoader)
+    racks = _value(root, "racks")
+    if not isinstance(racks, MappingNode) or racks.flow_style or not racks.value:
+        return {}
+    starts = [_line_start(text, key) for key, _ in racks.value]
+    after = [_line_start(text, key) for key, _ in root.value if _line_start(text, key) > starts[-1]]  # type: ignore[union-attr]
+    ends = [*starts[1:], min(after, default=len(text))]
+    return {key.value: (start, end) for (key, _), start, end in zip(racks.value, starts, ends, strict=True)}
+
+
+def _value(node: Node | None, name: str) -> Node | None:
+    if not isinstance(node, MappingNode) or node.flow_style:
+        return None
+    return next((value for key, value in node.value if isinstance(key, ScalarNode) and key.value == name), None)
+
+
+def _line_start(text: str, node: Node) -> int:
+    mark = node.start_mark
+    assert mark is not None  # the C composer always sets it
+    return text.rfind("\n", 0, mark.index) + 1

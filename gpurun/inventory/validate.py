@@ -9,16 +9,14 @@ from typing import Any
 
 from yaml.nodes import Node
 
-from gpurun.documents.convert import mapping, refuse_unknown, value
-from gpurun.documents.nodes import Entries, ProblemReport, entries
-from gpurun.documents.problems import shown
+from gpurun.documents.convert import Entries, ProblemReport, entries, mapping, refuse_unknown, value
+from gpurun.documents.plain import shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
 from gpurun.inventory.fields import is_address
 from gpurun.inventory.hostset import MAX_HOSTS, expand
-from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
-from gpurun.inventory.pools import contradictions
-from gpurun.quantities.counts import count
+from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack, contradictions
+from gpurun.quantities import count
 
 _NEEDED = ("gpus", "generation", "fabric")
 

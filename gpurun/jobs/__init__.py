@@ -2,15 +2,10 @@
 
 recipe, recipe_keys, recipe_values
                      YAML and flags, read and checked
-spec, mounted, environment
-                     what a person asked for, as frozen values
-record, states       what became of it, and which changes are allowed
-store, folder, drafts
-                     the job store: one folder for each job
-live, index          the jobs that have not ended, quickly
-meant                which job or sweep a person means by a name
-attempts, events, gpu_use
-                     what each attempt left for people and the history
+spec                 what a person asked for, as frozen values
+record               what became of it, and which changes are allowed
+store, folder        the job store: one folder for each job
+events               what each attempt left for people and the history
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from gpurun.errors import StateUnavailable
+from gpurun.errors import StateError, StateUnavailable
+from gpurun.jobs.folder import JobFolder
 from gpurun.state import durable
-from gpurun.state.growing import GrowingFile
-from gpurun.state.path import StatePath
+from gpurun.state.durable import GrowingFile
+from gpurun.state.paths import StatePath
 
 MOST_WARNINGS = 10
 
@@ -56,3 +58,56 @@ class EventTail:
                 continue
             if isinstance(event, dict):
                 yield event
+
+
+# How far a job's image and data sets are on their way to its hosts: ``sending.json`` in the job's folder.
+
+
+FILE = "sending.json"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one host has of the image or of a data set. `gpurun.content.ship.ShipEvent` says what the fields mean.
+
+    Attributes:
+        kind: ``ship``: the image; ``stage``: a data set; ``workdir``: its code.
+        data: the name of the data set.
+    """
+
+    kind: str
+    host: str
+    data: str = ""
+    state: str = ""
+    bytes: int = 0
+    total: int = 0
+    rate_bytes_s: float | None = None
+    eta_s: float | None = None
+    layer: int = 0
+    layers: int = 0
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class _SentFile:
+    attempt: int
+    sent: tuple[Sent, ...]
+
+
+def read_sent(folder: JobFolder, attempt: int) -> tuple[Sent, ...]:
+    """Return how far an attempt's image and data sets are; nothing if nobody has told, or the file is damaged."""
+    try:
+        found = durable.read_record(folder.path / FILE, _SentFile)
+    except (FileNotFoundError, StateError):
+        return ()
+    return found.sent if found.attempt == attempt else ()
+
+
+def write_sent(folder: JobFolder, attempt: int, sent: tuple[Sent, ...]) -> None:
+    """Replace what `read_sent` returns.
+
+    Raises:
+        FileNotFoundError: there is no such job.
+        StateError: it cannot be written.
+    """
+    durable.write_record(folder.path / FILE, _SentFile(attempt, sent))

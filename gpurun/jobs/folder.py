@@ -1,26 +1,30 @@
 """One job's folder: its spec, its record, cancel and preemption requests, and the paths of all other files.
 
-gpurun writes ``spec.json``, ``origin.json`` and ``code`` (`gpurun.images.code`) once. It replaces ``state.json`` as a
-whole on every change: while the job is queued, a pass does so under the allocator lock, then its supervisor.
+gpurun writes ``spec.json``, ``origin.json`` and ``code`` (`gpurun.content.workdir`) once. It replaces ``state.json`` as
+a whole on every change: while the job is queued, a pass does so under the allocator lock, then its supervisor.
 ``cancel.json``, ``drain.json`` and ``preempt.json`` are requests to the supervisor. Only the job's owner or root writes
 here. Other users can read everything except the code.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from gpurun.errors import StateError, StateUnavailable
-from gpurun.jobs.origin import Origin
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import CancelRequest, GpuUse, JobRecord, Origin, State, check_way
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State, check_way
+from gpurun.node.folder import below
+from gpurun.node.folder.below import walk
 from gpurun.state import durable
 from gpurun.state.clock import head_clock
-from gpurun.state.path import StatePath
-from gpurun.state.people import user_name
+from gpurun.state.paths import StatePath, blame, examined, user_name
 
 CODE, ORIGIN = "code", "origin.json"
 RequestFile = Literal["cancel", "drain", "preempt"]
@@ -173,13 +177,13 @@ class JobFolder:
         """Remove a preemption request after it was carried out; a cancel stays."""
         with suppress(FileNotFoundError, StateError):
             self._read_request("preempt")
-            durable.remove(self._request("preempt"))
+            durable.remove_file(self._request("preempt"))
 
     def withdraw(self, request: CancelRequest) -> None:
         """Remove a request that was not carried out, unless another one has replaced it."""
         with suppress(FileNotFoundError, StateError):
             if self._read_request(_file_of(request)) == request:
-                durable.remove(self._request(_file_of(request)))
+                durable.remove_file(self._request(_file_of(request)))
 
     def _request(self, name: RequestFile) -> StatePath:
         return self.path / f"{name}.json"
@@ -209,3 +213,283 @@ def _file_of(request: CancelRequest) -> RequestFile:
 
 def _has_place(request: CancelRequest, name: RequestFile) -> bool:
     return name == _file_of(request)
+
+
+# How each attempt of a job ended: files in the job's folder that later attempts do not replace.
+
+
+HISTORY = "history"
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MARK = re.compile(r"ended\.(j-[0-9a-f]{8})\.(\d{1,9})")
+_RECORD = re.compile(r"attempt-(\d{1,9})\.json")
+
+
+class Mark(NamedTuple):
+    """The history may lack this attempt."""
+
+    name: str
+    job: str
+    attempt: int
+
+
+def history_folder(home: Path, uid: int) -> StatePath:
+    """Return the folder of a user's history and of the marks of that user's jobs."""
+    return StatePath(home) / HISTORY / str(uid)
+
+
+def make_history_folder(home: Path, uid: int) -> StatePath:
+    """Return `history_folder`; create it if missing.
+
+    Raises:
+        StateError: it cannot be created, or it is another user's.
+    """
+    folder = history_folder(home, uid)
+    durable.make_folder(folder)
+    descriptor = folder.open_folder()
+    try:
+        found = examined(descriptor, folder)
+        if found.st_uid == 0 != uid and os.getuid() == 0:  # root ends the job of somebody else
+            os.fchown(descriptor, uid, -1)
+        elif found.st_uid == uid == os.getuid() and found.st_mode & _OTHERS and _is_all_of(folder, uid):
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_OTHERS)  # an older version made it under a lax umask
+        elif found.st_uid != uid or found.st_mode & _OTHERS:
+            raise StateError(
+                f"users other than {user_name(uid)} can write to the folder{blame(found)}", where=str(folder)
+            )
+    finally:
+        os.close(descriptor)
+    return folder
+
+
+def _is_all_of(folder: StatePath, uid: int) -> bool:
+    """Return whether nobody else has put anything into a folder, such as a journal that SQLite would follow."""
+    return all((folder / name).stat().st_uid == uid for name in folder.names())
+
+
+def keep_attempt(folder: JobFolder, record: JobRecord) -> None:
+    """Store how an attempt has ended: `record`, with the state that follows. Idempotent.
+
+    Raises:
+        StateUnavailable: the state directory cannot be used now. Any other damage does not prevent the end of a job.
+    """
+    for store in (_mark, _store, _touch_mark):  # again: a collector may have removed the mark of an older version
+        try:
+            store(folder, record)
+        except StateUnavailable:
+            raise
+        except (FileNotFoundError, StateError):  # such as another user's folder in the place of this user's history
+            continue
+
+
+def _mark(folder: JobFolder, record: JobRecord) -> None:
+    durable.sync_folder(_touch_mark(folder, record))
+
+
+def _touch_mark(folder: JobFolder, record: JobRecord) -> StatePath:
+    marks = make_history_folder(folder.path.home, record.owner_uid)
+    (marks / f"ended.{folder.id}.{record.attempt}").touch()
+    return marks
+
+
+def _store(folder: JobFolder, record: JobRecord) -> None:
+    record = record.on(head_clock().boot_now())
+    durable.write_record(folder.path / f"attempt-{record.attempt}.json", record)
+
+
+def never_began(record: JobRecord) -> JobRecord:
+    """Return the record of a job that ended in the queue as one more attempt, without GPUs."""
+    return record.but(attempt=record.attempt + 1, granted=(), granted_s=None, started_s=None, first_failure=None)
+
+
+def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
+    """Yield every ended attempt in order, with its GPU use. Skips damaged files.
+
+    Raises:
+        FileNotFoundError: there is no such job.
+        StateUnavailable: a file cannot be read now; that says nothing about what it holds.
+        StateError: the folder cannot be read.
+    """
+    owner = folder.path.stat().st_uid
+    numbers = sorted(int(found[1]) for name in folder.path.names() if (found := _RECORD.fullmatch(name)))
+    for number in numbers:
+        try:
+            record, writer = durable.read_signed(folder.path / f"attempt-{number}.json", JobRecord)
+        except StateUnavailable:
+            raise
+        except (FileNotFoundError, StateError):
+            continue
+        if (record.id, record.owner_uid, record.attempt) == (folder.id, owner, number) and writer in (owner, 0):
+            yield record, read_use(folder, number)
+
+
+def marked(marks: StatePath) -> Iterator[Mark]:
+    """Yield the attempts that may be missing in the history. Raises FileNotFoundError without that history."""
+    for name in sorted(marks.names()):
+        if found := _MARK.fullmatch(name):
+            yield Mark(name, found[1], int(found[2]))
+
+
+def version_of(folder: JobFolder, attempt: int) -> tuple[int, int] | None:
+    """Return which version of an attempt's end is stored; (0, 0) if the job was removed.
+
+    Returns:
+        None: the process that ends the attempt has not stored it yet, or was killed; then its successor stores it.
+    """
+    try:
+        found = (folder.path / f"attempt-{attempt}.json").stat()
+    except FileNotFoundError:
+        return None if folder.path.exists() else (0, 0)
+    return found.st_ino, found.st_mtime_ns
+
+
+def read_use(folder: JobFolder, attempt: int) -> GpuUse | None:
+    """Return how busy the GPUs of an attempt were; None if unknown.
+
+    Raises:
+        StateUnavailable: the file cannot be read now.
+    """
+    try:
+        return durable.read_record(folder.path / f"attempt-{attempt}.use.json", GpuUse)
+    except StateUnavailable:
+        raise
+    except (FileNotFoundError, StateError):
+        return None
+
+
+def write_use(folder: JobFolder, attempt: int, use: GpuUse) -> None:
+    """Replace the GPU use of an attempt. Raises StateError."""
+    durable.write_record(folder.path / f"attempt-{attempt}.use.json", use)
+
+
+# Measure how much of the head's disk each job's folder takes: one walk below a descriptor, one look at each file.
+
+
+Kind = Literal["outputs", "logs", "other"]
+KINDS: tuple[Kind, ...] = ("outputs", "logs", "other")
+OUTPUTS = (b"outputs", b"outputs.whole", b"outputs.arriving", b"outputs.replaced")
+"""The head's copy; its last whole state; what arrives for the next one; a copy that an older gpurun was replacing."""
+LOGS = (b"log", b"events.jsonl", b"supervisor.log", b"launch.jsonl")
+DOOMED = ".doomed-"
+"""How the name of something begins that `gpurun prune` removes: another prune removes what a crash left of it."""
+BLOCK_BYTES = 512
+"""The unit of ``st_blocks``, whatever the file system's own block is (stat(2))."""
+
+Inode = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LinkedFile:
+    """A file with several hard links.
+
+    Attributes:
+        names: the number of its links in the folder.
+        of: the number of all its links.
+    """
+
+    kind: Kind
+    size: int
+    names: int
+    of: int
+
+
+@dataclass(frozen=True)
+class FolderUsage:
+    """Disk usage of one folder.
+
+    Attributes:
+        sizes: bytes on disk by kind, without `linked`.
+        files: the number of entries that are not folders.
+        linked: files with several hard links.
+        unread: what could not be read, so that the true sizes may be larger.
+    """
+
+    sizes: Mapping[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    files: int = 0
+    linked: Mapping[Inode, LinkedFile] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Return the bytes without `linked`."""
+        return sum(self.sizes.values())
+
+    def outputs_alone(self) -> FolderUsage:
+        """Return the usage of the outputs only."""
+        linked = {inode: each for inode, each in self.linked.items() if each.kind == "outputs"}
+        return replace(self, sizes={**dict.fromkeys(KINDS, 0), "outputs": self.sizes["outputs"]}, linked=linked)
+
+
+def measure(path: StatePath) -> FolderUsage:
+    """Measure a folder. A folder that disappears meanwhile takes nothing; an unreadable one is reported."""
+    try:
+        top = path.open_folder()
+    except FileNotFoundError:
+        return FolderUsage()
+    except StateError as error:
+        return FolderUsage(unread=(str(error),))
+    try:
+        return _measured(top)
+    except OSError as error:
+        return FolderUsage(unread=(f"{path}: {error.strerror}",))
+    finally:
+        os.close(top)
+
+
+def _measured(top: int) -> FolderUsage:
+    sizes: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    linked: dict[Inode, LinkedFile] = {}
+    unread: list[str] = []
+    files = 0
+    sizes["other"] += os.fstat(top).st_blocks * BLOCK_BYTES
+    for found in walk(top):
+        status = found.status
+        if status is None:
+            unread.append(f"{below.text_of_path(found.parts)[-200:]!r}: {found.why}")
+            continue
+        kind, size = _kind_of(found.parts[0]), status.st_blocks * BLOCK_BYTES
+        is_folder = stat.S_ISDIR(status.st_mode)
+        files += not is_folder
+        if is_folder or status.st_nlink <= 1:
+            sizes[kind] += size
+            continue
+        inode = status.st_dev, status.st_ino
+        before = linked.get(inode)
+        linked[inode] = LinkedFile(kind, size, before.names + 1 if before else 1, status.st_nlink)
+    return FolderUsage(sizes, files, linked, tuple(unread))
+
+
+def _kind_of(name: bytes) -> Kind:
+    if name in OUTPUTS or name.startswith(DOOMED.encode()):
+        return "outputs"
+    return "logs" if name in LOGS else "other"
+
+
+def each_counted_once(usages: Iterable[FolderUsage]) -> list[FolderUsage]:
+    """Return the usages, with each hard-linked file counted in the first folder that has a link to it."""
+    counted, seen = [], set[Inode]()
+    for usage in usages:
+        sizes = dict(usage.sizes)
+        for inode, each in usage.linked.items():
+            if inode not in seen:
+                sizes[each.kind] += each.size
+        seen |= usage.linked.keys()
+        counted.append(replace(usage, sizes=sizes, linked={}))
+    return counted
+
+
+class Freed:
+    """Computes the bytes that the removal of folders frees. A hard-linked file is freed with its last link."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._names: dict[Inode, int] = {}
+
+    def add(self, usage: FolderUsage) -> int:
+        """Add one removed folder; return the bytes that this frees."""
+        before = self.size
+        self.size += usage.total
+        for inode, each in usage.linked.items():
+            self._names[inode] = names = self._names.get(inode, 0) + each.names
+            if names >= each.of:
+                self.size += each.size
+        return self.size - before

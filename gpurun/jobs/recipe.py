@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,92 @@ from typing import Any
 import msgspec
 from yaml.nodes import Node
 
-from gpurun.documents.convert import convert, mapping
-from gpurun.documents.nodes import ProblemReport, compose
+from gpurun.documents.convert import ProblemReport, compose_document, convert, mapping, place_of
+from gpurun.documents.plain import DocumentError, Problem
 from gpurun.errors import BadInput
-from gpurun.inventory.load import read as read_bytes
-from gpurun.jobs.disagreement import Disagreement
-from gpurun.jobs.environment import environment_of
-from gpurun.jobs.foreign_keys import MEANT
-from gpurun.jobs.mounted import check_data, mode_of, sources_below
-from gpurun.jobs.notify_files import check_notify, notify_below
+from gpurun.inventory.read import read_inventory_bytes as read_bytes
 from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
-from gpurun.jobs.recipe_lines import RecipeLines
-from gpurun.jobs.spec import LEAST_MEMORY_MIB, Constraints, HorovodKnobs, JobSpec, Roles
-from gpurun.jobs.words import as_bytes, as_text
-from gpurun.quantities.counts import count
+from gpurun.jobs.recipe_values import check_data, check_notify, environment_of, mode_of, notify_below, sources_below
+from gpurun.jobs.spec import (
+    LEAST_MEMORY_MIB,
+    Constraints,
+    Disagreement,
+    HorovodKnobs,
+    JobSpec,
+    Roles,
+    as_bytes,
+    as_text,
+)
+from gpurun.quantities import count
+
+# What Slurm, SkyPilot, dstack, Ray, Docker and others call the settings of a job.
+
+
+FOREIGN: Mapping[str, str] = {
+    "gpus": "gres ntasks num_gpus accelerators gpu nproc entrypoint_num_gpus nodes num_nodes nnodes resources replicas",
+    "gpus_per_host": "gpus_per_node nproc_per_node ntasks_per_node tasks_per_node",
+    "command": "run cmd script commands entrypoint args", "python": "setup pip packages conda runtime_env",
+    "pool": "partition queue account qos fleet", "project": "wckey comment tag",
+    "time_limit": "time max_time max_duration walltime timeout", "memory": "mem mem_per_node entrypoint_memory",
+    "cpus": "cpus_per_task num_cpus entrypoint_num_cpus", "name": "job_name submission_id run_name",
+    "hosts": "nodelist host instance", "avoid": "exclude", "generation": "constraint", "gpu_model": "gpu_type",
+    "workdir": "chdir working_dir cwd", "env": "export envs env_file env_vars environment runtime_env_json",
+    "image": "container_image docker_image docker container image_id", "secrets": "env_secret secret_file",
+    "mounts": "container_mounts volume volumes file_mounts", "notify": "mail_type mail_user", "priority": "nice",
+    "max_restarts": "requeue retry retries max_retries restart", "preemptible": "spot use_spot", "data": "storage",
+}  # fmt: skip
+"""A setting of gpurun → words of other tools, as a recipe would have them."""
+MEANT = {word: key for key, words in FOREIGN.items() for word in words.split()}
+
+
+# The line of a recipe that an error is about: ``recipe.yaml:4:15``.
+
+
+@dataclass(frozen=True)
+class RecipeLines:
+    """The lines of a recipe's keys.
+
+    Attributes:
+        root: the recipe's YAML; None = the job has no recipe.
+        flags: settings that flags give, with their values: the recipe does not decide these.
+    """
+
+    file: str = ""
+    root: Node | None = None
+    flags: Mapping[str, object] = field(default_factory=dict)
+
+    @contextmanager
+    def named(self, *otherwise: str) -> Iterator[None]:
+        """Name the line of its key in each BadInput that is raised within.
+
+        Args:
+            otherwise: the key of errors that name no key, or a key that the recipe lacks.
+        """
+        try:
+            yield
+        except BadInput as error:
+            found = self.at_line(error, *otherwise)
+            if found is error:
+                raise
+            raise found from error
+
+    def at_line(self, error: BadInput, *otherwise: str) -> BadInput:
+        """Return the error with the line of its key; the error itself if the recipe does not decide that key."""
+        if isinstance(error, DocumentError):
+            return error
+        for key in filter(None, (error.key if isinstance(error, Disagreement) else (), otherwise)):
+            if self._is_of_flags(key):
+                break
+            if place := place_of(self.root, key):
+                return DocumentError([Problem(self.file, *place, str(error))], hint=error.hint)
+        return error
+
+    def _is_of_flags(self, key: tuple[str, ...]) -> bool:
+        given = self.flags.get(key[-1] if key[0] == "constraints" else key[0])
+        if isinstance(given, Mapping):
+            return key[-1] in given or place_of(self.root, key) is None
+        return given is not None
+
 
 RECIPE_FILE = "recipe.yaml"
 WITHOUT_RECIPE = "gpurun submit -n GPUS --image IMAGE -- COMMAND"
@@ -55,7 +128,7 @@ class Recipe:
     root: Node | None = field(default=None, compare=False, repr=False)
 
 
-def read(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file, or the ``recipe.yaml`` of a folder.
 
     Raises:
@@ -77,7 +150,7 @@ def read(path: Path) -> Recipe:
     if len(data) > MAX_BYTES:
         raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     report = ProblemReport(str(file))
-    root = compose(data, str(file))
+    root = compose_document(data, str(file))
     if root is None:
         raise BadInput("the recipe is empty", where=str(file), hint="add the keys image, gpus and command")
     keys = mapping(root, FIELDS, report, "the recipe", MEANT)
@@ -145,7 +218,7 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
     return field, converted
 
 
-def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
+def build_spec(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
     """Combine recipe and flags into one frozen spec. Flags override the recipe; variables and secrets are merged.
 
     Args:
@@ -215,7 +288,7 @@ def _check_memory(spec: JobSpec) -> None:
 
 def _check_env(spec: JobSpec) -> None:
     """Refuse gpurun's own variables: a rank would have the wrong job, folder or number, and gpurun could not detect its
-    end. `gpurun.launch.launchers.identity` refuses those of launchers.
+    end. `gpurun.launch.launchers.launcher` refuses those of launchers.
     """
     wrong = [name for name in spec.env if name.startswith("GPURUN_")]
     if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):

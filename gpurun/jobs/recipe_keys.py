@@ -1,34 +1,40 @@
-"""Every key of a recipe: its type, examples, what it means, and its flag. `gpurun.jobs.settings` says what reads it."""
+"""Every key of a recipe: its type, examples, what it means, and its flag. `gpurun.jobs.recipe_values` reads it."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from gpurun.documents.convert import keys_of
-from gpurun.jobs.mounted import Data, DataName, Mount, OutputsPath
+from gpurun.documents.convert import Kind, keys_of
+from gpurun.documents.convert import json_schema as of_type
 from gpurun.jobs.recipe_values import (
     MAX_GPUS,
     Command,
+    Data,
+    DataName,
     Duration,
     EnvName,
     Gpus,
     HostOrLabel,
     Image,
     JobName,
+    KeyFlag,
     Knob,
+    Mount,
     Name,
     Notify,
+    OutputsPath,
     PoolName,
     ProjectName,
     SecretName,
     Size,
     Text,
     WholeSeconds,
+    means,
+    settings_of,
 )
-from gpurun.jobs.settings import KeyFlag, means, settings_of
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
 WHAT, WHERE, FAILS, FILES = "What to run", "Where and when the job runs", "When the job fails", "Files"
@@ -189,7 +195,7 @@ Seed = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class SweepKeys(TypedDict, total=False):
-    """The keys of a recipe's sweep. What stands in them is read as on the command line (`gpurun.sweeps`)."""
+    """The keys of a recipe's sweep. What stands in them is read as on the command line (`studies.sweep_plan`)."""
 
     grid: Annotated[
         dict[Text, tuple[Text, ...]],
@@ -239,7 +245,7 @@ class SweepKeys(TypedDict, total=False):
 
 
 class PythonKeys(TypedDict, total=False):
-    """The keys of a recipe's python: packages on top of the image (`gpurun.environments`)."""
+    """The keys of a recipe's python: packages on top of the image (`gpurun.content.inside`)."""
 
     requirements: Annotated[Text, means("a requirements file for pip", "requirements.txt")]
     lock: Annotated[
@@ -626,3 +632,50 @@ FIELD_OF = {
     "secrets": "secret_files",
 }
 """The spec's field of a recipe's key, where their names differ: a field names its unit, a key's value does."""
+
+
+# The JSON Schema of recipes, for editors that check while the user types. Pure.
+
+
+_TEXT = ["string", "number", "boolean"]
+"""YAML reads ``4`` and ``true`` as a number and a truth value; gpurun takes each as the text that it is."""
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Return the schema, draft 2020-12. It describes single values; ``gpurun validate`` also checks how they agree."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "gpurun recipe",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: _described(kind) for key, kind in FIELDS.items()},
+    }
+
+
+def _described(kind: Kind) -> dict[str, Any]:
+    about = {"description": kind.about} if kind.about else {}
+    return {**_written(kind), **about, **({"examples": list(kind.examples)} if kind.examples else {})}
+
+
+def _written(kind: Kind) -> dict[str, Any]:
+    """Return the schema of what a person may write, as the converter of `gpurun.documents.convert` reads it."""
+    if kind.own_schema:
+        return dict(kind.own_schema)
+    if kind.keys is not None:
+        below = {key: _described(each) for key, each in kind.keys.items()}
+        return {"type": ["object", "null"], "additionalProperties": False, "properties": below}
+    if kind.key is not None and kind.item is not None:
+        return {"type": ["object", "null"], "additionalProperties": _written(kind.item)}
+    if kind.item is not None:
+        one = {"type": _TEXT} if kind.spelled else _written(kind.item)
+        return {"anyOf": [{"type": "array", "items": _written(kind.item)}, one, {"type": "null"}]}
+    return _text(kind)
+
+
+def _text(kind: Kind) -> dict[str, Any]:
+    if kind.spelled:
+        return {"type": [*_TEXT, "null"] if kind.null_is_text else _TEXT}
+    if kind.options:
+        return {"enum": [True, False] if kind.options == ("true", "false") else list(kind.options)}
+    made = of_type(kind)
+    return {**made, "type": _TEXT} if made.get("type") == "string" else made

@@ -3,16 +3,156 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Literal
 
 import msgspec
 
+from gpurun.errors import BadInput, StateError
 from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
-from gpurun.jobs.states import State
-from gpurun.quantities.times import duration
+from gpurun.quantities import duration
 from gpurun.state.boot import HeadBoot
+
+# The states of a job and the transitions between them.
+
+
+class State(str, Enum):
+    """The state of a job. Values are those that ``status --json`` prints."""
+
+    QUEUED = "QUEUED"
+    """Waits for GPUs; costs a row, not a process."""
+    GRANTED = "GRANTED"
+    """Has a lease; its supervisor is about to take over."""
+    PREPARING = "PREPARING"
+    """Image, code and data go to every host of the gang."""
+    STARTING = "STARTING"
+    """Containers, the job's own sshd, pre-flight."""
+    RUNNING = "RUNNING"
+    """horovodrun runs."""
+    STOPPING = "STOPPING"
+    """The gang is being ended and every host fenced; the outcome is already known."""
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMED_OUT = "TIMED_OUT"
+
+    @property
+    def ended(self) -> bool:
+        """Return True for final states."""
+        return self in ENDED
+
+    @property
+    def holds_gpus(self) -> bool:
+        """True while a lease exists for the job."""
+        return self in HOLDS_GPUS
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.TIMED_OUT})
+HOLDS_GPUS = frozenset({State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING})
+
+WAYS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.GRANTED, State.CANCELLED, State.FAILED}),
+    State.GRANTED: frozenset({State.PREPARING, State.STOPPING, State.QUEUED}),
+    State.PREPARING: frozenset({State.STARTING, State.STOPPING}),
+    State.STARTING: frozenset({State.RUNNING, State.STOPPING}),
+    State.RUNNING: frozenset({State.STOPPING}),
+    State.STOPPING: frozenset({*ENDED, State.QUEUED}),
+    **{state: frozenset() for state in ENDED},
+}
+"""From each state, the states that may follow. STOPPING → QUEUED is a restart or a preemption."""
+
+
+def check_way(job: str, before: State, after: State) -> None:
+    """Raise StateError unless `after` may follow `before`. A job may stay in a state until its outcome is decided.
+
+    So if two supervisors run the same job (because somebody removed its lease and put it back), the second cannot
+    decide another outcome.
+    """
+    if after is before is State.STOPPING:
+        raise StateError("gpurun has already decided the outcome of the job", job=job)
+    if after is not before and after not in WAYS[before]:
+        raise StateError(f"the job's state cannot change from {before.value} to {after.value}", job=job)
+
+
+# How busy the GPUs of an attempt were, from the hosts' samples. Pure.
+
+
+CLEARLY_PERCENT = 20.0
+"""A rank that is less busy than the median by this much is named."""
+MOST_POINTS = 120
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """The use of one rank's GPU during an attempt.
+
+    Attributes:
+        uuid: NVML's UUID; "" = unknown.
+        samples: the number of samples, each of about one second.
+        mean, most: use in percent.
+        memory_mib: the most memory in use.
+        last: use in percent over the last reported half minute.
+    """
+
+    rank: int
+    host: str
+    gpu: int
+    uuid: str
+    samples: int
+    mean: float
+    most: float
+    memory_mib: int
+    last: float = 0.0
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """The use of all ranks' GPUs during an attempt.
+
+    Attributes:
+        series: (seconds since the epoch, mean use of all GPUs in percent), oldest first, at most `MOST_POINTS`.
+        told_s: when a host last sent samples, seconds since the epoch.
+    """
+
+    ranks: tuple[RankUse, ...] = ()
+    series: tuple[tuple[float, float], ...] = ()
+    told_s: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean use of all GPUs in percent."""
+        samples = sum(rank.samples for rank in self.ranks)
+        return sum(rank.mean * rank.samples for rank in self.ranks) / samples if samples else None
+
+    @property
+    def memory_mib(self) -> int | None:
+        """Return the most memory that a GPU had in use."""
+        return max((rank.memory_mib for rank in self.ranks), default=None)
+
+    @property
+    def slowest(self) -> RankUse | None:
+        """Return the rank whose GPU was clearly less busy than the others.
+
+        In a synchronous gang, the other ranks wait for it inside NCCL, which keeps their GPUs busy.
+        """
+        if len(self.ranks) < 2:
+            return None
+        least = min(self.ranks, key=lambda rank: (rank.mean, rank.rank))
+        others = [rank.mean for rank in self.ranks if rank is not least]
+        from statistics import median  # noqa: PLC0415 (most commands load this file, few ask)
+
+        return least if median(others) - least.mean >= CLEARLY_PERCENT else None
+
+
+def thinned(series: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return a series of at most `MOST_POINTS`. Replaces each two neighbours by their mean if it is longer."""
+    if len(series) <= MOST_POINTS:
+        return tuple(series)
+    pairs = zip(series[::2], series[1::2], strict=False)
+    return tuple((first[0], round((first[1] + second[1]) / 2, 1)) for first, second in pairs)
+
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RequestKind = Literal["cancel", "preempt"]
@@ -124,7 +264,7 @@ class HostRefusal:
 
 @dataclass(frozen=True)
 class StartFailure:
-    """Why a host could not start its part of a gang. The newest one of each host (`gpurun.supervisor.unstarted`).
+    """Why a host could not start its part of a gang. The newest one of each host (`gpurun.supervisor.verdict.causes`).
 
     Attributes:
         host: the host's name in the job's inventory.
@@ -192,7 +332,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Setback:
-    """How the last attempt that counted as a failure went, for the comparison in `gpurun.supervisor.restarts`.
+    """How the last attempt that counted as a failure went, for the comparison in `gpurun.supervisor.verdict.ends`.
 
     Attributes:
         said: the reason, if the kind alone is not specific.
@@ -260,7 +400,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         kept: GPUs that the last pass keeps for the queued job.
         restart: from the end of a failed attempt to the next grant: when the job will restart.
         setback: the last failed attempt, kept to recognise a later attempt that fails in the same way.
-        refusals: hosts that refused GPUs, because another job or a process holds them (`gpurun.leases.refusals`).
+        refusals: hosts that refused GPUs, because another job or a process holds them (`gpurun.leases.lease`).
         placements: how often the job was placed since it last ran, and its gang could not start.
         start_failures: why; the newest failure of each host. Empty once the gang runs.
         outputs_left: outputs that are not on the head after an attempt; None = all are on the head.
@@ -428,3 +568,95 @@ class CancelRequest:
         if self.kind == "preempt":
             return f"{'moved' if self.drain else 'preempted'}: {self.reason}"
         return f"drained: {self.reason}" if self.drain else f"cancelled by {self.by}"
+
+
+# Where a job comes from: what a person later needs to identify the code and the version of gpurun.
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The head and the workdir at a job's submission.
+
+    Attributes:
+        gpurun, python: versions.
+        head: the machine's name.
+        commit: the commit of the workdir's Git repository; "" = there is none.
+        diff: uncommitted changes as ``git diff --binary`` prints them; left out if too long.
+        untracked: untracked files of the workdir.
+    """
+
+    gpurun: str = ""
+    python: str = ""
+    head: str = ""
+    commit: str = ""
+    diff: str = ""
+    untracked: int = 0
+
+
+# What a person means by the name of a job or of a sweep: one rule for both. Pure.
+
+
+MOST_NAMED = 5
+"""So many jobs or sweeps of one name are listed in an error."""
+
+
+@dataclass(frozen=True)
+class Living:
+    """A job or a sweep that has not ended."""
+
+    id: str
+    state: str
+    since_s: float
+    is_mine: bool
+
+
+class Ambiguous(BadInput):
+    """A name, or the beginning of an id, means several jobs or sweeps."""
+
+
+def meant(
+    text: str, things: str, ids: Iterable[str], living: Sequence[Living], newest: Callable[[bool], str | None]
+) -> str | None:
+    """Return the id that `text` means: an unambiguous beginning of it, or a name. None if nothing matches.
+
+    A name means what has this name and has not ended, else what has it and began last. This user's come before all
+    others, so no other user chooses what a name means.
+
+    Args:
+        things: ``jobs`` or ``sweeps``, for errors.
+        living: those of this name that have not ended.
+        newest: returns the newest of this name; with True, the newest of this user's.
+
+    Raises:
+        Ambiguous: several match, such as two jobs of one name that have not ended.
+    """
+    return (
+        _the_only(text, things, [each for each in living if each.is_mine])
+        or _beginning_with(text, ids)
+        or newest(True)
+        or _the_only(text, things, living)
+        or newest(False)
+    )
+
+
+def _beginning_with(text: str, ids: Iterable[str]) -> str | None:
+    """Return the id that begins so, with or without its letter and dash."""
+    begins = [each for each in ids if text and (each.startswith(text) or each.startswith(text, 2))]
+    if len(begins) > 1:
+        raise Ambiguous(
+            f"{text!r} is the beginning of several ids: {', '.join(begins[:MOST_NAMED])}",
+            hint="give more characters of the id",
+        )
+    return begins[0] if begins else None
+
+
+def _the_only(name: str, things: str, living: Sequence[Living]) -> str | None:
+    if len(living) > 1:
+        each = sorted(living, key=lambda one: one.since_s, reverse=True)
+        shown = ", ".join(f"{one.id} ({one.state})" for one in each[:MOST_NAMED])
+        more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
+        raise Ambiguous(
+            f"{name!r} is the name of {len(each)} {things} that have not ended: {shown}{more}",
+            hint="give the id instead of the name",
+        )
+    return living[0].id if living else None

@@ -6,12 +6,200 @@ and no clock.
 
 from __future__ import annotations
 
+import posixpath
+import re
+import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
+from urllib.parse import urlsplit
 
-from gpurun.jobs.notify_wish import NotifyWish
+from gpurun.errors import BadInput
+
+# An error about a setting of a job that depends on more than its own text.
+
+
+class Disagreement(BadInput):
+    """A setting contradicts another one, or what it names is not there.
+
+    Args:
+        key: the recipe's key, below the keys that it belongs to: ``constraints``, ``gpus_per_host``.
+    """
+
+    def __init__(self, message: str, *key: str, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.key = key
+
+
+# Parse notification targets as people write them: ``mail:alice@example.com``, ``failure=slack:FILE``. Pure.
+
+
+NotifyKind = Literal["mail", "slack", "webhook", "command"]
+NotifyEvent = Literal["start", "end", "failure", "preemption"]
+KINDS: tuple[NotifyKind, ...] = get_args(NotifyKind)
+EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
+MOST_CHARS = 4096
+_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class NotifyWish:
+    """One target.
+
+    Attributes:
+        target: a mail address; a file that holds a URL; a URL without secrets; or a command line.
+        on: events that gpurun reports to the target.
+    """
+
+    kind: NotifyKind
+    target: str
+    on: tuple[NotifyEvent, ...] = ("start", "end", "failure", "preemption")
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether `target` is a file that holds the URL."""
+        return self.kind in ("slack", "webhook") and not is_url(self.target)
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text looks like a URL."""
+    return text.startswith(("http://", "https://"))
+
+
+def checked_url(text: str) -> str:
+    """Return a valid URL. The ValueError does not repeat the URL, which may be a secret."""
+    if is_url(text) and text.isascii() and text.isprintable() and " " not in text:
+        with suppress(ValueError):  # what urlsplit says repeats parts of the URL
+            if urlsplit(text).hostname:
+                return text
+    raise ValueError("is not an http or https URL")
+
+
+def notify_wish(text: str) -> NotifyWish:
+    """Parse ``[EVENT,…=]KIND:TARGET``. Raises ValueError."""
+    head, colon, target = text.partition(":")
+    on, equals, kind = head.rpartition("=")
+    events = tuple(on.split(",")) if equals else EVENTS
+    found = next((each for each in KINDS if each == kind), None)
+    if found is None or not colon or not target.strip() or len(text) > MOST_CHARS or not text.isprintable():
+        raise ValueError
+    if wrong := [event for event in events if event not in EVENTS]:
+        raise ValueError(f"names an unknown event {wrong[0]!r}; the events are {', '.join(EVENTS)}")
+    _check_target(found, target)
+    return NotifyWish(found, target, tuple(event for event in EVENTS if event in events))
+
+
+def _check_target(kind: NotifyKind, target: str) -> None:
+    if kind == "mail" and not _ADDRESS.fullmatch(target):
+        raise ValueError("has no plain mail address such as alice@example.com")
+    if kind == "command":
+        shlex.split(target)
+    if kind == "slack" and is_url(target):
+        raise ValueError(
+            "must not have a Slack URL, because this URL is a secret: write the URL into a file, and give slack:FILE"
+        )
+    if kind == "webhook" and is_url(target):
+        parts = urlsplit(checked_url(target))
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(
+                "must not have a URL with a user, password, query or fragment, which may be a secret: "
+                "write the URL into a file, and give webhook:FILE"
+            )
+
+
+# Compute when a time limit ends a job, and when the job's GPUs are then free. Pure.
+
+
+PREPARE_S = 60.0
+"""Estimate: seconds from the grant to RUNNING. A job that ships a large image takes longer."""
+
+FENCE_S = 15.0
+"""Estimate: seconds from the end of the last rank to the end of the fence. A host out of reach takes longer."""
+
+
+def limit_ends_s(running_s: float | None, limit_s: float | None) -> float | None:
+    """Return when the time limit ends an attempt. The limit counts from RUNNING.
+
+    Args:
+        running_s: when the attempt entered RUNNING; None = it has not.
+        limit_s: the job's time limit; None = it has none.
+    """
+    return None if running_s is None or limit_s is None else running_s + limit_s
+
+
+def is_over_limit(ran_s: float | None, limit_s: float | None) -> bool:
+    """Return True if the time limit ends the attempt now.
+
+    Args:
+        ran_s: seconds in RUNNING, which no step of the head's clock changes; None = it has not entered RUNNING.
+        limit_s: the job's time limit; None = it has none.
+    """
+    return ran_s is not None and limit_s is not None and ran_s > limit_s
+
+
+# Recognise variables of a job's environment that look like secrets. Pure.
+
+
+_SECRET = re.compile(r"(TOKEN|(\A|_)KEY|_PAT|(\A|_)CREDENTIALS?)\Z|PASSWORD|PASSWD|SECRET", re.IGNORECASE)
+
+
+def visible_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of variables whose values look secret.
+
+    Every user with access to Docker on a GPU host sees a container's environment in `docker inspect`. A name that ends
+    with ``_FILE`` or ``_PATH`` only says where a secret is stored.
+    """
+    return tuple(sorted(name for name, value in env.items() if value and _SECRET.search(name) and not _is_place(name)))
+
+
+def _is_place(name: str) -> bool:
+    return name.upper().endswith(("_FILE", "_PATH", "_DIR"))
+
+
+# The words of a command, as text. Pure.
+
+
+_SURROGATES, _STAND_INS = 0xDC00, 0xEF00
+_ODD = re.compile("[\udc80-\udcff\uef80-\uefff]")
+_STOOD_IN = re.compile("([\uef80-\uefff]+)")
+
+
+def as_text(word: str) -> str:
+    """Return the text of a word that the system gave (with surrogates) or that a file said."""
+    return _ODD.sub(_stand_in, word)
+
+
+def as_bytes(text: str) -> bytes:
+    """Return the bytes of a word."""
+    return b"".join(
+        bytes(ord(letter) - _STAND_INS for letter in part) if at % 2 else part.encode()
+        for at, part in enumerate(_STOOD_IN.split(text))
+    )
+
+
+def quoted(text: str) -> str:
+    """Return a word as a POSIX shell reads it. The result is UTF-8 text: ``printf`` makes the other bytes."""
+    if _STOOD_IN.search(text) is None:
+        return shlex.quote(text)
+    return "".join(
+        f"\"$(printf '{_octal(part)}')\"" if at % 2 else shlex.quote(part)
+        for at, part in enumerate(_STOOD_IN.split(text))
+        if part
+    )
+
+
+def _stand_in(found: re.Match[str]) -> str:
+    letter = found[0]
+    if letter <= "\udcff":
+        return chr(ord(letter) - _SURROGATES + _STAND_INS)
+    return "".join(chr(_STAND_INS + byte) for byte in letter.encode())
+
+
+def _octal(text: str) -> str:
+    return "".join(f"\\{ord(letter) - _STAND_INS:03o}" for letter in text)
+
 
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
@@ -145,7 +333,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Environment:
-    """Python packages on top of a job's image (`gpurun.environments`).
+    """Python packages on top of a job's image (`gpurun.content.inside`).
 
     Attributes:
         kind: what `path` is: a requirements file, a ``uv.lock``, or the folder of a ``pyproject.toml``.
@@ -295,7 +483,7 @@ class Work:
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often gpurun copies changed outputs to the head.
         outputs_limit_mib: largest size of the outputs on the head; None = as much as fits on the head's disk.
-        log_limit_mib: largest size of the job's log on the head (`gpurun.supervisor.logroom`).
+        log_limit_mib: largest size of the job's log on the head (`gpurun.supervisor.log`).
         env: extra environment of every rank. Not for secrets: `docker inspect` shows the variables, and horovodrun
             writes them into command lines.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
@@ -304,7 +492,7 @@ class Work:
         controller: how horovodrun starts ranks.
         hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
         memory_mib: the memory of each container, ``/dev/shm`` included; None = in proportion to the job's GPUs
-            (`gpurun.launch.share`).
+            (`gpurun.launch.container`).
         cpus: the CPU cores of each container while another job runs on the host; None = in proportion to the job's
             GPUs.
         shm_size_mib: size of ``/dev/shm`` in each container, at most `memory_mib`; None = half of `memory_mib`.
@@ -409,3 +597,14 @@ class JobSpec(Wants, Work):
     def wants(self) -> Wants:
         """Return only the part that passes read: jobs that want the same share one, whatever they run."""
         return Wants(**{each.name: getattr(self, each.name) for each in fields(Wants)})
+
+
+def given_again(name: str, left_out: Iterable[str]) -> tuple[str, str]:
+    """Return what to give ranks of what is left out, and the line of ``.gitignore`` that stops leaving it out.
+
+    It is the name's folder if more in that is left out: a rank that misses one file of a data set misses the others.
+    """
+    folder = posixpath.dirname(name)
+    if folder and sum(posixpath.dirname(each) == folder for each in left_out) > 1:
+        return folder, f"!/{folder}/*"
+    return name, f"!/{name}"

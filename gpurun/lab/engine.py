@@ -15,15 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpurun.errors import BadInput
-from gpurun.lab import docker_socket
-from gpurun.lab.cgroups import Cgroup
-from gpurun.lab.errors import LabFailed
+from gpurun.lab import process
 from gpurun.lab.inside.init import Service
-from gpurun.lab.lock import alone
-from gpurun.lab.paths import engine_folder
-from gpurun.lab.process import ProcessId
-from gpurun.lab.requirements import SYSTEM_PATH, find, require
-from gpurun.lab.spawn import spawn_init
+from gpurun.lab.process import SYSTEM_PATH, Cgroup, LabFailed, ProcessId, find_program, lab_alone, require, spawn_init
+from gpurun.lab.spec import engine_folder
 
 _START_TIMEOUT_S = 30.0
 _STOP_GRACE_S = 20.0
@@ -47,7 +42,7 @@ def ensure(*, keep: bool = True) -> str:
         return found
     require("dockerd", "containerd", "runc", "unshare")
     folder = engine_folder()
-    with alone(folder / "lock"):
+    with lab_alone(folder / "lock"):
         found = running() or _start(folder)
         if keep and found == _address(folder):
             _kept(folder).touch()
@@ -56,19 +51,19 @@ def ensure(*, keep: bool = True) -> str:
 
 def running() -> str | None:
     """Return the ``DOCKER_HOST`` of the engine that answers, Docker's default socket first; None if none answers."""
-    for path in (docker_socket.DEFAULT_SOCKET, _socket(engine_folder())):
-        if docker_socket.answers(path):
+    for path in (process.DEFAULT_SOCKET, _socket(engine_folder())):
+        if process.answers(path):
             return f"unix://{path}"
     return None
 
 
-def release() -> None:
+def release_engine() -> None:
     """Stop the engine if only labs use it. Call this when the last lab is down."""
     if not _kept(engine_folder()).exists():
-        stop()
+        stop_engine()
 
 
-def stop() -> bool:
+def stop_engine() -> bool:
     """Stop the lab's own engine and remove everything except its data; False if it did not run.
 
     Never touches an engine that the lab did not start.
@@ -76,7 +71,7 @@ def stop() -> bool:
     folder = engine_folder()
     if not folder.is_dir():
         return False
-    with alone(folder / "lock"):
+    with lab_alone(folder / "lock"):
         init = ProcessId.load(_record(folder))
         ran = init is not None and init.alive()
         if init is not None:
@@ -102,7 +97,7 @@ def _start(folder: Path) -> str:
         record=_record(folder),
         log=folder / "log",
     )
-    if not docker_socket.wait_until_it_answers(socket_path, timeout_s=_START_TIMEOUT_S):
+    if not process.wait_until_it_answers(socket_path, timeout_s=_START_TIMEOUT_S):
         init.end(0)
         raise LabFailed(
             f"the head's Docker engine did not answer within {_START_TIMEOUT_S:.0f} s",
@@ -116,7 +111,7 @@ def _service(folder: Path) -> Service:
     return Service(
         name="dockerd",
         argv=(
-            find("dockerd") or "dockerd",
+            find_program("dockerd") or "dockerd",
             f"--data-root={folder / 'data'}",
             f"--exec-root={run}",
             f"--host=unix://{_socket(folder)}",

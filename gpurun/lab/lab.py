@@ -3,22 +3,158 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from gpurun.errors import BadInput
-from gpurun.lab import disk, engine, folder, hardware, host, machine, neighbours, network, record, subnet
-from gpurun.lab.errors import LabFailed, NoSuchLab
-from gpurun.lab.gpus import stand_in
-from gpurun.lab.keys import make_key
-from gpurun.lab.paths import HostFolder, lab_folder
-from gpurun.lab.process import ProcessId
-from gpurun.lab.record import Record
-from gpurun.lab.requirements import PACKAGE_OF, require
-from gpurun.lab.spec import HEAD, LabHost, LabSpec, check_name, hosts_of, netns_of
-from gpurun.lab.status import LabStatus, status_of
+from gpurun.lab import engine, gpus, host, network, spec
+from gpurun.lab.host import ALL_LABS, SYSFS, boot_machine, cgroup, make, make_key, wait_unmounted, write_hardware
+from gpurun.lab.network import check_neighbours, choose_subnet, taken_subnets
+from gpurun.lab.process import PACKAGE_OF, LabFailed, NoSuchLab, ProcessId, require
+from gpurun.lab.spec import (
+    CLIENT_KEY,
+    HEAD,
+    INVENTORY,
+    KNOWN_HOSTS,
+    SSH_CONFIG,
+    HostFolder,
+    LabHost,
+    LabSpec,
+    Record,
+    all_locked,
+    check_name,
+    fabric_netns,
+    forget,
+    hosts_of,
+    hosts_with_record,
+    init_record,
+    lab_folder,
+    lab_inventory,
+    lab_known_hosts,
+    lab_ssh_config,
+    labs,
+    load_record,
+    locked,
+    netns_of,
+    remove_lock,
+)
+
+# The status of a lab, read from the kernel without changes.
+
+
+State = Literal["up", "starting", "cut", "off"]
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host.
+
+    Attributes:
+        state: ``up``: sshd and dockerd answer; ``cut``: they answer, but the link is cut; ``starting``: they do not
+            answer yet; ``off``: the host has no process.
+        pid: of its process 1, as the machine numbers it.
+        memory_mib: memory of its own processes, with their part of shared pages (PSS).
+        hardware: folder with its GPUs' state, sysfs tree and kernel log, in which to inject faults.
+        sysfs: its sysfs tree, as a path on the machine.
+        to_bytes, from_bytes: traffic of its link since the host started.
+    """
+
+    name: str
+    rack: str
+    address: str
+    state: State
+    gpus: int
+    generation: str
+    pid: int | None
+    memory_mib: float
+    hardware: str
+    sysfs: str
+    to_bytes: int
+    from_bytes: int
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """A whole lab.
+
+    Attributes:
+        state: ``up``, ``half up`` (an ``up`` that did not finish), ``down``.
+        head_state: ``up`` or ``cut``.
+        uplinks: bytes to and from each rack over its uplink since the lab came up.
+    """
+
+    name: str
+    state: Literal["up", "half up", "down"]
+    folder: str
+    inventory: str | None = None
+    ssh_config: str | None = None
+    subnet: str | None = None
+    head_address: str | None = None
+    head_state: Literal["up", "cut"] | None = None
+    hosts: tuple[HostStatus, ...] = ()
+    uplinks: Mapping[str, network.Traffic] | None = None
+    head: network.Traffic | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the status as plain JSON values."""
+        return asdict(self)
+
+
+def status_of(lab: str) -> LabStatus:
+    """Return the status of this lab from the kernel. A lab that is not up is ``down``, which is not an error."""
+    known = spec.load_record(lab)
+    if known is None or not network.exists(fabric_netns(lab)):
+        return LabStatus(name=lab, state="down" if known is None else "half up", folder=str(lab_folder(lab)))
+    plugged, bytes_of = network.ports_up(lab), network.traffic(lab)
+    hosts = hosts_of(known.spec, known.subnet)
+    return LabStatus(
+        name=lab,
+        state="up" if known.complete else "half up",
+        folder=str(known.folder),
+        inventory=str(known.folder / spec.INVENTORY),
+        ssh_config=str(known.folder / spec.SSH_CONFIG),
+        subnet=str(known.subnet),
+        head_address=str(known.subnet[1]),
+        head_state="up" if HEAD in plugged else "cut",
+        hosts=tuple(_host(lab, known.folder, each, plugged, bytes_of) for each in hosts),
+        uplinks={rack: bytes_of[f"{rack}-up"] for rack in dict.fromkeys(each.rack for each in hosts)},
+        head=bytes_of[HEAD],
+    )
+
+
+def _host(
+    lab: str, place: Path, each: LabHost, plugged: frozenset[str], bytes_of: Mapping[str, network.Traffic]
+) -> HostStatus:
+    init = ProcessId.load(spec.init_record(lab, each.name))
+    init = init if init is not None and init.alive() else None
+    own = HostFolder(place / "hosts" / each.name).hardware
+    traffic = bytes_of.get(each.name, network.Traffic(0, 0))
+    return HostStatus(
+        name=each.name,
+        rack=each.rack,
+        address=str(each.address),
+        state=_state(init, each, plugged),
+        gpus=each.gpus,
+        generation=each.generation,
+        pid=init.pid if init else None,
+        memory_mib=round(host.memory_mib(each.netns), 1),
+        hardware=str(own),
+        sysfs=str(own / SYSFS),
+        to_bytes=traffic.to_bytes,
+        from_bytes=traffic.from_bytes,
+    )
+
+
+def _state(init: ProcessId | None, each: LabHost, plugged: frozenset[str]) -> State:
+    if init is None:
+        return "off"
+    if not host.is_ready(init):
+        return "starting"
+    return "up" if each.name in plugged else "cut"
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,18 +176,18 @@ class Lab:
     @property
     def folder(self) -> Path:
         """The folder of its inventory, ssh configuration, keys and disks."""
-        known = record.load(self.name)
+        known = load_record(self.name)
         return known.folder if known else lab_folder(self.name)
 
     @property
     def inventory(self) -> Path:
         """The inventory that ``up`` wrote."""
-        return self.folder / folder.INVENTORY
+        return self.folder / INVENTORY
 
     @property
     def ssh_config(self) -> Path:
         """The OpenSSH client configuration that ``up`` wrote."""
-        return self.folder / folder.SSH_CONFIG
+        return self.folder / SSH_CONFIG
 
     @property
     def hosts(self) -> tuple[LabHost, ...]:
@@ -81,8 +217,8 @@ class Lab:
                 hint="use the same name for the lab and for its options",
             )
         require(*PACKAGE_OF)
-        with record.locked(self.name):
-            known = record.load(self.name)
+        with locked(self.name):
+            known = load_record(self.name)
             if known is None or not known.complete:
                 self._create(spec)
             elif known.spec == spec:
@@ -100,12 +236,12 @@ class Lab:
             purge: also remove its folder, with the hosts' disks and all their images.
         """
         require("ip")
-        with record.locked(self.name):
+        with locked(self.name):
             place = self.folder
             self._tear_down()
             if purge and place.is_dir():
                 shutil.rmtree(place)
-            record.remove_lock(self.name)
+            remove_lock(self.name)
         _after_the_last()
 
     def run(
@@ -116,7 +252,7 @@ class Lab:
         Raises:
             NoSuchLab: the host is off, or no host has this name.
         """
-        return host.run(self.init_of(name), argv, user=user, stdin=stdin, timeout_s=timeout_s)
+        return host.run_on_host(self.init_of(name), argv, user=user, stdin=stdin, timeout_s=timeout_s)
 
     def cut(self, name: str) -> None:
         """Cut a host's network link; ``head`` is the machine's own link to the lab."""
@@ -132,12 +268,12 @@ class Lab:
 
     def crash(self, name: str) -> None:
         """Cut a host's power: no further packet leaves it, all processes end, its disk keeps its state."""
-        with record.locked(self.name):
+        with locked(self.name):
             self._power_off(self._host(name))
 
     def boot(self, name: str) -> None:
         """Start a host again and wait until it answers; does nothing if it is on."""
-        with record.locked(self.name):
+        with locked(self.name):
             self._switch_on(self._known(), [self._host(name)])
 
     def status(self) -> LabStatus:
@@ -170,7 +306,7 @@ class Lab:
         self._switch_on(known, hosts)
         for port in {HEAD, *(each.name for each in hosts)} - network.ports_up(self.name):
             network.set_port(self.name, port, up=True)
-        _write(known.folder / folder.INVENTORY, folder.inventory(known.spec, hosts, docker_host))
+        _write(known.folder / INVENTORY, lab_inventory(known.spec, hosts, docker_host))
         known.completed().save()
 
     def _reserve(self, spec: LabSpec) -> Record:
@@ -178,41 +314,41 @@ class Lab:
         place = lab_folder(self.name)
         (place / "hosts").mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
-        with record.all_locked():
-            others = [other for other in record.labs() if other.spec.name != self.name]
-            neighbours.check([spec, *(other.spec for other in others)])
-            taken = (*subnet.taken(), *(other.subnet for other in others))
-            known = Record(spec, subnet.choose(self.name, taken), place)
+        with all_locked():
+            others = [other for other in labs() if other.spec.name != self.name]
+            check_neighbours([spec, *(other.spec for other in others)])
+            taken = (*taken_subnets(), *(other.subnet for other in others))
+            known = Record(spec, choose_subnet(self.name, taken), place)
             known.save()
-        network.build(spec, known.subnet)
+        network.build_network(spec, known.subnet)
         hosts = hosts_of(spec, known.subnet)
 
         def furnish(each: LabHost) -> tuple[str, str]:
-            disk.make(self._place(each.name), spec.disk_mib)
+            make(self._place(each.name), spec.disk_mib)
             return each.name, make_key(self._place(each.name).key, each.name)
 
-        make_key(place / folder.CLIENT_KEY, f"gpurun-lab-{self.name}")
-        _write(place / folder.KNOWN_HOSTS, folder.known_hosts(hosts, dict(_all_at_once(furnish, hosts))))
-        _write(place / folder.SSH_CONFIG, folder.ssh_config(place, hosts))
+        make_key(place / CLIENT_KEY, f"gpurun-lab-{self.name}")
+        _write(place / KNOWN_HOSTS, lab_known_hosts(hosts, dict(_all_at_once(furnish, hosts))))
+        _write(place / SSH_CONFIG, lab_ssh_config(place, hosts))
         return known
 
     def _switch_on(self, known: Record, hosts: Sequence[LabHost]) -> None:
         """Start the given hosts that are off, in parallel, and wait until each answers."""
         off = [each for each in hosts if self._init(each) is None]
         everyone = hosts_of(known.spec, known.subnet)
-        stand_ins = stand_in.build()
-        people_key = (known.folder / f"{folder.CLIENT_KEY}.pub").read_text().strip()
+        stand_ins = gpus.build_stand_in()
+        people_key = (known.folder / f"{CLIENT_KEY}.pub").read_text().strip()
 
         def start(each: LabHost) -> None:
             self._power_off(each)
             place = self._place(each.name)
-            hardware.write(place.hardware, self.name, each)
-            machine.boot(
+            write_hardware(place.hardware, self.name, each)
+            boot_machine(
                 known.spec, known.subnet, everyone, each, folder=place, people_key=people_key, stand_in=stand_ins
             ).save(place.boot_file)
             network.attach(known.spec, known.subnet, each)
-            own_record = record.init_record(self.name, each.name)
-            init = host.start(each, place.boot_file, record=own_record, log=place.log)
+            own_record = init_record(self.name, each.name)
+            init = host.start_host(each, place.boot_file, record=own_record, log=place.log)
             try:
                 host.wait_ready(each, init, place.log)
             finally:
@@ -223,33 +359,33 @@ class Lab:
 
     def _power_off(self, each: LabHost) -> None:
         network.unplug(self.name, each.name)
-        host.kill(record.init_record(self.name, each.name), each.netns)
-        disk.wait_unmounted(self._place(each.name))
+        host.kill(init_record(self.name, each.name), each.netns)
+        wait_unmounted(self._place(each.name))
         network.detach(self.name, each.name)
-        machine.cgroup(self.name, each.name).remove()
+        cgroup(self.name, each.name).remove()
 
     def _tear_down(self) -> None:
         """Remove all parts of the lab. Finds them in the kernel, because a record may be outdated."""
 
         def remove(name: str) -> None:
             netns = netns_of(self.name, name)
-            host.stop(record.init_record(self.name, name), netns)
-            disk.wait_unmounted(self._place(name))
+            host.stop_host(init_record(self.name, name), netns)
+            wait_unmounted(self._place(name))
             network.detach(self.name, name)
 
-        found = {*network.hosts_with_netns(self.name), *record.hosts_with_record(self.name)}
+        found = {*network.hosts_with_netns(self.name), *hosts_with_record(self.name)}
         _all_at_once(remove, sorted(found))
-        network.remove(self.name)
-        left = machine.cgroup(self.name).remove()
+        network.remove_network(self.name)
+        left = cgroup(self.name).remove()
         if left:
             raise LabFailed(
                 f"processes of the lab still run in {', '.join(map(str, left))}",
                 hint="run `gpurun lab down` again in a moment",
             )
-        record.forget(self.name)
+        forget(self.name)
 
     def _known(self) -> Record:
-        known = record.load(self.name)
+        known = load_record(self.name)
         if known is None:
             raise NoSuchLab(f"no lab {self.name!r} is up", hint=f"`gpurun lab up --name {self.name}` starts this lab")
         return known
@@ -270,7 +406,7 @@ class Lab:
         return HEAD if name == HEAD and self._known() else self._host(name).name
 
     def _init(self, each: LabHost) -> ProcessId | None:
-        init = ProcessId.load(record.init_record(self.name, each.name))
+        init = ProcessId.load(init_record(self.name, each.name))
         return init if init is not None and init.alive() else None
 
 
@@ -290,10 +426,10 @@ def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def _after_the_last() -> None:
     """If no lab is left on this machine, remove the labs' engine and cgroup."""
-    with record.all_locked():
-        if not any(record.labs()):
-            engine.release()
-            machine.ALL_LABS.remove()
+    with all_locked():
+        if not any(labs()):
+            engine.release_engine()
+            ALL_LABS.remove()
 
 
 def _write(path: Path, text: str) -> None:

@@ -21,9 +21,68 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from gpurun.lab.commands import run
-from gpurun.lab.errors import LabFailed
+from gpurun.lab.process import LabFailed, run_command
 from gpurun.lab.spec import HEAD, LabHost, LabSpec, fabric_netns, netns_of, netns_prefix, racks_of
+
+# The addresses of a lab: the same every time, unless the machine already uses them.
+
+
+RANGE = IPv4Network("10.192.0.0/11")  # 8192 networks of 254 addresses, private by RFC 1918
+
+
+def choose_subnet(lab: str, taken: Iterable[IPv4Network]) -> IPv4Network:
+    """Return the lab's /24: the network that its name's hash selects, or the next network without a conflict."""
+    taken = tuple(taken)
+    networks = list(RANGE.subnets(new_prefix=24))
+    first = int.from_bytes(hashlib.sha256(lab.encode()).digest()[:8], "big") % len(networks)
+    for network in (*networks[first:], *networks[:first]):
+        if not any(network.overlaps(other) for other in taken):
+            return network
+    raise LabFailed(
+        f"a lab needs a free network in {RANGE}, but this machine has routes for all of this range",
+        hint="stop labs or VPNs that you do not need",
+    )
+
+
+def taken_subnets() -> tuple[IPv4Network, ...]:
+    """Return every IPv4 network to which this machine has a route, except its default route."""
+    routes = json.loads(run_command(["ip", "-4", "-json", "route", "show", "table", "all"]))
+    return tuple(
+        IPv4Network(route["dst"], strict=False)
+        for route in routes
+        if route["dst"] != "default" and route.get("type") not in ("broadcast", "local", "multicast")
+    )
+
+
+# Check the size of the kernel's neighbour table, which all hosts of all labs on the machine share.
+
+
+SETTING = "net.ipv4.neigh.default.gc_thresh3"
+
+
+def check_neighbours(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
+    """Refuse labs whose hosts could fill the table. Does nothing if the kernel does not report the table's size.
+
+    Raises:
+        LabFailed: the table is too small; the hint is the command that enlarges it.
+    """
+    try:
+        most = int((proc / SETTING.replace(".", "/")).read_text())
+    except (OSError, ValueError):
+        return
+    needed = sum(_entries(lab.racks * lab.hosts) for lab in labs)
+    if needed > most:
+        room = 1 << (2 * needed).bit_length()
+        raise LabFailed(
+            f"the kernel's neighbour table holds at most {most} entries, but this machine's labs may need {needed}",
+            hint=f"run: sudo sysctl -w {SETTING}={room}",
+        )
+
+
+def _entries(hosts: int) -> int:
+    """Return the entries: the head knows each host; each host knows the head and each other host."""
+    return hosts * (hosts + 1)
+
 
 NETNS_FOLDER = Path("/run/netns")
 
@@ -55,7 +114,7 @@ def head_interface(lab: str) -> str:
     return f"gl-{hashlib.sha256(lab.encode()).hexdigest()[:12]}"
 
 
-def build(spec: LabSpec, subnet: IPv4Network) -> None:
+def build_network(spec: LabSpec, subnet: IPv4Network) -> None:
     """Create the spine, the racks, and the head's link with its address. No host is attached yet."""
     fabric, head = fabric_netns(spec.name), head_interface(spec.name)
     _ip(
@@ -116,7 +175,7 @@ def detach(lab: str, host: str) -> None:
         _ip(f"netns delete {netns_of(lab, host)}")
 
 
-def remove(lab: str) -> None:
+def remove_network(lab: str) -> None:
     """Remove everything that `build` created, even if it did not finish. Hosts must be detached first."""
     head = head_interface(lab)
     if Path(f"/sys/class/net/{head}").exists():
@@ -153,10 +212,10 @@ def _forget_unanswered(lab: str) -> None:
 
 def _carries(lab: str, port: str) -> bool:
     """Return True if both ends of a link are up and its bridge forwards; a busy kernel takes seconds for this."""
-    (near,) = json.loads(run(["ip", "-json", "-details", "-netns", fabric_netns(lab), "link", "show", port]))
+    (near,) = json.loads(run_command(["ip", "-json", "-details", "-netns", fabric_netns(lab), "link", "show", port]))
     where = ["dev", head_interface(lab)] if port == HEAD else ["dev", "eth0"]
     netns = [] if port == HEAD else ["-netns", netns_of(lab, port)]
-    (far,) = json.loads(run(["ip", "-json", *netns, "link", "show", *where]))
+    (far,) = json.loads(run_command(["ip", "-json", *netns, "link", "show", *where]))
     states = (near["operstate"], far["operstate"], near["linkinfo"]["info_slave_data"]["state"])
     return states == ("UP", "UP", "forwarding")
 
@@ -177,7 +236,7 @@ def ports_up(lab: str) -> frozenset[str]:
 
 def traffic(lab: str) -> dict[str, Traffic]:
     """Return the bytes over each port since its creation. For an uplink, ``r1-up`` counts the traffic of rack r1."""
-    links = json.loads(run(["ip", "-json", "-stats", "-netns", fabric_netns(lab), "link", "show"]))
+    links = json.loads(run_command(["ip", "-json", "-stats", "-netns", fabric_netns(lab), "link", "show"]))
     return {
         link["ifname"]: Traffic(to_bytes=link["stats64"]["tx"]["bytes"], from_bytes=link["stats64"]["rx"]["bytes"])
         for link in links
@@ -205,7 +264,7 @@ def _mac(host: LabHost) -> str:
 
 
 def _ports(netns: str) -> dict[str, bool]:
-    links = json.loads(run(["ip", "-json", "-netns", netns, "link", "show"]))
+    links = json.loads(run_command(["ip", "-json", "-netns", netns, "link", "show"]))
     return {link["ifname"]: "UP" in link["flags"] for link in links}
 
 
@@ -225,4 +284,4 @@ def _tc(*lines: str, netns: str | None = None) -> None:
 
 def _batch(program: str, lines: Iterable[str], netns: str | None) -> None:
     where = ["-netns", netns] if netns else []
-    run([program, *where, "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))
+    run_command([program, *where, "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))

@@ -2,9 +2,8 @@
 
 plan                 begin here: everything that gpurun will do on every host
 launchers            each launcher as one value, in a table
-seats, rank          the ranks, and the script that starts each
-docker, jobssh       a host's container, and the job's own sshd
-fabric…              settings for RoCE, InfiniBand and TCP
-horovod…, elastic, output
-                     Horovod's flags, elastic driver and output
+rank                 the script that starts each rank
+container, jobssh    a host's container, and the job's own sshd
+fabric               settings for RoCE, InfiniBand and TCP
+output               what the launcher prints
 """

@@ -16,14 +16,237 @@ run` reference. Each function names the part it follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.facts.hardware import Hardware
+from gpurun.facts import Gid, Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind, Host
-from gpurun.launch.fabric_hcas import ChosenPort, choose_ports
-from gpurun.launch.fabric_roce import choose_gid
+
+# Which GID the RoCE ports of a host should use. Pure.
+
+
+ROCE_V2 = "RoCE v2"
+_KINDS = ("ipv4", "ipv6")
+"""Kinds of addresses that are a port's own, the one that reaches most hosts first."""
+_ORDER = (*_KINDS, "link-local")
+
+
+@dataclass(frozen=True)
+class GidChoice:
+    """What NCCL and UCX are told about GIDs on one host; nothing, if all fields are empty.
+
+    Attributes:
+        index: the index for all ports.
+        address_family: the kind of address that NCCL looks for itself, if no index fits all ports.
+        ucx_too: UCX's own automatic choice would miss this GID as well.
+    """
+
+    index: int | None = None
+    address_family: str = ""
+    reason: str = ""
+    ucx_too: bool = False
+
+
+def choose_gid(fabric: Fabric, tables: Sequence[tuple[Gid, ...]]) -> GidChoice:
+    """Choose for one host.
+
+    Before 2.21, NCCL uses index 0, which is RoCE v1 on most hosts. Since 2.21 it finds an index itself, the first
+    RoCE v2 entry of NCCL_IB_ADDR_FAMILY, also that of a VLAN, and skips link-local addresses (`net_ib/connect.cc`,
+    `ncclUpdateGidIndex`, `validGid`). An image does not say which NCCL runs in it: its ``NCCL_VERSION`` is the base
+    image's, and PyTorch brings its own. The right index harms no version, so gpurun always sets it.
+
+    ``NCCL_IB_GID_INDEX`` is one number for all ports. If they need different ones, only NCCL since 2.21 can do it.
+
+    Args:
+        tables: the GIDs of each port that the job uses.
+    """
+    best = [candidates(gids, fabric.interface) for gids in tables]
+    if not best or not all(best):
+        return GidChoice()
+    common = common_kind(tables, fabric)
+    first = next((gid for gid in best[0] if address_kind(gid.address) == common), best[0][0])
+    kind = address_kind(first.address)
+    indices = [{gid.index for gid in gids if address_kind(gid.address) == kind} for gids in best]
+    shared = set.intersection(*indices)
+    if not shared and kind != "link-local":
+        why = "the ports need different GID indices, which NCCL before 2.21 cannot use"
+        return GidChoice(address_family="AF_INET6" if kind == "ipv6" else "AF_INET", reason=why)
+    index = first.index if first.index in shared or not shared else min(shared)
+    address = next((gid.address for gid in best[0] if gid.index == index), first.address)
+    return GidChoice(index, reason=f"RoCE v2 GID {address} is at index {index}", ucx_too=kind == "link-local")
+
+
+def has_gid(gids: tuple[Gid, ...], fabric: Fabric) -> bool:
+    """Return whether a port has a GID that a job can use: at the inventory's index, if it fixes one."""
+    if fabric.gid_index is None:
+        return bool(candidates(gids, fabric.interface))
+    return any(gid.index == fabric.gid_index and gid.kind == ROCE_V2 for gid in gids)
+
+
+def kinds_of(gids: tuple[Gid, ...], fabric: Fabric) -> frozenset[str]:
+    """Return the kinds of addresses by which a job can use a port."""
+    return frozenset(address_kind(gid.address) for gid in candidates(gids, fabric.interface))
+
+
+def common_kind(tables: Sequence[tuple[Gid, ...]], fabric: Fabric) -> str:
+    """Return the kind of address of their own that most ports of a host have; link-local if none has one.
+
+    Where all rails have IPv6 addresses, one port may have an IPv4 address, too: it leads to none of the others.
+    """
+    found = Counter(kind for gids in tables for kind in kinds_of(gids, fabric))
+    most = max(_KINDS, key=lambda kind: found[kind])
+    return most if most in found else next(iter(found), "")
+
+
+def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
+    """RoCE v2 entries, best first: the fabric's interface, then IPv4, IPv6, link-local, then lowest index.
+
+    Entries of other interfaces count only if the fabric's own has none: it may be a bond over the HCAs.
+    """
+    v2 = [gid for gid in gids if gid.kind == ROCE_V2 and address_kind(gid.address)]
+    own = [gid for gid in v2 if gid.interface == interface]
+    return tuple(sorted(own or v2, key=lambda gid: (_ORDER.index(address_kind(gid.address)), gid.index)))
+
+
+def address_kind(address: str) -> str:
+    """``ipv4`` (mapped), ``ipv6`` or ``link-local``; empty for what is no address."""
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return ""
+    if parsed.ipv4_mapped:
+        return "ipv4"
+    return "link-local" if parsed.is_link_local else "ipv6"
+
+
+# Choose the RDMA ports of jobs on one host: the working ports of the fabric. Pure.
+
+
+LINK_LAYER = {FabricKind.INFINIBAND: "InfiniBand", FabricKind.ROCE: "Ethernet"}
+
+
+@dataclass(frozen=True)
+class ChosenPort:
+    """One port for the job.
+
+    Attributes:
+        port: None if the inventory names no port and there is no probe.
+        probed: the port in the probe; None without one.
+        uverbs: its device file in /dev/infiniband, if known.
+    """
+
+    device: str
+    port: int | None
+    reason: str
+    probed: HcaPort | None = None
+    uverbs: str | None = None
+
+    @property
+    def nccl_name(self) -> str:
+        """Return the name for NCCL_IB_HCA; without a port it means all ports of the device."""
+        return self.device if self.port is None else f"{self.device}:{self.port}"
+
+    @property
+    def ucx_name(self) -> str:
+        """Return the name for UCX_NET_DEVICES. UCX always needs a port, and single-port devices have port 1."""
+        return f"{self.device}:{self.port or 1}"
+
+
+def choose_ports(fabric: Fabric, facts: Hardware | None) -> tuple[ChosenPort, ...]:
+    """Return the ports that every job on the host uses, in the inventory's order, else in the names' natural order.
+
+    They do not depend on the job's GPUs. NCCL and UCX themselves take the ports nearest to a GPU (NCCL guide,
+    NCCL_NET_GDR_LEVEL). Gangs on parts of hosts must meet on the same ports, because some fabrics connect each port
+    only with its like on other hosts, and NCCL cannot find out (NVIDIA/nccl issues 366, 836).
+
+    If the inventory names no HCAs, these are the ports that work, of HCAs that are the nearest of some GPU of the host:
+    a NIC for storage or logins is farther away. On RoCE, ports without an address of their own are left out if others
+    have one: the kernel gives each interface that is up a link-local one, which reaches no port that has another kind
+    (NVIDIA/nccl issue 769). Without facts, or if none of the fabric's ports works, exactly what the
+    inventory says.
+    """
+    if facts is None:
+        return _named(fabric, "hcas of fabric")
+    fitting = tuple(_fitting(fabric, facts))
+    working = [(hca, port) for hca, port in fitting if _works(fabric, facts, hca, port)]
+    reason = "active"
+    if not fabric.hcas:
+        near = _nearest({hca.name: hca for hca, _ in fitting}.values(), facts.gpus)
+        if any(hca.name in near for hca, _ in working):
+            working = [(hca, port) for hca, port in working if hca.name in near]
+        reason = "active ports, nearest to the host's GPUs" if len(near) < len(facts.hcas) else reason
+    if not working:
+        return _named(fabric, "no port works on this host, so gpurun uses all hcas of fabric")
+    if fabric.kind is FabricKind.ROCE and fabric.gid_index is None:
+        kind = common_kind([port.gids for _, port in working], fabric)
+        working = [(hca, port) for hca, port in working if kind in kinds_of(port.gids, fabric)]
+    return tuple(ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working)
+
+
+def _fitting(fabric: Fabric, facts: Hardware) -> Iterator[tuple[Hca, HcaPort]]:
+    """Yield the ports of the fabric's kind, of the devices that the inventory names (of all, if it names none)."""
+    wanted = [split_name(name) for name in fabric.hcas] or [(hca.name, None) for hca in facts.hcas]
+    seen = set()
+    for device, number in wanted:
+        hca = facts.hca(device)
+        for port in hca.ports if hca else ():
+            fits = number in (None, port.number) and port.link_layer == LINK_LAYER[fabric.kind]
+            if hca and fits and (device, port.number) not in seen:
+                seen.add((device, port.number))
+                yield hca, port
+
+
+def _works(fabric: Fabric, facts: Hardware, hca: Hca, port: HcaPort) -> bool:
+    """Return whether a job can send through a port: it is up, has a device file and, for RoCE, the address to use."""
+    if not port.active or hca.uverbs not in facts.infiniband_nodes:
+        return False
+    return fabric.kind is not FabricKind.ROCE or has_gid(port.gids, fabric)
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """``mlx5_0:1`` → (``mlx5_0``, 1); ``mlx5_0`` → (``mlx5_0``, None)."""
+    device, _, port = name.partition(":")
+    return device, int(port) if port.isdecimal() else None
+
+
+def distance(gpu: Gpu, hca: Hca) -> tuple[int, int]:
+    """Return the distance of a GPU from an HCA; smaller is nearer.
+
+    The classes are NCCL's (NCCL_NET_GDR_LEVEL): PIX and PXB (PCI switches only, fewer hops first), PHB (same
+    host bridge), NODE (same NUMA node), SYS (across sockets, and whatever is not known).
+    """
+    shared = 0
+    for one, other in zip(gpu.pci_path, hca.pci_path, strict=False):
+        if one != other:
+            break
+        shared += 1
+    if shared > 1:
+        return 0, len(gpu.pci_path) + len(hca.pci_path) - 2 * shared
+    if shared == 1:
+        return 1, 0
+    if gpu.numa_node is not None and gpu.numa_node == hca.numa_node:
+        return 2, 0
+    return 3, 0
+
+
+def _nearest(hcas: Iterable[Hca], gpus: Iterable[Gpu]) -> frozenset[str]:
+    """Return the HCAs that are the nearest of at least one GPU; all, if the place of no GPU is known."""
+    candidates = tuple(hcas)
+    near: set[str] = set()
+    for gpu in gpus:
+        if not candidates or (not gpu.pci_path and gpu.numa_node is None):
+            continue
+        best = min(distance(gpu, hca) for hca in candidates)
+        near.update(hca.name for hca in candidates if distance(gpu, hca) == best)
+    return frozenset(near or (hca.name for hca in candidates))
+
+
+def _named(fabric: Fabric, why: str) -> tuple[ChosenPort, ...]:
+    return tuple(ChosenPort(*split_name(name), f"{why} {fabric.name}") for name in fabric.hcas)
+
 
 Source = Literal["inventory", "probe", "default", "user"]
 
@@ -70,7 +293,7 @@ class FabricSettings:
         return replace(self, environment=(*self.environment, *others))
 
 
-def settings(
+def fabric_settings(
     fabric: Fabric,
     host: Host,
     facts: Hardware | None = None,

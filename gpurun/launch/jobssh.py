@@ -12,7 +12,51 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from gpurun.launch.elastic import HOSTS_SCRIPT
+from gpurun.jobs.spec import Grant, JobSpec
+
+# Elastic gangs with Horovod: the list of hosts for Horovod's driver, and the flags that enable it. Pure.
+
+
+HOSTS_FILE = "launch/hosts"
+"""Below the job's folder on the first host; the script prints it."""
+HOSTS_SCRIPT = """#!/bin/sh
+# Horovod's discovery script. At first the launcher's own host alone: it shall have rank 0, whose outputs are kept.
+if [ -e /tmp/gpurun-hosts-asked ]; then cat /gpurun/hosts; else head -n 1 /gpurun/hosts; fi
+: >/tmp/gpurun-hosts-asked
+"""
+GLOO_TIMEOUT_S = 60
+"""How long ranks wait for one that says nothing: it may be on a host that died. Unless the recipe says otherwise."""
+ALIVE_S = 5
+"""After twice this long without an answer ``ssh`` ends, and with it, for the driver, the ranks of its host."""
+
+
+def flags(spec: JobSpec, script: str) -> tuple[str, ...]:
+    """Return the flags that make horovodrun elastic.
+
+    Args:
+        script: the discovery script's path in the container.
+    """
+    return "--min-np", str(spec.min_gpus), "--max-np", str(spec.gpus), "--host-discovery-script", script
+
+
+def member_names(grants: Sequence[Grant], joins: Sequence[str]) -> tuple[str, ...]:
+    """Return the driver's name for each host: a new name each time it joins (``n3``, ``n3+1``, ``n3+2`` …).
+
+    Args:
+        joins: hosts that joined after the start, oldest first.
+    """
+    return tuple(f"{g.host}+{n}" if (n := joins.count(g.host)) else g.host for g in grants)
+
+
+def host_of(name: str) -> str:
+    """Return the inventory's name of a host from the driver's name."""
+    return name.partition("+")[0]
+
+
+def hosts_text(members: Sequence[Grant], joins: Sequence[str]) -> str:
+    """Return the discovery script's output: ``name:slots``, a line for each host."""
+    return "".join(f"{name}:{len(g.gpus)}\n" for name, g in zip(member_names(members, joins), members, strict=True))
+
 
 MOUNT = "/gpurun"
 """Where the job's launch folder is mounted in its containers, read-only."""
@@ -140,7 +184,7 @@ def client_config(peers: Sequence[tuple[str, str, str, str]], *, port: int, aliv
     return "\n".join([*blocks, *common]) + "\n"
 
 
-def known_hosts(host_keys: Sequence[tuple[str, str]]) -> str:
+def known_hosts_lines(host_keys: Sequence[tuple[str, str]]) -> str:
     """Return lines for ``known_hosts``. `host_keys`: (host, public key as ``type base64``). Aliases have no port."""
     return "".join(f"{host} {key}\n" for host, key in host_keys)
 

@@ -43,7 +43,7 @@ class Failure(NamedTuple):
     host: str | None = None
 
 
-def parse(text: str, stream: str) -> Line:
+def parse_line(text: str, stream: str) -> Line:
     """Parse a line of the launcher's output, and remove its tag.
 
     mpirun tags every piece that a rank wrote, so a line written in two pieces has a tag in the middle, too. Open MPI 5
@@ -74,7 +74,7 @@ def first_failure(lines: Iterable[Line]) -> Failure | None:
     return None
 
 
-def excerpt(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
+def excerpt_of(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
     """Return the last lines of one rank; of the launcher if None."""
     return tuple(deque((line.text for line in lines if line.rank == rank and line.text.strip()), EXCERPT_LINES))
 

@@ -11,17 +11,71 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpurun.errors import BadInput
-from gpurun.facts.hardware import Hardware
-from gpurun.inventory.model import FabricKind, Inventory
+from gpurun.facts import Hardware
+from gpurun.inventory.model import FabricKind, Host, Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import caches, docker, elastic, fabric, horovod_knobs, jobssh, rank
-from gpurun.launch.account import HostAccount, assumed_account
-from gpurun.launch.launchers import PlacedGang, launcher_of
-from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
-from gpurun.launch.launchers.identity import unset_names
-from gpurun.launch.share import HostShare, shares, threads
-from gpurun.node.gpu.claim_rules import Card, Claimant
-from gpurun.quantities.counts import count
+from gpurun.launch import fabric, jobssh, rank
+from gpurun.launch.container import (
+    RUN,
+    SCRATCH,
+    HostAccount,
+    HostShare,
+    assumed_account,
+    container_name,
+    gpu_flags,
+    run_argv,
+    shares,
+    threads,
+)
+from gpurun.launch.fabric import Setting
+from gpurun.launch.jobssh import ALIVE_S, HOSTS_FILE, hosts_text, member_names
+from gpurun.launch.launchers import PlacedGang, horovod, launcher_of
+from gpurun.launch.launchers.direct import START_SCRIPT, rank_variables, start_script
+from gpurun.launch.launchers.launcher import unset_names
+from gpurun.node.claim_rules import Card, Claimant
+from gpurun.node.job.rules import ALONE, CACHES_TARGET, FOLLOW_XDG, VARIABLES
+from gpurun.quantities import count
+
+# Which caches of models and kernels the ranks of a host get, and the variables that lead there. Pure.
+
+
+def owner_of(claimant: Claimant) -> str:
+    """Return whose caches a job uses: nobody else's job on the host sees them, under whatever account."""
+    return f"{claimant.state}-{claimant.uid}"
+
+
+def owner_on(host: Host, spec: JobSpec, claimant: Claimant) -> str | None:
+    """Return whose caches a job's ranks get on a host; None = nobody's."""
+    return owner_of(claimant) if _has_caches(host, spec) else None
+
+
+def _has_caches(host: Host, spec: JobSpec) -> bool:
+    """Return whether a job's ranks get the user's caches on a host. What a recipe mounts in their place wins."""
+    folders = [target for _, target, _ in spec.mounts]
+    folders += [each for each in (spec.outputs, spec.scratch) if each is not None]
+    return host.cache_quota_mib is not None and not any(_overlap(CACHES_TARGET, each) for each in folders)
+
+
+def _overlap(one: str, other: str) -> bool:
+    first, second = one.rstrip("/") + "/", other.rstrip("/") + "/"
+    return first.startswith(second) or second.startswith(first)
+
+
+def cache_settings(host: Host, spec: JobSpec, image_sets: Collection[str]) -> list[Setting]:
+    """Return the variables that lead to the caches, without those that the user or the image sets.
+
+    Who sets HOME or XDG_CACHE_HOME has said where the caches are that follow it.
+    """
+    if not _has_caches(host, spec):
+        return []
+    given = {*spec.env, *image_sets}
+    is_said = "XDG_CACHE_HOME" in given or "HOME" in spec.env
+    left_out = {*given, *(("XDG_CACHE_HOME", *FOLLOW_XDG) if is_said else ())}
+    why = "the user's jobs share the caches on this host"
+    found = [Setting(name, path, why, "inventory") for name, path in VARIABLES.items() if name not in left_out]
+    alone = "jobs do not share this cache, because a killed build leaves a lock"
+    return found + [Setting(name, path, alone, "default") for name, path in ALONE.items() if name not in left_out]
+
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 THREADS = "OMP_NUM_THREADS"
@@ -121,7 +175,7 @@ def make_plan(
             "under constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
-    known = {h.name: replace(known[h.name], caches=caches.owner_on(h, spec, claimant)) for h in hosts}
+    known = {h.name: replace(known[h.name], caches=owner_on(h, spec, claimant)) for h in hosts}
     if alone:
         known = {name: replace(each, address=fabric.LOOPBACK_ADDRESS) for name, each in known.items()}
     gang = PlacedGang(
@@ -131,9 +185,9 @@ def make_plan(
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT,)
     settings = {
-        host.name: fabric.settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
+        host.name: fabric.fabric_settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
     }
-    settings = {host.name: settings[host.name].beside(caches.settings(host, spec, image_sets)) for host in hosts}
+    settings = {host.name: settings[host.name].beside(cache_settings(host, spec, image_sets)) for host in hosts}
     given = shares(spec, grants, inventory, hardware)
     if THREADS not in {*spec.env, *image_sets}:
         for host, found in settings.items():
@@ -147,10 +201,10 @@ def make_plan(
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     own_names = {name.lower() for name in names}
-    container, unset = docker.container_name(job, attempt), unset_names(gang.size, gang.given)
+    container, unset = container_name(job, attempt), unset_names(gang.size, gang.given)
     common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
     if spec.scratch is not None:
-        common[f"{docker.SCRATCH}/.removed"] = (
+        common[f"{SCRATCH}/.removed"] = (
             "gpurun removes all files in this folder when the attempt ends.\n",
             0o644,
         )
@@ -174,11 +228,11 @@ def make_plan(
             folder=mine.job_folder(job),
             outputs=mine.outputs_folder(job) if spec.outputs is not None else None,
             container=container,
-            run=docker.run_argv(
+            run=run_argv(
                 claimant=claimant, spec=spec, account=mine, image=images.get(grant.host, spec.image_id or spec.image),
                 cards=own, names=(*names.items(), *(each for each in mine.names if each[0].lower() not in own_names)),
                 environment=_environment(job, attempt, spec, found), share=given[grant.host],
-                device_flags=(*docker.gpu_flags(own, probe.docker if probe else None), *found.docker_flags), main=main,
+                device_flags=(*gpu_flags(own, probe.docker if probe else None), *found.docker_flags), main=main,
             ),
             settings=found.environment,
             files={
@@ -187,7 +241,7 @@ def make_plan(
                 **starting(index, mine),
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
-            ranks=told(launcher, gang, grant.host) if launcher.argv is None else (),
+            ranks=rank_variables(launcher, gang, grant.host) if launcher.argv is None else (),
             ports=gang.ports_of(grant.host) if launcher.argv is None else (),
             share=given[grant.host],
         )  # fmt: skip
@@ -215,13 +269,13 @@ def _threads(share: HostShare, ranks: int, hardware: Hardware | None, *, one_per
 
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
     """Return a container's environment: gpurun's own, the fabric's, then the user's."""
-    environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
+    environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": RUN}
     environment["GPURUN_GANG"] = f"{jobssh.MOUNT}/gang.json"
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own begins with the fastest GPU
     if folder := spec.outputs or spec.scratch:
         environment["GPURUN_OUTPUTS"] = folder
-    environment |= horovod_knobs.environment(spec.horovod)
+    environment |= horovod.knob_variables(spec.horovod)
     environment |= {setting.name: setting.value for setting in found.environment}
     return environment | dict(spec.env)
 
@@ -264,12 +318,12 @@ def _sshd_files(
 def _launcher_files(
     spec: JobSpec, known: Mapping[str, HostAccount], grants: Sequence[Grant], joins: Sequence[str], ssh_port: int
 ) -> dict[str, tuple[str, int]]:
-    names = elastic.names(grants, joins)
+    names = member_names(grants, joins)
     peers = [(n, g.host, known[g.host].address, known[g.host].user) for n, g in zip(names, grants, strict=True)][1:]
-    alive = (elastic.ALIVE_S, 2) if spec.is_live_elastic else (15, 8)
+    alive = (ALIVE_S, 2) if spec.is_live_elastic else (15, 8)
     files = {
         "launch/ssh/config": (jobssh.client_config(peers, port=ssh_port, alive_s=alive[0], alive_count=alive[1]), 0o644)
     }
     if spec.is_live_elastic:
-        files[elastic.HOSTS_FILE] = (elastic.hosts_text(grants, joins), 0o644)
+        files[HOSTS_FILE] = (hosts_text(grants, joins), 0o644)
     return files

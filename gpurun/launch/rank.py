@@ -4,7 +4,7 @@ It contains the command of the rank: whatever starts it, such as ``horovodrun`` 
 command's words. If it is given words, these are the command: the launcher of an older gpurun gives them.
 
 It exports the host's own settings, because a launcher sends rank 0's environment to every rank. It stays the parent of
-the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.job.rank_folders`)::
+the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.job.rank_processes`)::
 
     stop.ATTEMPT                         made by the agent: ranks that start later end at once
     ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat
@@ -42,7 +42,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpurun.jobs.words import quoted
+from gpurun.jobs.spec import quoted
 from gpurun.launch.fabric import Setting
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def rank_script(
     Args:
         environment: the host's settings; values may contain anything except NUL.
         launcher: what runs the script: the variable with the rank's number, and the receiver of its signals.
-        command: the argv of the rank, if the script is given none (`gpurun.jobs.words`).
+        command: the argv of the rank, if the script is given none (`gpurun.jobs.spec`).
         grace_s: time between SIGTERM and SIGKILL, for ranks and for processes that a rank left behind.
         notice_s: how long a failed rank's script waits for the agent's notice; 0 if others continue without the rank.
         copied_s: how long the script then waits for the copy of their output.

@@ -4,7 +4,7 @@
 granted gang it writes a lease file first, then the job's record. For each preempted gang it writes a request. A pass
 decides for all users' jobs in one order, but commits only those of the user who runs it. Other users' waiters commit
 theirs in passes of their own. To preempt another user's gang, a pass asks that gang's supervisor to run a pass
-(`gpurun.leases.asking`). A pass leaves out users without a live waiter.
+(`gpurun.leases.allocate`). A pass leaves out users without a live waiter.
 
 One `Occupancy` says which gang holds which GPU. The pass schedules every inventory on it in turn. Every grant checks
 and changes the occupancy, so two inventories never get the same GPU. After a crash between any two writes, the next
@@ -14,31 +14,76 @@ pass understands the state (see `mark_granted`).
 from __future__ import annotations
 
 import os
+import random
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import CancelRequest, JobRecord, Kept
-from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
-from gpurun.leases.allocator import PATIENCE_S, allocator_lock
-from gpurun.leases.asking import ask_to_give_way
+from gpurun.jobs.record import CancelRequest, JobRecord, Kept, State
+from gpurun.jobs.spec import Placement
+from gpurun.jobs.store import JobStore, LiveJob
 from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
-from gpurun.leases.known import ids_of
-from gpurun.leases.lease import Lease, machines_of, places_of
+from gpurun.leases.lease import Lease, machines_of, places_of, with_refused
 from gpurun.leases.look import at_inventory, loaded, look
-from gpurun.leases.not_granted import with_refused
-from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.leases.view import View, place_of
-from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
-from gpurun.scheduler.schedule import schedule
+from gpurun.leases.occupancy import View, ids_of, queue_place
+from gpurun.leases.store import PATIENCE_S, LeaseLock, LeaseStore, allocator_lock
+from gpurun.scheduler.model import Decisions, Gang, Preemption, Snapshot, gang_of
+from gpurun.scheduler.passes import growth, regrown, schedule
 from gpurun.state import audit
 from gpurun.state.clock import head_clock
-from gpurun.state.collector import without_collector
+from gpurun.state.durable import without_collector
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import MARK, is_shared
+
+# Ask other users' gangs to stop for a preemption, without rights over them.
+
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
+
+def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
+    """Request passes of exactly these jobs of other users in this user's name. The caller holds the allocator lock."""
+    if not is_shared(home):
+        return
+    wanted = {f"{job}.{os.getuid()}" for job in victims}
+    folder = StatePath(home) / MARK
+    present = {name for name in folder.names() if name.endswith(f".{os.getuid()}")}
+    for name in wanted - present:
+        (folder / name).touch()
+    for name in present - wanted:
+        with suppress(FileNotFoundError, StateError):  # another user made it in this user's name: it is theirs
+            (folder / name).unlink()
+
+
+class Asked:
+    """Whether another user asks for a pass that may preempt a job, as the job's supervisor sees it."""
+
+    def __init__(self, home: Path, job: str) -> None:
+        self._folder = StatePath(home) / MARK
+        self._job = job
+        self._pause_s = FIRST_PAUSE_S
+        self._next_s = 0.0
+
+    def is_due(self) -> bool:
+        """Return True if a pass should run now: there is a request, and the last pass was long enough ago."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return False
+        try:
+            asked = any(name.startswith(f"{self._job}.") for name in self._folder.names())
+        except (FileNotFoundError, StateError):
+            return False
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S) if asked else FIRST_PAUSE_S
+        self._next_s = now + (self._pause_s if asked else FIRST_PAUSE_S)
+        return asked
+
 
 SSH_PORTS = range(23022, 32022)
 """Below Linux's ephemeral ports (32768 …), above the registered services hosts commonly run."""
@@ -124,7 +169,7 @@ def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
         found.setdefault(job.record.inventory, []).append(job)
     if len(found) <= 1:
         return found
-    return dict(sorted(found.items(), key=lambda pair: min(place_of(job.record) for job in pair[1])))
+    return dict(sorted(found.items(), key=lambda pair: min(queue_place(job.record) for job in pair[1])))
 
 
 class _Passing:
@@ -264,7 +309,7 @@ class _Passing:
         self._ports.update(lease.ports)
         mark_granted(self._store, lease)
         hosts = [grant.host for grant in lease.grants]
-        audit.note(self._home, "grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
+        audit.note_audit(self._home, "grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
 
     def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
         if record.kept == kept or record.id in started or record.owner_uid != self._view.uid:
@@ -282,7 +327,7 @@ class _Passing:
             elif job.request is None:
                 request = CancelRequest("preempt", by="scheduler", asked_s=self._view.now_s, reason=preemption.message)
                 self._store.get(preemption.victim).ask_to_cancel(request)
-                audit.note(
+                audit.note_audit(
                     self._home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message
                 )
         ask_to_give_way(self._home, others)
@@ -299,7 +344,7 @@ class _Passing:
                 self._store.get(name).withdraw(job.request)
             if wanted is not None and job.request is None:
                 self._store.get(name).ask_to_cancel(wanted)
-                audit.note(self._home, wanted.kind, job=name, by="drain", reason=wanted.reason)
+                audit.note_audit(self._home, wanted.kind, job=name, by="drain", reason=wanted.reason)
 
 
 def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.start) -> int | None:
@@ -325,3 +370,103 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
         kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
         generation=lease.generation, gpu_s=0.0, gpu_s_until_s=None,
     )  # fmt: skip
+
+
+# Changes of a lease while its job runs: each step replaces one lease file by another.
+
+
+Held = tuple[Lease, LeaseLock]
+"""A lease and its lock."""
+
+
+def put_apart(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Let hosts leave the gang. Their GPUs stay leased until the hosts are fenced."""
+    lease, _ = held
+    return _change(home, held, replace(lease, apart=tuple(dict.fromkeys((*lease.apart, *hosts)))))
+
+
+def take_in(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Let ready hosts join the gang."""
+    lease, _ = held
+    apart = tuple(host for host in lease.apart if host not in hosts)
+    return _change(home, held, replace(lease, apart=apart, joins=(*lease.joins, *hosts)))
+
+
+def let_go(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Free the GPUs of hosts that were apart and have been fenced."""
+    lease, _ = held
+    grants = tuple(grant for grant in lease.grants if grant.host not in hosts)
+    apart = tuple(host for host in lease.apart if host not in hosts)
+    return _change(home, held, replace(lease, grants=grants, apart=apart))
+
+
+def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple[Held, tuple[str, ...]]:
+    """Lease more GPUs for a gang that has fewer than it wants, if there are some that no job waits for.
+
+    Returns:
+        The lease, with the hosts of these GPUs apart; and those hosts.
+
+    Raises:
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+    """
+    lease, lock = held
+    with allocator_lock(home, patience_s=None):
+        view = look(home, now_s=now_s)
+        job = view.jobs.get(lease.job)
+        if job is None or job.wants is None:  # its files are damaged
+            return held, ()
+        gang = gang_of(job.record, job.wants)
+        more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
+        if more is None:
+            return held, ()
+        changed = replace(
+            lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
+            apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
+            places={**lease.places, **places_of(inventory, more.grants)},
+            ids={**lease.ids, **ids_of(inventory, more.grants, view.machines)},
+        )  # fmt: skip
+        held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
+    audit.note_audit(home, "grow", job=lease.job, hosts=list(more.hosts))
+    return held, more.hosts
+
+
+def larger(home: Path, lease: Lease, inventory: Inventory, *, now_s: float) -> Placement | None:
+    """Return the placement that the gang would get if it stopped and started again, if that is larger. Changes nothing.
+
+    Includes hosts on which it failed before: a pass uses them only if the gang needs them.
+
+    Raises:
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+    """
+    view = look(home, now_s=now_s)
+    job = view.jobs.get(lease.job)
+    if job is None or job.wants is None:  # its files are damaged
+        return None
+    gang = gang_of(job.record, job.wants).but(avoid=())
+    return regrown(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
+
+
+def move_ports(home: Path, held: Held) -> Held:
+    """Give a job other ports, because another program listens on its own.
+
+    Chooses them at random, because another head's jobs use neighbouring ports.
+
+    Raises:
+        StateError: all ports for jobs are in use.
+    """
+    lease, lock = held
+    with allocator_lock(home, patience_s=None):
+        store, count = LeaseStore(home), len(lease.ports)
+        taken = {port for other in store.read_all().leases for port in other.ports}
+        begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
+        first = free_ports(taken, count, begin=begin) or free_ports(taken, count)
+        if first is None:
+            raise StateError("all ports that gpurun uses for jobs are in use", job=lease.job)
+        changed = replace(lease, ssh_port=first)
+        return changed, store.change(lock, changed)
+
+
+def _change(home: Path, held: Held, changed: Lease) -> Held:
+    faults.point()
+    with allocator_lock(home, patience_s=None):
+        return changed, LeaseStore(home).change(held[1], changed)

@@ -1,6 +1,6 @@
 """Drained hosts: which gangs a pass asks to leave, and how a supervisor learns about a drain.
 
-`gpurun.scheduler.drain` decides, and is pure. For each gang of its user that must move, a pass writes a request into
+`gpurun.scheduler.explain` decides, and is pure. For each gang of its user that must move, a pass writes a request into
 the job's folder, as for a preemption, and withdraws it when the drain ends. Supervisors read the cordons themselves,
 and run a pass when one of their hosts is drained. So a drain needs no waiting process, and works for every user's
 gangs.
@@ -15,16 +15,14 @@ from pathlib import Path
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State
-from gpurun.leases.known import lease_hosts
+from gpurun.jobs.record import CancelRequest, State
+from gpurun.jobs.store import LiveJob
 from gpurun.leases.lease import Lease
-from gpurun.leases.view import View
-from gpurun.scheduler.drain import Departure, Tenant, departures
-from gpurun.scheduler.gangs import gang_of
-from gpurun.state.cordons import Cordon, cordons_file, cordons_on, deadlines_file, read_cordons
-from gpurun.state.path import StatePath
+from gpurun.leases.occupancy import View, lease_hosts
+from gpurun.scheduler.explain import Departure, Tenant, departures
+from gpurun.scheduler.model import gang_of
+from gpurun.state.hosts import Cordon, cordons_file, cordons_on, deadlines_file, read_cordons
+from gpurun.state.paths import StatePath
 
 LOOK_S = 1.0
 AGAIN_S = 60.0

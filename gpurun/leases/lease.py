@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Host, Inventory
+from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord
 from gpurun.jobs.spec import Grant, check_path
+from gpurun.scheduler.model import Decisions, Reason, Wait
 
 MOST_PORTS = 1 << 16
 _MACHINE = re.compile(r"\S+:\d{1,5}")
@@ -43,7 +45,7 @@ class Lease:
         joins: hosts that joined an elastic gang after its start, oldest first, each as often as it joined.
         machines: host → `gpurun.inventory.model.Host.machine` at the grant. Leases of older versions lack it.
         places: the same for a host's engine and folder, if the inventory names them.
-        ids: host → what the machine called itself (`gpurun.state.machines.Machine.id`), as far as it was known.
+        ids: host → what the machine called itself (`gpurun.state.hosts.Machine.id`), as far as it was known.
 
     Raises:
         ValueError: `inventory` is not a path, one of `machines` is not valid, or no host has so many ports; readers of
@@ -146,3 +148,89 @@ def _removed_host(grant: Grant, inventory: Inventory, lease: Lease) -> Host:
     rack, fabric, user = (like.rack, like.fabric, like.user) if like else ("", next(iter(inventory.fabrics), ""), None)
     host = Host(grant.host, rack, lease.generation, max(grant.gpus, default=0) + 1, fabric, user=user)
     return _as_granted(host, lease)
+
+
+# What a user's jobs learned from hosts that refused a GPU. Pure.
+
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 60.0
+FORGET_S = 600.0
+"""A host that refused so long ago starts again with the first pause."""
+
+
+def remember(
+    before: Sequence[HostRefusal], refused: Mapping[str, Iterable[GpuHolder]], *, now_s: float
+) -> tuple[HostRefusal, ...]:
+    """Add a refusal to a job's refusals. Each host that refuses again is left alone for twice as long.
+
+    A host need not name all its held GPUs. Its earlier refusals of other GPUs stay valid until they expire.
+
+    Args:
+        before: the refusals in the job's record.
+        refused: host → who holds its GPUs.
+        now_s: the head's clock, seconds since the epoch.
+    """
+    renewed = {host: {gpu for holder in holders for gpu in holder.gpus} for host, holders in refused.items()}
+    kept = [
+        each for each in before
+        if abs(now_s - each.until_s) < FORGET_S
+        and (each.host not in renewed or (each.until_s > now_s and not renewed[each.host].issuperset(each.holder.gpus)))
+    ]  # fmt: skip
+    for host, holders in refused.items():
+        pauses = [each.pause_s for each in before if each.host == host and abs(now_s - each.until_s) < FORGET_S]
+        pause_s = min(2 * max(pauses), LONGEST_PAUSE_S) if pauses else FIRST_PAUSE_S
+        kept += [HostRefusal(host, holder, until_s=now_s + pause_s, pause_s=pause_s) for holder in holders]
+    return tuple(kept)
+
+
+def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[HostRefusal, ...]:
+    """Return the valid refusals of one user's jobs. A clock that was set back extends none."""
+    return tuple(
+        refusal
+        for record in records
+        if record.owner_uid == uid
+        for refusal in record.refusals
+        if 0.0 < refusal.until_s - now_s <= LONGEST_PAUSE_S
+    )
+
+
+def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
+    """Return host → GPUs that this user's gangs must not use now, because the host recently refused them.
+
+    Args:
+        records: jobs of one inventory, which defines the hosts' names.
+        uid: the user whose gangs are placed.
+        now_s: the head's clock, seconds since the epoch.
+    """
+    found: dict[str, set[int]] = {}
+    for refusal in active(records, uid, now_s):
+        found.setdefault(refusal.host, set()).update(refusal.holder.gpus)
+    return {host: tuple(sorted(gpus)) for host, gpus in sorted(found.items())}
+
+
+def next_try_s(records: Iterable[JobRecord], uid: int, now_s: float) -> float | None:
+    """Return when the first of this user's refusals ends, seconds since the epoch; None if none is valid."""
+    return min((refusal.until_s for refusal in active(records, uid, now_s)), default=None)
+
+
+# Starts that the scheduler decided, and that could not be granted. Pure.
+
+
+def with_refused(decisions: Decisions, refused: Mapping[str, str]) -> Decisions:
+    """Return the decisions, in which gangs with a refused grant wait.
+
+    Args:
+        refused: gang → why its grant was refused.
+    """
+    starts = tuple(start for start in decisions.starts if start[0].id not in refused)
+    if len(starts) == len(decisions.starts):
+        return decisions
+    before, waits = [0], dict(decisions.waits)
+    for gang, _ in decisions.starts:
+        before.append(before[-1] + (gang.id not in refused))
+        if gang.id in refused:
+            waits[gang.id] = Wait(Reason.NO_ROOM, refused[gang.id], starts_before=before[-1])
+    for name, wait in decisions.waits.items():
+        waits[name] = replace(wait, starts_before=before[wait.starts_before])
+    return replace(decisions, starts=starts, waits=waits)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, 
 import msgspec
 from msgspec import Meta, Struct
 
-from gpurun.facts.samples import HostSample
+from gpurun.facts import HostSample
 from gpurun.msgspec_types import ready
 
 _MOST = 1 << 62
@@ -223,7 +223,7 @@ class UseOfGpu(Struct):
 
 
 class UseNews(Struct, tag_field="kind", tag="use"):
-    """``health``: the utilization of the job's GPUs (`gpurun.node.gpu.use`)."""
+    """``health``: the utilization of the job's GPUs (`gpurun.node.gpus`)."""
 
     gpus: list[UseOfGpu]
 
@@ -451,7 +451,7 @@ class NotAnAnswer(ValueError):
     """An answer is not valid for its operation. The message contains the place of the error."""
 
 
-def checked(op: str, said: object, *, item: bool = False) -> Any:
+def checked_answer(op: str, said: object, *, item: bool = False) -> Any:
     """Return a host's answer, as JSON values, if it is valid for this operation. Drops unknown keys.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S, Agent
-from gpurun.remote.target import Contact, Target
+from gpurun.remote.route import Contact, Target
 
 T = TypeVar("T")
 ANY_TIME = Contact()

@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpurun.errors import is_short
+from gpurun.errors import HostKeyMismatch, is_short
+
+if TYPE_CHECKING:
+    from gpurun.remote.route import Route
+
 
 DEFAULT_PORT = 22
 
@@ -80,7 +85,7 @@ def _hash_matches(names: str, name: str) -> bool:
     return hmac.compare_digest(actual, expected)
 
 
-def parse(text: str, file: str) -> tuple[KnownHost, ...]:
+def parse_known_hosts(text: str, file: str) -> tuple[KnownHost, ...]:
     """Return every line with a key; skips comments and invalid lines, as OpenSSH does."""
     return tuple(entry for number, line in enumerate(text.splitlines(), 1) if (entry := _entry(line, file, number)))
 
@@ -99,10 +104,10 @@ def _entry(line: str, file: str, number: int) -> KnownHost | None:
 
 @lru_cache(maxsize=64)
 def _load(path: str, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
-    return parse(Path(path).read_text(errors="replace"), path)
+    return parse_known_hosts(Path(path).read_text(errors="replace"), path)
 
 
-def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
+def load_known_hosts(files: Iterable[str]) -> tuple[KnownHost, ...]:
     """Return the entries of several files, in order; skips files that are missing, unreadable or not regular.
 
     Raises:
@@ -126,7 +131,7 @@ def lookup_name(host: str, port: int) -> str:
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
-def find(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> tuple[KnownHost, ...]:
+def find_entries(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> tuple[KnownHost, ...]:
     """Return the entries of a host: by its alias, else by host and port, else (as OpenSSH does) by host alone."""
     names = _lookup_names(host, port, alias)
     for name in names:
@@ -138,7 +143,7 @@ def find(entries: Sequence[KnownHost], host: str, port: int, alias: str | None =
 
 def is_certified(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> bool:
     """Return True if only certificate authorities vouch for a host: no line has its own key."""
-    if any(entry.marker == "" for entry in find(entries, host, port, alias)):
+    if any(entry.marker == "" for entry in find_entries(entries, host, port, alias)):
         return False
     names = _lookup_names(host, port, alias)
     return any(entry.marker == "@cert-authority" and any(map(entry.matches, names)) for entry in entries)
@@ -146,3 +151,43 @@ def is_certified(entries: Sequence[KnownHost], host: str, port: int, alias: str 
 
 def _lookup_names(host: str, port: int, alias: str | None) -> list[str]:
     return [alias.lower()] if alias else list(dict.fromkeys((lookup_name(host, port), host.lower())))
+
+
+# Compare the key that a host presents with known_hosts.
+
+
+def known_keys(route: Route) -> tuple[KnownHost, ...]:
+    """Return the entries of a host in known_hosts."""
+    return find_entries(load_known_hosts(route.known_hosts), route.hostname, route.port, route.host_key_alias)
+
+
+def needs_certificate(route: Route) -> bool:
+    """Return True if known_hosts has no key of a host, but an authority that may have signed its certificate."""
+    return is_certified(load_known_hosts(route.known_hosts), route.hostname, route.port, route.host_key_alias)
+
+
+def check_host_key(route: Route, kind: str, fingerprint: str, entries: Sequence[KnownHost]) -> None:
+    """Compare the host's key with known_hosts.
+
+    Raises:
+        HostKeyMismatch: the key is unknown, different (with both fingerprints and the file's line), or revoked.
+    """
+    shown = f"{kind} {fingerprint}"
+    hint = f"compare the fingerprint with the key on the host's console, then run: gpurun inventory trust {route.name}"
+    for entry in entries:
+        if entry.marker == "@revoked" and entry.fingerprint == fingerprint:
+            raise HostKeyMismatch(f"the host's key {shown} is revoked", host=route.name, where=entry.where)
+    ours = [entry for entry in entries if entry.marker == ""]
+    if any(entry.fingerprint == fingerprint for entry in ours):
+        return
+    if not ours:
+        file = route.known_hosts[0] if route.known_hosts else "known_hosts"
+        raise HostKeyMismatch(f"the host's key {shown} is not in {file}", host=route.name, hint=hint)
+    expected = next((entry for entry in ours if entry.kind == kind), ours[0])
+    raise HostKeyMismatch(
+        f"the host's key has changed: the host shows {shown}, but {expected.where} says {expected.kind} "
+        f"{expected.fingerprint}",
+        host=route.name,
+        where=expected.where,
+        hint=hint + " (somebody may be between you and the host)",
+    )

@@ -13,17 +13,13 @@ from threading import Thread
 
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.node.agent import frames
-from gpurun.remote import bootstrap, host_key, paramiko_channel, session, system_ssh
+from gpurun.remote import agent, known_hosts, session, system_ssh
 from gpurun.remote.agent import SEND_BYTES, Agent
 from gpurun.remote.answers import words
-from gpurun.remote.jumps import Jumps
-from gpurun.remote.keys import has_hardware, has_plain
-from gpurun.remote.masters import live
-from gpurun.remote.remote_command import RemoteCommand
-from gpurun.remote.session import Attempt, KeysRefused
-from gpurun.remote.ssh_config import Route, resolve_all
-from gpurun.remote.target import Contact, Target
-from gpurun.remote.transport import Proofs, choose
+from gpurun.remote.program import RemoteCommand
+from gpurun.remote.route import Contact, Proofs, Route, Target, choose_transport, resolve_all
+from gpurun.remote.session import Attempt, Jumps, KeysRefused, has_hardware, has_plain, run_over_paramiko
+from gpurun.remote.system_ssh import live
 
 # Limit for the output of a login shell's start files before the agent's hello.
 MAX_NOISE = 1 << 20
@@ -31,7 +27,7 @@ MAX_NOISE = 1 << 20
 AGENT_SILENCE_LIMIT_S = 90.0
 
 
-AGENT = bootstrap.agent_zip()
+AGENT = agent.agent_zip()
 """The agent's code, read together with the code that talks to it: pip may replace both while this process runs."""
 JUMPS = Jumps()
 """This process's connections to jump hosts: a host that is opened again shares them with hosts that stayed open."""
@@ -154,7 +150,7 @@ def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: flo
         HostFailure: one of the kinds that `Fleet.failures` describes.
     """
     nonce, code = secrets.token_hex(16), AGENT
-    running = run(route, attempt, bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
+    running = run_remote_command(route, attempt, agent.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
     try:
         return _start_agent(target, running, code, nonce, attempt.left_s, ping_after_s)
     except BaseException:
@@ -162,7 +158,7 @@ def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: flo
         raise
 
 
-def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
+def run_remote_command(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
     """Run a command on a host, over the suitable transport.
 
     Raises:
@@ -170,16 +166,16 @@ def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
     """
     masters = live(route)
     plain = all(has_plain(hop) for hop in route.hops if hop not in masters)
-    certified = any(host_key.needs_certificate(hop) for hop in route.hops)
-    choice = choose(route, Proofs(masters, plain, any(has_hardware(hop) for hop in route.hops), certified))
+    certified = any(known_hosts.needs_certificate(hop) for hop in route.hops)
+    choice = choose_transport(route, Proofs(masters, plain, any(has_hardware(hop) for hop in route.hops), certified))
     if choice.first == "system" or ONLY_SSH.get(route.name) == route:
-        return system_ssh.run(route, attempt, masters, command)
+        return system_ssh.run_over_ssh(route, attempt, masters, command)
     try:
-        return paramiko_channel.run(route, attempt, JUMPS, command)
+        return run_over_paramiko(route, attempt, JUMPS, command)
     except KeysRefused as refused:
         if not choice.asks_ssh(refused.wanted):
             raise
-        running = system_ssh.run(route, attempt, masters, command)
+        running = system_ssh.run_over_ssh(route, attempt, masters, command)
         ONLY_SSH[route.name] = route
         return running
 
@@ -233,7 +229,7 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
     """Return the reason why the login shell ended without an agent."""
     ending = running.ending(within_s=2.0)
     said, code = ending.said, ending.code
-    host, python = target.name, target.python or bootstrap.PYTHON
+    host, python = target.name, target.python or agent.PYTHON
     name_it = f"or name another Python of the host: gpurun inventory set {host} python=python3.9"
     if said.startswith("gpurun needs Python"):
         return HostNotReady(said, host=host, hint=f"install Python 3.8 or newer on the host, {name_it}")

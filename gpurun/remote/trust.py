@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.errors import BadInput
-from gpurun.inventory import write
-from gpurun.remote import known_hosts, ssh_argv
+from gpurun.inventory import change
+from gpurun.remote import known_hosts, system_ssh
 from gpurun.remote.known_hosts import KnownHost
-from gpurun.remote.masters import live
-from gpurun.remote.ssh_config import Route
-from gpurun.remote.target import Target
+from gpurun.remote.route import Route, Target
+from gpurun.remote.system_ssh import live
 
 KeyState = Literal["known", "new", "changed", "revoked"]
 
@@ -117,14 +116,14 @@ def accept(offered: Iterable[Offer], *, replace: bool = False) -> int:
     count = 0
     for file, chosen in by_file.items():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with write.locked(file) as real:
+        with change.locked(file) as real:
             before = real.read_text(errors="surrogateescape") if real.exists() else ""
             after = before
             for offer in chosen:
                 after = _with(after, offer, str(file))
                 count += sum(key.state in ("new", "changed") for key in offer.keys)
             if after != before:
-                write.replace(real, after.encode(errors="surrogateescape"))
+                change.replace(real, after.encode(errors="surrogateescape"))
     return count
 
 
@@ -138,8 +137,8 @@ def known_as(route: Route) -> str:
 
 
 def _is_known(route: Route) -> bool:
-    entries = known_hosts.load(route.known_hosts)
-    found = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
+    entries = known_hosts.load_known_hosts(route.known_hosts)
+    found = known_hosts.find_entries(entries, route.hostname, route.port, route.host_key_alias)
     return any(entry.marker == "" for entry in found)
 
 
@@ -150,7 +149,7 @@ def _scan(routes: Sequence[Route], timeout_s: float) -> dict[Target, tuple[Known
         there = [route for route in routes if route.port == port]
         names = "".join(f"{route.hostname}\n" for route in there if not any(c.isspace() for c in route.hostname))
         argv = ["ssh-keyscan", "-T", str(max(1, round(timeout_s))), "-p", str(port), "-f", "-"]
-        entries = known_hosts.parse(_output(argv, names, timeout_s * 2 + len(there)), "ssh-keyscan")
+        entries = known_hosts.parse_known_hosts(_output(argv, names, timeout_s * 2 + len(there)), "ssh-keyscan")
         for route in there:
             name = known_hosts.lookup_name(route.hostname, port)
             found[route.target] = tuple(entry for entry in entries if entry.names.lower() == name)
@@ -175,12 +174,12 @@ def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Kn
             "Port": str(route.port),
         }
         if route.jump is not None:
-            options["ProxyCommand"] = ssh_argv.through(route.jump, route, live(route), batch=True)
+            options["ProxyCommand"] = system_ssh.through(route.jump, route, live(route), batch=True)
         argv = ["ssh", *(["-F", ssh_config] if ssh_config else [])]
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]
         _output([*argv, "--", route.name, "true"], "", timeout_s * 3)
-        return known_hosts.parse(file.read_text(errors="replace") if file.exists() else "", str(file))
+        return known_hosts.parse_known_hosts(file.read_text(errors="replace") if file.exists() else "", str(file))
 
 
 def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
@@ -194,8 +193,8 @@ def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
 
 
 def _offer(route: Route, shown: Sequence[KnownHost]) -> Offer:
-    entries = known_hosts.load(route.known_hosts)
-    known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
+    entries = known_hosts.load_known_hosts(route.known_hosts)
+    known = known_hosts.find_entries(entries, route.hostname, route.port, route.host_key_alias)
     ours = {entry.blob for entry in known if entry.marker == ""}
     # A known host that presents no known key counts as changed, whatever the types of its keys.
     strange = bool(ours) and not any(entry.blob in ours for entry in shown)
@@ -221,7 +220,7 @@ def _with(text: str, offer: Offer, file: str) -> str:
     shown = {key.blob for key in offer.keys}
     old: dict[int, KnownHost] = {}
     if any(key.state == "changed" for key in offer.keys):
-        entries = known_hosts.parse(text, file)
+        entries = known_hosts.parse_known_hosts(text, file)
         old = {e.line: e for e in entries if e.marker == "" and e.blob not in shown and e.matches(offer.name)}
     lines = text.splitlines(keepends=True)
     kept = [_without(line, old[number], offer.name) if number in old else line for number, line in enumerate(lines, 1)]

@@ -1,4 +1,4 @@
 """Predict how a job's rate grows with its GPUs, from measurements.
 
-This package is pure: it turns measured runs (`samples`) and shapes of gangs (`shape`) into predictions with ranges.
+This package is pure: it turns measured runs and shapes of gangs (`model`) into predictions with ranges.
 """

@@ -3,18 +3,91 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from gpurun.doctor.findings import Link
 from gpurun.errors import BadInput, NeverFits
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.spec import JobSpec
-from gpurun.quantities.counts import count
-from gpurun.scaling.model import CannotPredict, Prediction, ScalingModel
-from gpurun.scaling.placed import exchange_of, shape_of
-from gpurun.scheduler.gangs import new_gang
-from gpurun.scheduler.model import Snapshot
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch.launchers.launcher import SERVER, seats_of
+from gpurun.quantities import count
+from gpurun.scaling.model import (
+    LEAST_BIT_PER_S,
+    MOST_BIT_PER_S,
+    CannotPredict,
+    Exchange,
+    LinkClass,
+    LinkRates,
+    PairFigure,
+    Prediction,
+    ScalingModel,
+    Shape,
+)
+from gpurun.scheduler.model import Snapshot, new_gang
+from gpurun.scheduler.passes import schedule
+
+# Convert the link measurements of `gpurun bench` for the model. Pure.
+
+
+MOST_LATENCY_US = 1e9
+
+
+def pair_figures(links: Iterable[Link], racks: Mapping[str, str]) -> tuple[PairFigure, ...]:
+    """Return the median of each class of links between hosts.
+
+    Args:
+        links: oldest first; the newest measurement of a link counts.
+        racks: host → rack; links of other hosts are ignored.
+    """
+    newest = {(link.source, link.target): link for link in links}
+    classes: dict[LinkClass, list[Link]] = {}
+    for (source, target), link in newest.items():
+        if source in racks and target in racks and source != target and _is_possible(link):
+            near = racks[source] == racks[target]
+            classes.setdefault(LinkClass.RACK if near else LinkClass.RACKS, []).append(link)
+    return tuple(
+        PairFigure(
+            kind, 1e9 * median(link.gbit_per_s for link in alike), 1e-6 * median(link.latency_us for link in alike)
+        )
+        for kind, alike in classes.items()
+    )
+
+
+def _is_possible(link: Link) -> bool:
+    """Return whether a network can have these figures. A file that somebody changed can contain others."""
+    return LEAST_BIT_PER_S <= 1e9 * link.gbit_per_s <= MOST_BIT_PER_S and 0 < link.latency_us <= MOST_LATENCY_US
+
+
+# The shape and the exchange of a placed job, as the model needs them. Pure.
+
+
+def shape_of(spec: JobSpec, grants: Sequence[Grant], racks: Mapping[str, str], rates: LinkRates | None = None) -> Shape:
+    """Return the shape of a job on these hosts. Parameter servers are on the hosts where gpurun starts them.
+
+    Args:
+        racks: host → rack.
+
+    Raises:
+        ValueError: no gang can have this shape.
+    """
+    servers = Counter(seat.node for seat in seats_of(grants, spec.roles) if seat.role == SERVER)
+    return Shape(
+        tuple(len(grant.gpus) for grant in grants),
+        tuple(racks.get(grant.host, "") for grant in grants),
+        tuple(servers[node] for node in range(len(grants))) if servers else (),
+        rates or LinkRates(),
+    )
+
+
+def exchange_of(spec: JobSpec) -> Exchange:
+    """Return how the job's ranks exchange gradients."""
+    if spec.roles is not None and spec.roles.ps:
+        return "servers"
+    return "hierarchical" if spec.horovod.hierarchical_allreduce else "ring"
+
 
 AUTO = re.compile(r"auto:([1-9][0-9]?|100)%")
 PER_OCTAVE = 8

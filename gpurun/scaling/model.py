@@ -2,18 +2,459 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from math import exp, fsum, hypot, log, log2, sqrt
+from itertools import pairwise
+from math import exp, fsum, hypot, isfinite, log, log2, sqrt
 from statistics import NormalDist, fmean, median, variance
+from typing import Literal
+
+import msgspec
 
 from gpurun.errors import BadInput
-from gpurun.scaling import cost, posterior
-from gpurun.scaling.cost import StepTraffic, traffic_of
-from gpurun.scaling.samples import LEAST_FACTOR, MOST_FACTOR, Exchange, Sample
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.msgspec_types import ready
+from gpurun.scaling import posterior
+
+# The hosts of a gang's ranks, and the links between them. Pure.
+
+
+MOST_RANKS = 1_000_000
+LEAST_BIT_PER_S, MOST_BIT_PER_S = 1e3, 1e16
+
+
+class LinkClass(str, Enum):
+    """A kind of link. The model treats links of one kind as equal."""
+
+    HOST = "inside a host"
+    RACK = "between hosts of a rack"
+    RACKS = "between racks"
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Nominal rates per direction in bit/s; None = not known.
+
+    Attributes:
+        host: between GPUs of one host.
+        rack: a host's own link.
+        racks: a rack's link to the other racks, which all its hosts share.
+    """
+
+    host: float | None = None
+    rack: float | None = None
+    racks: float | None = None
+
+    def __post_init__(self) -> None:
+        for rate in (self.host, self.rack, self.racks):
+            if rate is not None and not (isfinite(rate) and LEAST_BIT_PER_S <= rate <= MOST_BIT_PER_S):
+                raise ValueError(
+                    f"the rate {rate!r} of a link must be from {LEAST_BIT_PER_S:g} to {MOST_BIT_PER_S:g} bit/s, or null"
+                )
+
+    def of(self, link: LinkClass) -> float | None:
+        """Return the rate of a class."""
+        return {LinkClass.HOST: self.host, LinkClass.RACK: self.rack, LinkClass.RACKS: self.racks}[link]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The hosts of a gang's ranks.
+
+    Attributes:
+        ranks_per_host: ranks, host by host in rank order; 0 for a host that has only servers.
+        racks: the rack of each host.
+        servers_per_host: parameter servers on each host; empty = none.
+
+    Raises:
+        ValueError: no gang can have this shape.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    racks: tuple[str, ...]
+    servers_per_host: tuple[int, ...] = ()
+    rates: LinkRates = field(default_factory=LinkRates)
+
+    def __post_init__(self) -> None:
+        hosts = len(self.ranks_per_host)
+        if len(self.racks) != hosts or len(self.servers_per_host) not in (0, hosts):
+            raise ValueError(
+                f"for {hosts} hosts, racks must have {hosts} entries, and servers_per_host {hosts} or 0 entries"
+            )
+        if any(not 0 <= count <= MOST_RANKS for count in (*self.ranks_per_host, *self.servers_per_host)):
+            raise ValueError(f"a host must have from 0 to {MOST_RANKS} ranks or servers")
+        if not 0 < sum(self.ranks_per_host) <= MOST_RANKS:
+            raise ValueError(f"a gang must have from 1 to {MOST_RANKS} ranks")
+
+    @cached_property
+    def ranks(self) -> int:
+        """The number of training ranks."""
+        return sum(self.ranks_per_host)
+
+    @cached_property
+    def ring(self) -> tuple[tuple[int, str], ...]:
+        """The ranks and the rack of each host with ranks, in rank order."""
+        return tuple((ranks, rack) for ranks, rack in zip(self.ranks_per_host, self.racks, strict=True) if ranks)
+
+    @cached_property
+    def flows_between_racks(self) -> int:
+        """The number of the ring's flows that share the busiest rack's link in one direction; 0 within one rack."""
+        racks = [rack for _, rack in self.ring]
+        leaving = [a for a, b in pairwise([*racks, racks[0]]) if a != b]
+        return max((leaving.count(rack) for rack in set(leaving)), default=0)
+
+    @cached_property
+    def links(self) -> frozenset[LinkClass]:
+        """The classes of links between its ranks and servers."""
+        return frozenset(self._links())
+
+    def _links(self) -> Iterator[LinkClass]:
+        servers = self.servers_per_host or (0,) * len(self.ranks_per_host)
+        used = [at for at, ranks in enumerate(self.ranks_per_host) if ranks + servers[at]]
+        if any(ranks + servers[at] > 1 for at, ranks in enumerate(self.ranks_per_host)):
+            yield LinkClass.HOST
+        racks = [self.racks[at] for at in used]
+        if len(set(racks)) < len(racks):
+            yield LinkClass.RACK
+        if len(set(racks)) > 1:
+            yield LinkClass.RACKS
+
+    def on(self, rates: LinkRates) -> Shape:
+        """Return the same gang with other link rates."""
+        return Shape(self.ranks_per_host, self.racks, self.servers_per_host, rates)
+
+
+# One measured run of a scaling campaign, as a frozen value and as a line of JSON. Pure.
+
+
+Exchange = Literal["ring", "hierarchical", "servers"]
+"""The exchange of gradients: one ring of all ranks; rings inside hosts and one of the hosts; parameter servers."""
+
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
+MOST_BYTES = 1 << 50
+MOST_RATE = 1e12
+LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e6
+MOST_WINDOWS = 10_000
+PRECISIONS = re.compile(r"([a-z0-9]{1,8}(\+[a-z0-9]{1,8})*)?")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured run.
+
+    Attributes:
+        ranks_per_host: training ranks, host by host in rank order; 0 for a host that has only parameter servers.
+        racks: the rack of each host.
+        batch_per_rank: images of one step of one rank.
+        gradient_bytes: bytes of one rank's gradients in one step, before compression, as the program counted them: with
+            autocast they are fp32, whatever the precision.
+        step_s: median seconds of a step, without warm-up.
+        images_per_s: of all ranks together.
+        windows_s: seconds of a step in each window of the measurement.
+        gpus: GPUs that the job held; 0 if its ranks have none.
+        exchange: how ranks exchange gradients.
+        servers_per_host: parameter servers on each host; empty without servers.
+        launcher: the launcher's name, such as ``horovod``. Each launcher has its own model.
+        compute_s: seconds of computation in a step of one rank; None = not known.
+        compute_spread: standard deviation of ranks' compute times over their mean; None = not known.
+        exchange_s: seconds of communication in a step, including hidden communication; None = not known.
+        rates: nominal link rates during the run.
+        compression: gradient bytes over bytes sent: 2 for fp16.
+        precision: what the ranks compute in, such as ``bf16``; with ``+`` between them if ranks differ; "" = not known.
+        is_compiled: whether the network was compiled; None = not known.
+        job: the id of the measured job.
+
+    Raises:
+        ValueError: a value is not possible.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    racks: tuple[str, ...]
+    batch_per_rank: int
+    gradient_bytes: int
+    step_s: float
+    images_per_s: float
+    windows_s: tuple[float, ...] = ()
+    gpus: int = 0
+    exchange: Exchange = "ring"
+    servers_per_host: tuple[int, ...] = ()
+    launcher: str = ""
+    compute_s: float | None = None
+    compute_spread: float | None = None
+    exchange_s: float | None = None
+    rates: LinkRates = field(default_factory=LinkRates)
+    compression: float = 1.0
+    precision: str = ""
+    is_compiled: bool | None = None
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        _between("batch_per_rank", self.batch_per_rank, 1, MOST_BYTES)
+        _between("gradient_bytes", self.gradient_bytes, 1, MOST_BYTES)
+        _between("gpus", self.gpus, 0, MOST_BYTES)
+        _between("step_s", self.step_s, LEAST_SECONDS, MOST_SECONDS)
+        _positive("images_per_s", self.images_per_s, MOST_RATE)
+        _between("compression", self.compression, LEAST_FACTOR, MOST_FACTOR)
+        _between("the number of windows_s", len(self.windows_s), 0, MOST_WINDOWS)
+        for window_s in self.windows_s:
+            _between("windows_s", window_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.compute_s is not None:
+            _between("compute_s", self.compute_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.exchange_s:
+            _between("exchange_s", self.exchange_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.compute_spread is not None:
+            _between("compute_spread", self.compute_spread, 0.0, MOST_FACTOR)
+        if not PRECISIONS.fullmatch(self.precision):
+            raise ValueError(
+                f"precision {self.precision[:40]!r} must be a name such as bf16, or several names joined by +"
+            )
+        if (self.exchange == "servers") != any(self.servers_per_host):
+            raise ValueError(
+                "servers_per_host must have a server if the exchange is 'servers', and must have no server otherwise"
+            )
+        _ = self.shape
+
+    @property
+    def shape(self) -> Shape:
+        """The hosts of its ranks and servers, with the links."""
+        return Shape(self.ranks_per_host, self.racks, self.servers_per_host, self.rates)
+
+    @property
+    def ranks(self) -> int:
+        """The number of training ranks."""
+        return sum(self.ranks_per_host)
+
+    @property
+    def bytes_sent(self) -> float:
+        """The bytes of one rank's gradients on the network."""
+        return self.gradient_bytes / self.compression
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not (isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} {value!r} must be from {least:g} to {most:g}")
+
+
+def _positive(name: str, value: float, most: float) -> None:
+    if not (isfinite(value) and 0 < value <= most):
+        raise ValueError(f"{name} {value!r} must be above 0 and at most {most:g}")
+
+
+def encode(sample: Sample) -> bytes:
+    """Return a sample as a line of JSON, with its newline."""
+    return msgspec.json.encode(sample) + b"\n"
+
+
+def decode(data: bytes, where: str) -> tuple[Sample, ...]:
+    """Read samples, one per line; skips empty lines.
+
+    Args:
+        where: the file's name in messages.
+
+    Raises:
+        BadInput: a line is not a sample; the error names the line.
+    """
+    return tuple(_decoded(enumerate(data.split(b"\n"), 1), where))
+
+
+def _decoded(lines: Iterable[tuple[int, bytes]], where: str) -> Iterable[Sample]:
+    decoder = msgspec.json.Decoder(ready(Sample))
+    for number, line in lines:
+        if line.strip():
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise BadInput(
+                    f"the line is not a measured run: {error}",
+                    where=f"{where}:{number}",
+                    hint="remove the line, or measure again with `gpurun scale`",
+                ) from None
+
+
+# The cost of a step: computation, communication, and the overlap of the two. Pure.
+
+
+COMPUTE, SPREAD, AHEAD, BYTE = range(4)
+"""Indices of parameters: seconds of compute; ranks' relative spread; compute before the first gradient is ready over
+compute after it; seconds per byte of copies and sums."""
+
+SHARPNESS = 6.0
+"""How sharply hiding ends where exchange and the rest of the computation are equally long; ∞ would be a minimum."""
+
+LINKS = tuple(LinkClass)
+
+
+def latency_at(link: LinkClass) -> int:
+    """Return the index of α, the seconds of one message."""
+    return 4 + 2 * LINKS.index(link)
+
+
+def inverse_at(link: LinkClass) -> int:
+    """Return the index of 1/B: seconds per bit, or nominal rate over real rate if the nominal rate is known."""
+    return 5 + 2 * LINKS.index(link)
+
+
+PARAMETERS = 4 + 2 * len(LINKS)
+
+
+@dataclass(frozen=True)
+class ExchangeStage:
+    """Consecutive messages.
+
+    Attributes:
+        messages: number of messages, one after the other.
+        latencies: indices of the α of the links that each message may cross; the largest α counts.
+        loads: bits on a link, or bits over its nominal rate, and the index of its 1/B; the slowest link counts.
+        bytes: bytes that the busiest rank or server copies or sums.
+    """
+
+    messages: float
+    latencies: tuple[int, ...]
+    loads: tuple[tuple[float, int], ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """All inputs of a step's cost, except the parameters.
+
+    Attributes:
+        slowest: standard deviations from the mean to the expected slowest of the ranks.
+    """
+
+    slowest: float
+    stages: tuple[ExchangeStage, ...]
+
+    @property
+    def links(self) -> frozenset[LinkClass]:
+        """The classes of links that carry data."""
+        return frozenset(LINKS[(at - 5) // 2] for stage in self.stages for _, at in stage.loads)
+
+
+def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: frozenset[LinkClass]) -> StepTraffic:
+    """Return the traffic of a gang of this shape in a step.
+
+    Args:
+        sent_bytes: bytes of one rank's gradients, after compression.
+        rated: classes whose nominal rate the model uses; `shape.rates` contains it for the classes that the gang uses.
+    """
+    stages = _STAGES[exchange](shape, sent_bytes, rated) if shape.links else ()
+    return StepTraffic(expected_slowest(shape.ranks), stages)
+
+
+def expected_slowest(ranks: int) -> float:
+    """Return the expected maximum of so many standard normal values, by Blom's formula."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
+def exchange_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
+    """Return the seconds of communication in a step, including hidden communication."""
+    total = 0.0
+    for stage in traffic.stages:
+        total += stage.messages * max(values[at] for at in stage.latencies)
+        total += max(load * values[at] for load, at in stage.loads) + stage.bytes * values[BYTE]
+    return total
+
+
+def compute_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
+    """Return the seconds until the slowest rank has computed."""
+    return values[COMPUTE] * (1.0 + values[SPREAD] * traffic.slowest)
+
+
+def step_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
+    """Return the seconds of a step."""
+    return overlapped(values, compute_seconds(values, traffic), exchange_seconds(values, traffic))
+
+
+def overlapped(values: Sequence[float], compute_s: float, exchange_s: float) -> float:
+    """Return the seconds of computation, and of the part of the exchange that no computation hides."""
+    short, long = sorted((exchange_s, compute_s / (1.0 + values[AHEAD])))
+    hidden_s = short * (1.0 + (short / long) ** SHARPNESS) ** (-1.0 / SHARPNESS) if short else 0.0
+    return float(compute_s + exchange_s - hidden_s)
+
+
+def _stage(
+    shape: Shape, messages: float, bits: Mapping[LinkClass, float], processed: float, rated: frozenset[LinkClass]
+) -> ExchangeStage:
+    loads = tuple((count / _bit_per_s(shape, link, rated), inverse_at(link)) for link, count in bits.items())
+    return ExchangeStage(messages, tuple(latency_at(link) for link in bits), loads, processed)
+
+
+def _bit_per_s(shape: Shape, link: LinkClass, rated: frozenset[LinkClass]) -> float:
+    rate = shape.rates.of(link) if link in rated else None
+    return 1.0 if rate is None else rate
+
+
+def _between_hosts(shape: Shape, own: float, shared: float, rated: frozenset[LinkClass]) -> dict[LinkClass, float]:
+    """Return the bits between hosts, by class.
+
+    Args:
+        own: bits on the busiest host's own link.
+        shared: bits on the busiest rack's link. A host's own link also carries its part; the slower link counts.
+    """
+    bits = {LinkClass.RACK: own} if LinkClass.RACK in shape.links else {}
+    if LinkClass.RACKS in shape.links:
+        host_rate, rack_rate = shape.rates.rack, shape.rates.racks
+        if host_rate and rack_rate and LinkClass.RACKS in rated:
+            own *= rack_rate / host_rate
+        bits[LinkClass.RACKS] = max(shared, own)
+    return bits
+
+
+def _ring(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """Return the stage of one ring of all ranks. A host's ranks are neighbours: one flow per direction leaves it."""
+    if shape.ranks == 1:
+        return ()
+    volume = 2 * (shape.ranks - 1) / shape.ranks * sent_bytes
+    bits = {LinkClass.HOST: 8 * volume} if max(shape.ranks_per_host) > 1 else {}
+    bits |= _between_hosts(shape, 8 * volume, 8 * volume * shape.flows_between_racks, rated)
+    return (_stage(shape, 2.0 * (shape.ranks - 1), bits, volume, rated),)
+
+
+def _hierarchical(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """Return the stages of a ring inside each host, then a ring of hosts."""
+    stages = []
+    largest, hosts = max(shape.ranks_per_host), len(shape.ring)
+    if largest > 1:
+        volume = 2 * (largest - 1) / largest * sent_bytes
+        stages.append(_stage(shape, 2.0 * (largest - 1), {LinkClass.HOST: 8 * volume}, volume, rated))
+    if hosts > 1:
+        volume = 2 * (hosts - 1) / hosts * sent_bytes
+        bits = _between_hosts(shape, 8 * volume, 8 * volume * shape.flows_between_racks, rated)
+        stages.append(_stage(shape, 2.0 * (hosts - 1), bits, volume, rated))
+    return tuple(stages)
+
+
+def _servers(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """Return the stage of parameter servers: each rank pushes its gradients and pulls the results once per step.
+
+    All servers have equal parts. Links are full duplex, and pushes of one rank overlap with pulls of another. So in one
+    direction a link carries the data that its servers receive and its ranks pull, and the same amount in the other.
+    """
+    servers = shape.servers_per_host
+    part = sent_bytes / sum(servers)
+    racks: dict[str, tuple[int, int]] = {}
+    for ranks, count, rack in zip(shape.ranks_per_host, servers, shape.racks, strict=True):
+        before = racks.get(rack, (0, 0))
+        racks[rack] = (before[0] + ranks, before[1] + count)
+
+    def inward(ranks: int, count: int) -> float:
+        return 8 * part * (count * (shape.ranks - ranks) + ranks * (sum(servers) - count))
+
+    hosts = list(zip(shape.ranks_per_host, servers, strict=True))
+    own = max(inward(*host) for host in hosts)
+    bits = _between_hosts(shape, own, max(inward(*rack) for rack in racks.values()), rated)
+    if inside := max(ranks * count for ranks, count in hosts):
+        bits[LinkClass.HOST] = 8 * part * inside
+    return (_stage(shape, 2.0, bits, shape.ranks * part, rated),)
+
+
+_STAGES: Mapping[Exchange, Callable[[Shape, float, frozenset[LinkClass]], tuple[ExchangeStage, ...]]] = {
+    "ring": _ring, "hierarchical": _hierarchical, "servers": _servers
+}  # fmt: skip
+
 
 COVERAGE = 0.95
 """A range contains a run's value with this probability."""
@@ -130,8 +571,8 @@ class Priors:
     spreads: tuple[float, ...]
 
     def values(self, z: Sequence[float]) -> tuple[float, ...]:
-        """Return the parameters in the order of `gpurun.scaling.cost`."""
-        values = [1.0] * cost.PARAMETERS
+        """Return the parameters in the order of `gpurun.scaling.model`."""
+        values = [1.0] * PARAMETERS
         for at, middle, spread, x in zip(self.places, self.medians, self.spreads, z, strict=True):
             values[at] = _bounded_exp(middle + spread * x)
         return tuple(values)
@@ -148,20 +589,20 @@ BIT_PER_S = {LinkClass.HOST: 1e11, LinkClass.RACK: 1e10, LinkClass.RACKS: 1e10}
 
 def _priors(samples: Sequence[Sample], rated: frozenset[LinkClass], figures: Sequence[PairFigure]) -> Priors:
     measured = {link for sample in samples for link in _traffic(sample, rated).links}
-    links = sorted(measured | {figure.link for figure in figures}, key=cost.LINKS.index)
+    links = sorted(measured | {figure.link for figure in figures}, key=LINKS.index)
     computes = [sample.compute_s for sample in samples if sample.compute_s]
     spreads = [sample.compute_spread for sample in samples if sample.compute_spread]
     rows = [
-        (cost.COMPUTE, median(computes) if computes else min(sample.step_s for sample in samples), 1.0),
-        (cost.SPREAD, median(spreads) if spreads else 0.03, 0.4 if spreads else 0.8),
-        (cost.AHEAD, 0.5, 1.2),
-        (cost.BYTE, 1e-10, 1.5),
+        (COMPUTE, median(computes) if computes else min(sample.step_s for sample in samples), 1.0),
+        (SPREAD, median(spreads) if spreads else 0.03, 0.4 if spreads else 0.8),
+        (AHEAD, 0.5, 1.2),
+        (BYTE, 1e-10, 1.5),
     ]
     for link in links:
         pairs = [figure for figure in figures if figure.link is link]
         latency_s = median(pair.latency_s for pair in pairs) if pairs else LATENCY_S[link]
-        rows.append((cost.latency_at(link), max(latency_s, 1e-9), 1.0 if pairs else 2.0))
-        rows.append((cost.inverse_at(link), *_inverse_rate(samples, link, link in rated, pairs)))
+        rows.append((latency_at(link), max(latency_s, 1e-9), 1.0 if pairs else 2.0))
+        rows.append((inverse_at(link), *_inverse_rate(samples, link, link in rated, pairs)))
     places, medians, widths = zip(*rows, strict=True)
     return Priors(places, tuple(map(log, medians)), widths)
 
@@ -208,11 +649,11 @@ def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Prio
 def _figures(
     sample: Sample, traffic: StepTraffic
 ) -> Iterator[tuple[str, float, Callable[[Sequence[float]], float], float]]:
-    yield "step", sample.step_s, lambda values: cost.step_seconds(values, traffic), 1.0
+    yield "step", sample.step_s, lambda values: step_seconds(values, traffic), 1.0
     if sample.compute_s:
-        yield "compute", sample.compute_s, lambda values: values[cost.COMPUTE], COMPUTE_WEIGHT
+        yield "compute", sample.compute_s, lambda values: values[COMPUTE], COMPUTE_WEIGHT
     if sample.exchange_s and traffic.stages:
-        yield "exchange", sample.exchange_s, lambda values: cost.exchange_seconds(values, traffic), EXCHANGE_WEIGHT
+        yield "exchange", sample.exchange_s, lambda values: exchange_seconds(values, traffic), EXCHANGE_WEIGHT
 
 
 def _run_spread(samples: Sequence[Sample], repeats: Sequence[Sequence[float]]) -> float:
@@ -284,9 +725,9 @@ class ScalingModel:
         self._refuse_unknown(shape, sent, exchange)
         there = shape.on(self._filled(shape.rates))
         traffic = traffic_of(there, sent, self.exchange, self.rated)
-        exchanges = [cost.exchange_seconds(values, traffic) for values, _ in self.draws]
+        exchanges = [exchange_seconds(values, traffic) for values, _ in self.draws]
         steps = [
-            cost.overlapped(values, cost.compute_seconds(values, traffic), exchange_s)
+            overlapped(values, compute_seconds(values, traffic), exchange_s)
             for (values, _), exchange_s in zip(self.draws, exchanges, strict=True)
         ]
         noise = self._noise(sqrt(1 + self._octaves(there, sent)))
@@ -296,7 +737,7 @@ class ScalingModel:
             ranks=shape.ranks,
             step_s=_range(steps, noise),
             images_per_s=_range([images / step for step in steps], noise),
-            efficiency=_range([v[cost.COMPUTE] / s for (v, _), s in zip(self.draws, steps, strict=True)], noise),
+            efficiency=_range([v[COMPUTE] / s for (v, _), s in zip(self.draws, steps, strict=True)], noise),
             host_efficiency=None if host is None else _range([h / s for h, s in zip(host, steps, strict=True)], noise),
             exchange_s=median(exchanges),
         )
@@ -316,10 +757,10 @@ class ScalingModel:
             hint = f"measure a job with the exchange {wanted!r} with `gpurun scale`"
             raise CannotPredict(Unknown.EXCHANGE, message, hint)
         used = traffic_of(shape, sent, exchange, frozenset()).links
-        for link in sorted(used - self.links, key=cost.LINKS.index):
+        for link in sorted(used - self.links, key=LINKS.index):
             hint = f"measure a job that uses links {link.value} with `gpurun scale`"
             raise CannotPredict(Unknown.LINK, f"no measured run used links {link.value}", hint)
-        for link in sorted(used - self.rated, key=cost.LINKS.index):
+        for link in sorted(used - self.rated, key=LINKS.index):
             if shape.rates.of(link) not in (None, self.rates.of(link)):
                 message = f"the measured runs do not say the rate of the links {link.value}"
                 hint = "measure again with `gpurun scale`, and give the rate of the links"
@@ -353,7 +794,7 @@ class ScalingModel:
         traffic = traffic_of(alone, sent, "ring" if has_servers else self.exchange, self.rated)
         if not traffic.links <= self.links or (has_servers and traffic.stages):
             return None
-        return [cost.step_seconds(values, traffic) for values, _ in self.draws]
+        return [step_seconds(values, traffic) for values, _ in self.draws]
 
 
 def _outside(value: float, measured: Sequence[float]) -> float:

@@ -6,20 +6,178 @@ the expected start, with the same `schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from gpurun.quantities.counts import count
-from gpurun.scheduler.capacity import Capacity
-from gpurun.scheduler.changes import Change, changes_that_start
-from gpurun.scheduler.future import carried_out
-from gpurun.scheduler.index import Index, serves
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Reason, Snapshot, Wait
-from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.racks import Need
-from gpurun.scheduler.schedule import arrange, schedule
-from gpurun.scheduler.state import Arranged
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Inventory, Pool
+from gpurun.jobs.spec import Constraints, Grant, Placement
+from gpurun.quantities import count, duration
+from gpurun.scheduler.model import DEFAULT, ENDLESS, Decisions, Gang, HostGroup, Policy, Reason, Snapshot, Wait
+from gpurun.scheduler.passes import arrange, schedule
+from gpurun.scheduler.placement import Capacity, Index, Need, serves
+from gpurun.scheduler.pools import tree_of
+from gpurun.scheduler.state import Arranged, carried_out
+
+# The smallest change that would start a gang now. Each suggestion was tried with a pass.
+
+
+HOSTS_BACK = ("uncordon", "repair")
+
+MAX_UNCORDON = 16
+"""So many hosts are tried one by one before all of them at once."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that starts the gang.
+
+    Attributes:
+        what: ``gpus``, ``generation``, ``locality``, ``gpus_per_host``, ``hosts``, ``time_limit``, ``preemptible``,
+            ``priority``, ``pool``, ``uncordon``, or ``repair`` of a host that is out.
+        value: the new value, as a person would write it.
+        text: the change in words.
+    """
+
+    what: str
+    value: str
+    text: str
+
+
+def changes_that_start(snapshot: Snapshot, gang: Gang, decisions: Decisions, policy: Policy) -> tuple[Change, ...]:
+    """Return every kind of change that would start a waiting gang in a pass now, the smallest first."""
+    found: list[Change] = []
+    for change, changed in _candidates(snapshot, gang, decisions):
+        if "," in change.value and change.what in HOSTS_BACK and any(c.what in HOSTS_BACK for c in found):
+            continue  # one host is enough
+        if _possible(changed) and _starts(changed, gang.id, policy):
+            found.append(change)
+    fewer = _fewer_gpus(snapshot, gang, policy)
+    return tuple(found if fewer is None else [fewer, *found])
+
+
+def _starts(snapshot: Snapshot, gang: str, policy: Policy) -> bool:
+    return any(started.id == gang for started, _ in schedule(snapshot, policy, until=gang).starts)
+
+
+def _possible(snapshot: Snapshot) -> bool:
+    """False if the changed pools contradict each other: no change to offer."""
+    try:
+        tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
+    except BadInput:
+        return False
+    return True
+
+
+def _with(snapshot: Snapshot, gang: Gang) -> Snapshot:
+    queue = tuple(gang if other.id == gang.id else other for other in snapshot.queue)
+    return replace(snapshot, queue=queue)
+
+
+def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None:
+    """Return the largest smaller number of GPUs with which it starts; larger gangs are no easier to place."""
+    step = gang.wants.constraints.gpus_per_host or 1
+    low, high = 0, max(0, gang.least // step - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _starts(_with(snapshot, gang.but(gpus=middle * step).wanting(min_gpus=None)), gang.id, policy):
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return None
+    gpus = low * step
+    return Change("gpus", str(gpus), f"{count(gpus, 'GPU')} in place of {gang.least}")
+
+
+def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
+    for change, constraints in _other_constraints(snapshot.inventory, gang.wants.constraints):
+        yield change, _with(snapshot, gang.wanting(constraints=constraints))
+    limit = _time_that_is_left(snapshot, gang, decisions)
+    if limit is not None:
+        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {duration(limit)}: the job would end in time")
+        yield change, _with(snapshot, gang.wanting(time_limit_s=limit))
+    if not gang.wants.preemptible and snapshot.inventory.pools:
+        change = Change("preemptible", "true", "preemptible: the job may then borrow GPUs that other pools do not use")
+        yield change, _with(snapshot, gang.wanting(preemptible=True))
+    others = [other.wants.priority for other in snapshot.queue if other.id != gang.id]
+    top = max(others, default=gang.wants.priority) + 1
+    if top > gang.wants.priority:
+        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, gang.wanting(priority=top))
+    yield from _other_pools(snapshot, gang, decisions)
+    yield from _hosts_back(snapshot)
+
+
+def _other_constraints(inventory: Inventory, wants: Constraints) -> Iterator[tuple[Change, Constraints]]:
+    if wants.locality_wait_s and wants.prefer != "any":
+        yield Change("locality", "any", f"no wait for one {wants.prefer}"), replace(wants, locality_wait_s=0.0)
+    wider = {"host": ("rack", "any"), "rack": ("any",), "any": ()}[wants.locality]
+    for locality in wider:
+        yield Change("locality", locality, f"locality {locality}"), replace(wants, locality=locality)  # type: ignore[arg-type]
+    for generation in inventory.generations if wants.generations or wants.gpu_model or wants.min_gpu_memory_mib else ():
+        if generation not in wants.generations:
+            other = replace(wants, generations=(generation,), gpu_model=None, min_gpu_memory_mib=None)
+            yield Change("generation", generation, f"generation {generation}"), other
+    if wants.gpus_per_host:
+        yield Change("gpus_per_host", "any", "any number of GPUs per host"), replace(wants, gpus_per_host=None)
+    if wants.nvlink:
+        yield Change("nvlink", "false", "GPUs of several NVLink islands"), replace(wants, nvlink=False)
+    if wants.hosts or wants.avoid:
+        yield Change("hosts", "any", "any hosts"), replace(wants, hosts=(), avoid=())
+
+
+def _time_that_is_left(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> float | None:
+    """Return how long a gang may run without a delay for the first gang that waits for room."""
+    wait = decisions.waits[gang.id]
+    if wait.reason is not Reason.RESERVED or wait.behind is None:
+        return None
+    first = decisions.waits.get(wait.behind)
+    if first is None or first.expected_start_s is None or first.expected_start_s <= snapshot.now_s:
+        return None
+    limit_s = first.expected_start_s - snapshot.now_s - gang.start_allowance_s - gang.stop_allowance_s
+    return limit_s if limit_s >= 1 else None
+
+
+def _other_pools(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
+    if decisions.waits[gang.id].reason is not Reason.POOL:
+        return
+    pools = {pool.name: pool for pool in snapshot.inventory.pools}
+    pool = pools.get(gang.wants.pool or "")
+    while pool is not None:
+        used = sum(run.gang.gpus for run in snapshot.running if run.gang.wants.pool == pool.name) + gang.least
+        if not gang.wants.preemptible:
+            yield _pool_change(snapshot, pool, replace(pool, reservation=max(used, pool.reservation)), "reservation")
+        if pool.limit is not None:
+            yield _pool_change(snapshot, pool, replace(pool, limit=max(used, pool.limit)), "limit")
+        pool = pools.get(pool.parent or "")
+
+
+def _pool_change(snapshot: Snapshot, old: Pool, new: Pool, key: str) -> tuple[Change, Snapshot]:
+    if new.limit is not None and new.reservation > new.limit:
+        new = replace(new, limit=new.reservation)
+    pools = tuple(new if pool is old else pool for pool in snapshot.inventory.pools)
+    value = getattr(new, key)
+    change = Change("pool", f"{old.name}.{key}={value}", f"pool {old.name} with a {key} of {value}")
+    return change, replace(snapshot, inventory=replace(snapshot.inventory, pools=pools))
+
+
+def _hosts_back(snapshot: Snapshot) -> Iterator[tuple[Change, Snapshot]]:
+    names = sorted(snapshot.unusable)
+    for name in names[:MAX_UNCORDON]:
+        rest = {host: why for host, why in snapshot.unusable.items() if host != name}
+        what = _way_back(snapshot, [name])
+        text = f"`gpurun inventory uncordon {name}`" if what == "uncordon" else f"{name} repaired, and back in use"
+        yield Change(what, name, text), replace(snapshot, unusable=rest)
+    if len(names) > 1:
+        what = _way_back(snapshot, names)
+        yield Change(what, ",".join(names), f"all {len(names)} hosts back in use"), replace(snapshot, unusable={})
+
+
+def _way_back(snapshot: Snapshot, names: Iterable[str]) -> str:
+    """What brings hosts back: `gpurun inventory uncordon` does not help a host that is out."""
+    return "repair" if any(snapshot.unusable[name].startswith("out: ") for name in names) else "uncordon"
+
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
@@ -292,3 +450,266 @@ def _unknown_in_pool(last: Snapshot, wait: Wait, gang: Gang) -> str:
         return f"the start depends on {wait.behind}"
     whose = "the job's pool" if wait.behind in (None, gang.wants.pool) else f"pool {wait.behind}"
     return f"the start depends on jobs of {whose} without a time limit"
+
+
+# An explanation in words: the lines of `gpurun why`, one screen of them.
+
+
+MOST = 6
+"""Lines of one kind; the rest is counted."""
+
+Entry = TypeVar("Entry")
+
+Fold = Callable[[Iterable[str]], str]
+"""Host names to one short word, such as ``gpu-r1-[01-16]``."""
+
+
+def lines(explanation: Explanation, *, now_s: float, fold: Fold, named: Callable[[str], str] = str) -> list[str]:
+    """The explanation as lines of text without colours.
+
+    Args:
+        now_s: the time of the snapshot; expected starts are given as seconds from it.
+        fold: how host names are shortened.
+        named: a gang's id to what people call it.
+    """
+    text = [f"{explanation.gang} {_state(explanation)}"]
+    if explanation.placement is not None:
+        text.append(f"  on {fold(explanation.placement.hosts)} ({', '.join(explanation.placement.racks)})")
+    if explanation.state not in ("waits", "never"):
+        return text
+    if explanation.position is not None:
+        text.append(f"  place in the queue: {explanation.position}{_ahead(explanation.ahead, named)}")
+    text += _pool(explanation)
+    text += _section("hosts", explanation.groups, lambda group: _group_of_wording(group, fold))
+    text += _section(
+        "GPUs that the job could use are held by", explanation.holders,
+        lambda holder: f"{named(holder.gang)}: {_holder(holder, now_s)}",
+    )  # fmt: skip
+    if explanation.state == "waits":
+        text.append(f"  expected start: {_expected(explanation, now_s)}")
+        changes = _section("the job would start now with", explanation.changes, lambda change: change.text)
+        text += changes or ["  no single change would start the job now"]
+    return text
+
+
+def _state(explanation: Explanation) -> str:
+    if explanation.state in ("runs", "starts"):  # the message is a verb, too
+        return explanation.message or explanation.state
+    state = {"never": "can never start", "unknown": "is unknown"}.get(explanation.state, explanation.state)
+    return f"{state}: {explanation.message}" if explanation.message else state
+
+
+def _section(title: str, entries: Sequence[Entry], in_words: Callable[[Entry], str]) -> list[str]:
+    if not entries:
+        return []
+    more = [f"    … and {len(entries) - MOST} more"] if len(entries) > MOST else []
+    return [f"  {title}:", *(f"    {in_words(entry)}" for entry in entries[:MOST]), *more]
+
+
+def _ahead(ahead: Sequence[str], named: Callable[[str], str]) -> str:
+    if not ahead:
+        return ""
+    more = f" and {len(ahead) - MOST} more" if len(ahead) > MOST else ""
+    return f", behind {', '.join(map(named, ahead[:MOST]))}{more}"
+
+
+def _pool(explanation: Explanation) -> list[str]:
+    pool = explanation.pool
+    if pool is None:
+        return []
+    limit = "none" if pool.limit is None else f"{pool.limit}"
+    entitled = "" if pool.entitlement is None else f", entitled to {pool.entitlement:.0f} now"
+    used = f"uses {count(pool.used, 'GPU')}{entitled}"
+    return [f"  pool {pool.name}: {used}, reservation {pool.reservation}, limit {limit}"]
+
+
+def _group_of_wording(group: HostGroup, fold: Fold) -> str:
+    room = ""
+    if group.free:
+        room = f"; {group.free} of {group.gpus} free, at most {group.largest_host} on a host"
+        room += f" and {group.largest_rack} in a rack"
+    return f"{fold(group.hosts)}: {group.why}{room}"
+
+
+def _holder(holder: Occupant, now_s: float) -> str:
+    where = f"{count(holder.gpus, 'GPU')} on {count(holder.hosts, 'host')}"
+    if holder.stopping:
+        return f"{where}, is stopping"
+    if holder.free_s is None:
+        return f"{where}, has no time limit"
+    if holder.preparing:
+        return f"{where}, prepares; its time limit does not count yet"
+    if holder.free_s <= now_s:
+        return f"{where}, should have ended by its time limit"
+    return f"{where}, free {in_time(holder.free_s, now_s)} if the job uses its whole time limit"
+
+
+def _expected(explanation: Explanation, now_s: float) -> str:
+    at_s = explanation.expected_start_s
+    if at_s is None:
+        return f"unknown: {explanation.unknown_because}"
+    if at_s <= now_s:
+        return "soon: the jobs in the way should have ended by now"
+    before = [holder for holder in explanation.holders if holder.free_s is not None and holder.free_s <= at_s]
+    if not before:  # time alone brings the start: it waits no longer for one rack, or gangs may be preempted for it
+        return in_time(at_s, now_s)
+    only_stop = all(holder.stopping for holder in before)
+    ends = "when the stopping jobs have ended" if only_stop else "if running jobs use their whole time limits"
+    return f"{in_time(at_s, now_s)} {ends}"
+
+
+def expected_in(at_s: float, now_s: float) -> str:
+    """When a job is expected to start, for people: ``in 12s``; ``soon`` if it should have started already."""
+    return "soon" if at_s <= now_s else in_time(at_s, now_s)
+
+
+def in_time(at_s: float, now_s: float) -> str:
+    """A time to come, for people: ``in 12s`` or ``in 1h05m``."""
+    return f"in {duration(max(1, round(at_s - now_s)))}"
+
+
+# Decide about gangs on hosts that are being drained. Pure.
+
+
+Fate = Literal["stops", "shrinks", "moves", "waits", "ends"]
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A gang that holds GPUs of a draining host.
+
+    Attributes:
+        gang: with the GPUs that it wants.
+        members: where its ranks run, in rank order.
+        hosts: the draining hosts on which it holds GPUs.
+        begun: its containers may exist; before that it has no work to lose.
+        stopping: it is already stopping.
+    """
+
+    gang: Gang
+    members: tuple[Grant, ...]
+    hosts: tuple[str, ...]
+    begun: bool = True
+    stopping: bool = False
+
+    @property
+    def may_shrink(self) -> bool:
+        """Return True if it can release the draining hosts. One that reforms stops, and starts at another size."""
+        wants = self.gang.wants
+        return not wants.reforms and may_lose(self.members, self.hosts, wants.min_gpus)
+
+    @property
+    def may_stop(self) -> bool:
+        """Return True if it may be stopped, because it starts again."""
+        wants = self.gang.wants
+        return wants.preemptible or wants.reforms or wants.max_restarts > 0
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The decision about one gang.
+
+    Attributes:
+        fate: ``stops``: it is already stopping; ``shrinks``: it releases the hosts and continues on its others;
+            ``moves``: it stops and is queued again; ``waits``: the drain waits for its end; ``ends``: the deadline
+            is over, so gpurun stops it for good.
+        why: one phrase. For ``waits`` and ``ends``: why it does not move.
+        until_s: for ``waits``: when gpurun stops it; None = never.
+    """
+
+    gang: str
+    hosts: tuple[str, ...]
+    fate: Fate
+    why: str = ""
+    until_s: float | None = None
+
+
+def departures(
+    inventory: Inventory,
+    unusable: Collection[str],
+    draining: Mapping[str, float | None],
+    tenants: Iterable[Tenant],
+    now_s: float,
+) -> tuple[Departure, ...]:
+    """Decide about each gang.
+
+    Args:
+        unusable: all hosts that get no new gangs, including draining ones. A gang moves only if the other hosts could
+            hold it, so that gpurun stops no gang that could not start again.
+        draining: host → when gangs that cannot move are stopped; None = the drain waits for them.
+    """
+    empty = Snapshot(inventory, unusable=dict.fromkeys(unusable, "out of use"), now_s=now_s)
+    found = []
+    for tenant in tenants:
+        fate, why = _fate(tenant, empty)
+        ends = [end for host in tenant.hosts if (end := draining[host]) is not None]
+        until_s = min(ends) if ends and fate == "waits" else None
+        if until_s is not None and now_s >= until_s:
+            fate = "ends"
+        found.append(Departure(tenant.gang.id, tenant.hosts, fate, why, until_s))
+    return tuple(found)
+
+
+def may_lose(members: Iterable[Grant], hosts: Collection[str], least: int | None) -> bool:
+    """Return True if an elastic gang can continue without these hosts.
+
+    Args:
+        members: where its ranks run, in rank order. Its launcher is on the first host.
+        least: the fewest GPUs that it may have; None = it is not elastic.
+    """
+    grants = tuple(members)
+    if least is None or not grants or grants[0].host in hosts:
+        return False
+    return sum(len(grant.gpus) for grant in grants if grant.host not in hosts) >= least
+
+
+def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
+    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 must end first``."""
+    if is_empty:
+        return "drained"
+    here = [departure.fate for departure in found if host in departure.hosts]
+    waited, leave = here.count("waits"), len(here) - here.count("waits")
+    leaving = count(leave, "gang leaves", "gangs leave") if leave else ""
+    parts = [part for part in (leaving, f"{waited} must end first" if waited else "") if part]
+    return f"draining: {', '.join(parts)}" if parts else "draining"
+
+
+def in_words(departure: Departure, now_s: float) -> str:
+    """Describe the decision for people; the sentence's subject is the gang."""
+    match departure.fate:
+        case "stops":
+            return "is ending"
+        case "shrinks":
+            return f"releases {', '.join(departure.hosts)} and continues on its other hosts"
+        case "moves":
+            return "stops, is queued again and continues on other hosts"
+        case "ends":
+            return f"is stopped, because the drain's deadline is over; {departure.why}"
+    end = ""
+    if departure.until_s is not None:
+        end = f", and is stopped {in_time(departure.until_s, now_s)} if it still runs"
+    return f"must end before the drain is complete{end}: {departure.why}"
+
+
+def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
+    if tenant.stopping:
+        return "stops", "the job is ending"
+    if tenant.begun and tenant.may_shrink:
+        return "shrinks", "the job is elastic and has enough GPUs on other hosts"
+    if tenant.begun and not tenant.may_stop:
+        return "waits", "the job is not preemptible, and max_restarts is 0"
+    if (refused := _refused(tenant.gang, empty)) is not None:
+        return "waits", f"no other hosts could run the job: {refused}"
+    return "moves", "gpurun may restart the job" if tenant.begun else "the job's ranks have not started"
+
+
+def _refused(gang: Gang, empty: Snapshot) -> str | None:
+    """Return why the scheduler would not start the gang even if nothing else ran or waited; None if it would."""
+    try:
+        decisions = schedule(replace(empty, queue=(gang.but(kept=None),)))
+    except BadInput as error:
+        return error.message
+    wait, never = decisions.waits.get(gang.id), decisions.never.get(gang.id)
+    if never is not None:
+        return never.message
+    return None if wait is None or wait.reason is Reason.LOCALITY else wait.message

@@ -6,20 +6,19 @@ randomness; times are seconds on whatever clock the caller uses, all on the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from gpurun.inventory.model import Inventory
-from gpurun.jobs.limits import limit_ends_s
-from gpurun.jobs.record import Kept as Kept  # noqa: PLC0414  re-exported, as are Grant, Placement, Wants
-from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414
-from gpurun.jobs.spec import Placement as Placement  # noqa: PLC0414
-from gpurun.jobs.spec import Wants as Wants  # noqa: PLC0414
+from gpurun.inventory.model import Host, Inventory
+from gpurun.jobs.record import JobRecord, Kept
+from gpurun.jobs.spec import FENCE_S, PREPARE_S, Grant, JobSpec, Placement, Wants, limit_ends_s
 
 ENDLESS = float("inf")
 """An unknown time."""
@@ -276,3 +275,118 @@ class Decisions:
     order: tuple[str, ...] = ()
     entitlements: Mapping[str, float] = field(default_factory=dict)
     wake_s: float | None = None
+
+
+# The few numbers of a pass.
+
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a pass may do for a gang that does not fit.
+
+    Attributes:
+        patience_s: the dial between a short average wait (large) and a short wait of large gangs (small). A gang
+            that needs half of the cluster or more, or fits on one host, is overtaken for this long before hosts
+            are kept for it; one that needs the share s of the cluster for ``patience_s · (2s)⁴``, since keeping
+            hosts for it costs the others so much less. docs/scheduler-evidence.md says what was measured.
+        min_run_s: how long a gang runs before it may be preempted.
+    """
+
+    name: str = "default"
+    patience_s: float = 240 * HOUR_S
+    min_run_s: float = 0.25 * HOUR_S
+
+
+DEFAULT = Policy()
+"""What `gpurun submit` uses."""
+
+
+# Jobs as the scheduler sees them: one place that turns what a job wants and its record into a gang.
+
+
+def new_gang(spec: JobSpec, *, job: str, submitted_s: float) -> Gang:
+    """The gang of a job that has never been started."""
+    return Gang(job, spec.gpus, submitted_s, spec.wants, PREPARE_S, spec.grace_s + FENCE_S)
+
+
+Holders = Mapping[str, frozenset[str]]
+"""Digest of a data set → the hosts that have it, as far as is known."""
+NOBODY: Holders = MappingProxyType({})
+NOWHERE: frozenset[str] = frozenset()
+
+
+def gang_of(record: JobRecord, wants: Wants, holders: Holders = NOBODY) -> Gang:
+    """The gang of a job, as its record stands."""
+    return next(gangs_of([(record, wants)], holders))
+
+
+def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]], holders: Holders = NOBODY) -> Iterator[Gang]:
+    """The gangs of many jobs, as their records stand."""
+    for record, whole in jobs:
+        gpus, wants = (1, whole.for_one) if record.rehearsal else (record.gpus, whole)
+        # By position, in the order of `Gang`: a pass makes ten thousand of them.
+        yield Gang(
+            record.id, gpus, record.submitted_s, wants, PREPARE_S, wants.grace_s + FENCE_S, record.attempt,
+            record.attempt > 0, record.avoid, record.kept, _near(wants, holders) if wants.data else NOWHERE,
+        )  # fmt: skip
+
+
+def _near(wants: Wants, holders: Holders) -> frozenset[str]:
+    """The hosts that have all data sets of a job."""
+    found = [holders.get(digest, NOWHERE) for digest in wants.data_digests]
+    return frozenset.intersection(*found) if found else NOWHERE
+
+
+# Hosts without GPUs that run gangs' servers. Gangs share these hosts; a lease only names them.
+
+
+def refuse(gang: Gang, snapshot: Snapshot) -> Refusal | None:
+    """Why the servers of a gang have no host; None if they have one."""
+    inventory = snapshot.inventory
+    number, hosts = gang.wants.servers
+    if not number:
+        return None
+    for name in (name for name in hosts if "=" not in name):
+        host = inventory.by_name.get(name)
+        if host is None:
+            return Refusal(True, Reason.IMPOSSIBLE, f"the host {name!r} for parameter servers is not in the inventory")
+        if host.gpus:
+            return Refusal(True, Reason.IMPOSSIBLE, f"the host {name!r} for parameter servers has GPUs")
+    able, asked = _able(hosts, snapshot), " or ".join(hosts)
+    if not able:
+        return Refusal(True, Reason.IMPOSSIBLE, f"no host without GPUs has the label {asked} for parameter servers")
+    why = sorted({snapshot.unusable[host.name] for host in able if host.name in snapshot.unusable})
+    if all(host.name in snapshot.unusable for host in able):
+        words = f"parameter servers need a host without GPUs ({asked}), and none can be used: {', '.join(why)}"
+        return Refusal(False, Reason.HOSTS, words)
+    return None
+
+
+def with_servers(gang: Gang, placement: Placement, snapshot: Snapshot, running: Iterable[Running]) -> Placement:
+    """A placement of a gang's GPUs, and behind them the hosts of its servers, if it has some there.
+
+    Hosts it failed on come last; before them those that carry fewest gangs' servers, in a rack of the gang if there is
+    one, in the inventory's order.
+
+    Args:
+        running: all gangs that hold GPUs.
+    """
+    number, hosts = gang.wants.servers
+    if not number:
+        return placement
+    busy = Counter(grant.host for run in running for grant in run.placement.grants if not grant.gpus)
+    able = [host for host in _able(hosts, snapshot) if host.name not in snapshot.unusable]
+    able.sort(key=lambda host: (host.name in gang.avoid, busy[host.name], host.rack not in placement.racks))
+    chosen = tuple(Grant(host.name, ()) for host in able[:number])
+    return replace(placement, grants=(*placement.grants, *chosen))
+
+
+def _able(asked: tuple[str, ...], snapshot: Snapshot) -> list[Host]:
+    return [host for host in snapshot.inventory.hosts if not host.gpus and _is_asked(host, asked)]
+
+
+def _is_asked(host: Host, asked: tuple[str, ...]) -> bool:
+    return host.name in asked or any(f"{key}={value}" in asked for key, value in host.labels.items())

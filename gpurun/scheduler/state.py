@@ -2,31 +2,313 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
-from gpurun.quantities.counts import count
-from gpurun.scheduler.book import Book
-from gpurun.scheduler.capacity import Capacity
-from gpurun.scheduler.index import Index
-from gpurun.scheduler.keeping import Hold, Keeping
+from gpurun.jobs.record import Kept
+from gpurun.jobs.spec import Placement
+from gpurun.quantities import count
 from gpurun.scheduler.model import (
     ENDLESS,
     Decisions,
     Gang,
-    Kept,
-    Placement,
+    Policy,
     Preemption,
     Reason,
     Refusal,
     Running,
     Snapshot,
     Wait,
+    refuse,
+    with_servers,
 )
-from gpurun.scheduler.policy import Policy
-from gpurun.scheduler.room import Room
-from gpurun.scheduler.servers import refuse, with_servers
+from gpurun.scheduler.placement import Capacity, Index, Masks, Try
+from gpurun.scheduler.pools import Book
+
+# GPUs that a pass holds for one gang against others: those kept over passes, and one reservation.
+
+
+@dataclass(frozen=True)
+class Hold:
+    """GPUs that are held for one gang.
+
+    Attributes:
+        free_s: when all of them are expected to be free. Gangs that end before may use them until then. ENDLESS:
+            unknown, so no other gang may use them.
+        kept: what the caller stores; None for a reservation, which is for this pass only.
+    """
+
+    gang: Gang
+    placement: Placement
+    masks: Masks
+    free_s: float
+    kept: Kept | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Returns True if gangs were stopped for it."""
+        return self.kept is not None and self.kept.why == "preemption"
+
+    @property
+    def has_patience(self) -> bool:
+        """Returns True if it is kept because others overtook the gang for long enough."""
+        return self.kept is not None and self.kept.why == "patience"
+
+    def outlasted_by(self, gang: Gang, now_s: float) -> bool:
+        """Returns True if a gang that starts now may still run when these GPUs are wanted."""
+        return self.free_s == ENDLESS or now_s + gang.longest_s > self.free_s
+
+
+class Keeping:
+    """Removes held GPUs from the index. `undo` restores them.
+
+    Attributes:
+        holds: gang → what is held for it.
+    """
+
+    def __init__(self, index: Index, now_s: float) -> None:
+        self.index, self.now_s = index, now_s
+        self.holds: dict[str, Hold] = {}
+        self._taken: dict[str, Masks] = {}
+        self._timed: list[Hold] = []
+        self._against: dict[float, tuple[str, ...]] = {}  # gangs' longest_s → for whom GPUs are held against them
+
+    @property
+    def reservation(self) -> Hold | None:
+        """The one hold that is not kept over passes."""
+        return next((hold for hold in self.holds.values() if hold.kept is None), None)
+
+    @property
+    def has_patience(self) -> bool:
+        """Returns True if GPUs are kept for a gang because others overtook it for long enough."""
+        return any(hold.has_patience for hold in self.holds.values())
+
+    def possible_again(
+        self, waiting: Iterable[Gang], running: Sequence[Running], taken: Masks
+    ) -> Iterator[tuple[Gang, Kept]]:
+        """Yield what earlier passes kept and this one may keep, too, the oldest gang first. The caller may `keep` it.
+        GPUs for which gangs were stopped come first: another gang may wait for what they are used for.
+
+        Left out are: a placement on a lost or missing host; one with GPUs that another holds now or that are kept for
+        another gang; one for which gangs should stop that were not told yet. This pass decides those again.
+        """
+        going_on = _union(self.index.masks(run.placement) for run in running if not run.stopping)
+        promised = {"preemption": _union([taken]), "patience": _union([taken])}
+        kepts = [(gang, gang.kept) for gang in waiting if gang.kept is not None]
+        for gang, kept in sorted(kepts, key=lambda kept: (kept[1].why != "preemption", kept[0].age)):
+            if not self.index.usable(kept.placement):
+                continue
+            masks = self.index.masks(kept.placement)
+            if _overlap(promised[kept.why], masks) or (kept.why == "preemption" and _overlap(going_on, masks)):
+                continue
+            yield gang, kept
+            if gang.id in self.holds:
+                promised[kept.why] = _union((list(promised[kept.why].items()), masks))
+
+    def keep(self, gang: Gang, kept: Kept, running: Iterable[Running]) -> None:
+        """Hold GPUs, free now or later, for a gang, in this pass and in those that follow."""
+        masks = self.index.masks(kept.placement)
+        self.hold(Hold(gang, kept.placement, masks, self._free_s(gang, kept, masks, running), kept))
+
+    def hold(self, hold: Hold) -> None:
+        """Hold GPUs for a gang from here on."""
+        self.holds[hold.gang.id] = hold
+        self._taken[hold.gang.id] = self.index.hold(hold.masks)
+        if hold.free_s != ENDLESS:
+            self._timed.append(hold)
+            self._against.clear()
+
+    def drop(self, gang: str) -> Hold | None:
+        """Release what is held for a gang. Returns it, None if there was nothing."""
+        self.index.give(self._taken.pop(gang, ()))
+        self._timed = [hold for hold in self._timed if hold.gang.id != gang]
+        self._against.clear()
+        return self.holds.pop(gang, None)
+
+    def hold_again(self) -> None:
+        """Hold what is free now of GPUs that were held for two gangs: the one for which gangs were stopped had them."""
+        for name, hold in self.holds.items():
+            self._taken[name] = [*self._taken.get(name, ()), *self.index.hold(hold.masks)]
+
+    def owed_to_others(self, gang: Gang) -> list[Hold]:
+        """What other gangs have had gangs stopped for."""
+        return [hold for hold in self.holds.values() if hold.is_owed and hold.gang.id != gang.id]
+
+    def against(self, gang: Gang) -> tuple[str, ...]:
+        """Return the gangs for which GPUs are held that this gang may not use, among holds with a known time."""
+        if not self._timed:
+            return ()
+        known = self._against.get(gang.longest_s)
+        if known is None:
+            known = tuple([hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s)])
+            self._against[gang.longest_s] = known
+        return known
+
+    def open(self, against: tuple[str, ...]) -> None:
+        """Let a gang use the GPUs of all holds whose time is known, except these."""
+        for hold in self._timed:
+            if hold.gang.id not in against:
+                self.index.give(self._taken.pop(hold.gang.id, ()))
+
+    def close(self) -> None:
+        """End `open`: hold what is still free."""
+        for hold in self._timed:
+            if hold.gang.id not in self._taken:
+                self._taken[hold.gang.id] = self.index.hold(hold.masks)
+
+    def not_for_others(self, gang: Gang) -> Callable[[Masks], Masks]:
+        """Return a function that removes GPUs that are held for another gang."""
+        others = _union(hold.masks for hold in self.holds.values() if hold.gang.id != gang.id)
+        if not others:
+            return lambda masks: masks
+        return lambda masks: [(n, mask & ~others.get(n, 0)) for n, mask in masks]
+
+    def undo(self) -> None:
+        """Leave in the index only what is really in use."""
+        for masks in self._taken.values():
+            self.index.give(masks)
+        self._taken.clear()
+
+    def _free_s(self, gang: Gang, kept: Kept, masks: Masks, running: Iterable[Running]) -> float:
+        if kept.why == "preemption":
+            return ENDLESS
+        wanted = {n: mask & ~self.index.free[n] for n, mask in masks}
+        first = [hold.gang.longest_s for hold in self.owed_to_others(gang) if _overlap(wanted, hold.masks)]
+        free_s = self.now_s + max(first, default=0.0)
+        for run in running:
+            used = self.index.masks(run.placement)
+            if _overlap(wanted, used):
+                free_s = max(free_s, run.free_s(self.now_s))
+                wanted = {n: mask & ~dict(used).get(n, 0) for n, mask in wanted.items()}
+        return ENDLESS if any(wanted.values()) else free_s  # other users of GPUs have no known end
+
+
+def _union(many: Iterable[Masks]) -> dict[int, int]:
+    union: dict[int, int] = {}
+    for masks in many:
+        for n, mask in masks:
+            union[n] = union.get(n, 0) | mask
+    return union
+
+
+def _overlap(one: Mapping[int, int], masks: Masks) -> bool:
+    return any(one.get(n, 0) & mask for n, mask in masks)
+
+
+# What fits now: free GPUs, without those that are held for other gangs.
+
+
+class Room:
+    """Places gangs during one pass.
+
+    Args:
+        attempt: where a gang would start now.
+        possible: where it fits.
+    """
+
+    def __init__(self, index: Index, keeping: Keeping, attempt: Try, possible: Try) -> None:
+        self.index, self.keeping, self._attempt, self._possible = index, keeping, attempt, possible
+
+    def place(self, gang: Gang) -> Placement | None:
+        """Where the gang goes now, None if nowhere. GPUs held for others count only if it ends in time."""
+        return self._place(gang, self.keeping.against(gang), self._attempt)
+
+    def anywhere(self, gang: Gang) -> Placement | None:
+        """Where the gang fits now with the fewest GPUs that it needs, also where it declines to start."""
+        return self._place(gang.smallest, self.keeping.against(gang), self._possible)
+
+    def largest(self, gang: Gang, most: int) -> Placement | None:
+        """Where the gang goes with the most GPUs that fit: `most`, or fewer if it is elastic."""
+        placement = self.place(gang.sized(most))
+        low, high = gang.least // gang.step, most // gang.step - 1
+        if placement is not None or gang.wants.min_gpus is None or low > high:
+            return placement
+        placement = self.place(gang.sized(low * gang.step))
+        while placement is not None and low < high:
+            middle = (low + high + 1) // 2
+            found = self.place(gang.sized(middle * gang.step))
+            low, high, placement = (middle, high, found) if found is not None else (low, middle - 1, placement)
+        return placement
+
+    def fits_without_timed_holds(self, gang: Gang) -> bool:
+        """Returns True if the gang would fit but for GPUs that are held for others until a known time."""
+        return bool(self.keeping.against(gang)) and self._place(gang.smallest, (), self._attempt) is not None
+
+    def take(self, placement: Placement) -> None:
+        """Mark a placement's GPUs as used."""
+        self.keeping.open(())
+        self.index.take(self.index.masks(placement))
+        self.keeping.close()
+
+    def _place(self, gang: Gang, against: tuple[str, ...], attempt: Try) -> Placement | None:
+        if gang.gpus % gang.step:
+            return None
+        self.keeping.open(against)
+        placement = attempt(self.index, gang)
+        self.keeping.close()
+        return placement
+
+
+# Compute when GPUs become free, and when a gang that does not fit now will fit.
+
+
+def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
+    """Return the snapshot after the decisions. A stopped gang is not in the queue again."""
+    started = {gang.id for gang, _ in decisions.starts}
+    stopped = {preemption.victim for preemption in decisions.preempts}
+    running = [
+        replace(run, stopping=True, told_s=snapshot.now_s) if run.gang.id in stopped and not run.stopping else run
+        for run in snapshot.running
+    ]
+    running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
+    queue = tuple(_with_kept(gang, decisions.kept.get(gang.id)) for gang in snapshot.queue if gang.id not in started)
+    return replace(snapshot, running=tuple(running), queue=queue)
+
+
+def _with_kept(gang: Gang, kept: Kept | None) -> Gang:
+    return gang if gang.kept == kept else gang.but(kept=kept)
+
+
+@dataclass(frozen=True)
+class Release:
+    """GPUs that become free at a time: an end by time limit, or a guess. `gang` breaks ties."""
+
+    at_s: float
+    gang: str
+    masks: Masks
+
+
+def first_fit(index: Index, gang: Gang, releases: Sequence[Release], attempt: Try) -> tuple[float, Placement] | None:
+    """Return the earliest release after which the gang fits, and its placement; None if there is none.
+
+    Leaves the index as it was. A gang that fits after some releases fits after more, so the search is binary.
+    """
+    ordered = sorted(releases, key=lambda release: (release.at_s, release.gang))
+    if index.total_free + sum(mask.bit_count() for r in ordered for _, mask in r.masks) < gang.gpus:
+        return None
+    given: list[Masks] = []
+
+    def after(number: int) -> Placement | None:
+        while len(given) < number:
+            masks = [(n, mask & ~index.free[n]) for n, mask in ordered[len(given)].masks]
+            index.give(masks)
+            given.append(masks)
+        while len(given) > number:
+            index.take(given.pop())
+        return attempt(index, gang)
+
+    low, high = 1, len(ordered)
+    best = after(high) if ordered else None
+    if best is not None:
+        while low < high:
+            middle = (low + high) // 2
+            found = after(middle)
+            low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
+    while given:
+        index.take(given.pop())
+    return None if best is None else (ordered[low - 1].at_s, best)
 
 
 @dataclass
@@ -336,3 +618,106 @@ def some_hosts(placement: Placement) -> str:
 def named_pool(pool: str | None) -> str:
     """Whose GPUs a gang uses, for people."""
     return "the pool of jobs without a pool" if pool is None else f"pool {pool}"
+
+
+# Preemption: decide which gangs to stop so that a gang gets the GPUs to which it is entitled.
+
+
+Rule = Callable[[Sequence[Running]], bool]
+
+MAX_TRIES = 128
+"""Pairs of victims tried one by one before victims are added up by cost."""
+
+
+def cost(running: Running, now_s: float) -> tuple[int, float, float, str]:
+    """Return how bad it is to stop a gang: lowest priority first, then the newest, then the least work lost."""
+    saved = running.granted_s if running.checkpoint_s is None else max(running.checkpoint_s, running.granted_s)
+    return (running.gang.wants.priority, -running.granted_s, running.gang.gpus * (now_s - saved), running.gang.id)
+
+
+class Hunt:
+    """The search for the gangs to stop for one gang. Leaves the index as it was.
+
+    Args:
+        lenders: running gangs that may be stopped, each with the GPUs that the gang may have of them.
+        attempt: places the gang.
+        fair: returns whether these may be stopped together.
+        enough: returns whether the gang's pools would let it start without these.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        gang: Gang,
+        lenders: Sequence[tuple[Running, Masks]],
+        now_s: float,
+        attempt: Try,
+        fair: Rule,
+        enough: Rule,
+    ) -> None:
+        self.index, self.gang, self.attempt, self.fair, self.enough = index, gang, attempt, fair, enough
+        self.ranked = sorted((running for running, _ in lenders), key=lambda running: cost(running, now_s))
+        self._masks = {running.gang.id: masks for running, masks in lenders}
+
+    def victims(self) -> tuple[tuple[Running, ...], Placement] | None:
+        """Return the fewest and cheapest gangs to stop, and the gang's placement then; None if nothing helps."""
+        if self._without(self.ranked) is None:
+            return None
+        singles = ((running,) for running in self.ranked)
+        pairs = (pair for pair, _ in zip(combinations(self.ranked, 2), range(MAX_TRIES), strict=False))
+        for few in (*singles, *pairs):
+            placement = self._without(few) if self.fair(few) else None
+            if placement is not None:
+                return few, placement
+        return self._many(self.ranked) or self._many(self._fairly())
+
+    def _many(self, ranked: Sequence[Running]) -> tuple[tuple[Running, ...], Placement] | None:
+        """The cheapest that are enough; of them, those on whose GPUs the gang would run and that are needed."""
+        enough = self._first_enough(ranked)
+        placement = self._without(enough)
+        if placement is None:
+            return None
+        wanted = dict(self.index.masks(placement))
+        hit = [run for run in enough if any(wanted.get(n, 0) & mask for n, mask in self._masks[run.gang.id])]
+        chosen = tuple(self._pruned(hit if self.enough(hit) else enough))
+        found = self._without(chosen)
+        return (chosen, found) if found is not None and self.fair(chosen) else None
+
+    def _fairly(self) -> list[Running]:
+        taken: list[Running] = []
+        for run in self.ranked:
+            if self.fair([*taken, run]):
+                taken.append(run)
+        return taken
+
+    def _first_enough(self, ranked: Sequence[Running]) -> Sequence[Running]:
+        low, high = 1, len(ranked)
+        while low < high:
+            middle = (low + high) // 2
+            if self._without(ranked[:middle]) is not None:
+                high = middle
+            else:
+                low = middle + 1
+        return ranked[:low]
+
+    def _pruned(self, victims: Sequence[Running]) -> Sequence[Running]:
+        """Spare victims that need not be stopped, the most expensive first."""
+        kept = list(victims)
+        for running in reversed(victims):
+            fewer = [other for other in kept if other is not running]
+            if self._without(fewer) is not None:
+                kept = fewer
+        return kept
+
+    def _without(self, victims: Sequence[Running]) -> Placement | None:
+        if not self.enough(victims):
+            return None
+        given = []
+        for running in victims:
+            masks = [(n, mask & ~self.index.free[n]) for n, mask in self._masks[running.gang.id]]
+            self.index.give(masks)
+            given.append(masks)
+        placement = self.attempt(self.index, self.gang)
+        for masks in given:
+            self.index.take(masks)
+        return placement

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory
-from gpurun.scaling.model import ScalingModel
-from gpurun.scaling.shape import LinkRates, Shape
-from gpurun.scheduler.model import Placement
+from gpurun.jobs.spec import Placement
+from gpurun.scaling.model import LinkRates, ScalingModel, Shape
 
 
 class PlacementPace:

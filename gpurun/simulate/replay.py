@@ -2,21 +2,278 @@
 
 from __future__ import annotations
 
+import csv
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import islice
+from pathlib import Path
 
-from gpurun.errors import GpurunError, NeverFits
+from gpurun.errors import BadInput, GpurunError, NeverFits
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.spec import Constraints
-from gpurun.quantities.counts import count
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Placement, Running, Snapshot, Wants
-from gpurun.scheduler.policy import Policy
-from gpurun.scheduler.schedule import arrange, schedule
+from gpurun.jobs.spec import Constraints, Grant, Locality, Placement, Wants
+from gpurun.quantities import count
+from gpurun.scheduler.model import DEFAULT, ENDLESS, Decisions, Gang, Policy, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.passes import arrange, schedule
+from gpurun.scheduler.placement import Capacity, Index, Lane, choose_gpus, need_of, try_place
 from gpurun.scheduler.state import Arranged
-from gpurun.simulate.trace import TraceJob
-from gpurun.simulate.yardsticks import Yardstick, strict_pass, strictly_arranged
+
+# A trace: jobs with the time they were submitted and how long they ran, read from CSV.
+
+
+ALIASES = {
+    "job_id": ("jobid", "id", "job"),
+    "submit_time_s": ("submission_time", "submit_time", "timestamp", "submitted_s"),
+    "duration_s": ("duration", "run_time", "runtime"),
+    "gpus": ("num_gpu", "num_gpus", "gpu_num", "gpu_count"),
+    "pool": ("vc", "queue"),
+    "time_limit_s": ("time_limit",),
+}
+"""Ours, and what others call it: ElasticFlow/ITP, Tiresias, Helios, AdaptDL's Philly."""
+
+REQUIRED = ("submit_time_s", "duration_s", "gpus")
+TRUE, FALSE = ("1", "true", "yes", "y"), ("", "0", "false", "no", "n")
+MAX_GPUS = 1_000_000
+
+
+@dataclass(frozen=True)
+class TraceJob:
+    """One line of a trace.
+
+    Attributes:
+        line: where it stands in the file, for messages.
+        submitted_s: seconds; only differences matter.
+    """
+
+    job_id: str
+    submitted_s: float
+    duration_s: float
+    gpus: int
+    line: int
+    gpus_per_host: int | None = None
+    generation: str | None = None
+    pool: str | None = None
+    priority: int = 0
+    preemptible: bool = False
+    time_limit_s: float | None = None
+
+
+def read_trace(path: Path) -> tuple[TraceJob, ...]:
+    """The jobs of a CSV file in order of submission, those of one time in the file's order.
+
+    Raises:
+        BadInput: names the file and the line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return parse_trace(file, str(path))
+    except OSError as error:
+        raise BadInput(f"cannot read the trace: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the trace is not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from error
+
+
+def parse_trace(lines: Iterable[str], name: str) -> tuple[TraceJob, ...]:
+    """As `read_trace`, from lines of text; `name` is what messages call the file."""
+    reader = csv.reader(lines, strict=True)
+    try:
+        columns = _columns(next(reader, []), name)
+        jobs = list(_jobs(reader, columns, name))
+    except csv.Error as error:
+        raise BadInput(f"the trace is not valid CSV: {error}", where=f"{name}:{reader.line_num}") from error
+    if not jobs:
+        raise BadInput("the trace has no jobs", where=name)
+    seen: dict[str, int] = {}
+    for job in jobs:
+        if seen.setdefault(job.job_id, job.line) != job.line:
+            message = f"job_id {job.job_id!r} is also on line {seen[job.job_id]}"
+            raise BadInput(message, where=f"{name}:{job.line}")
+    return tuple(sorted(jobs, key=lambda job: job.submitted_s))
+
+
+def _columns(header: list[str], name: str) -> dict[str, int]:
+    found = {title.strip().lower(): at for at, title in reversed(list(enumerate(header)))}
+    columns = {}
+    for column in TraceJob.__dataclass_fields__:
+        ours = "submit_time_s" if column == "submitted_s" else column
+        for title in (ours, *ALIASES.get(ours, ())):
+            if title in found and ours != "line":
+                columns[ours] = found[title]
+                break
+    missing = [column for column in REQUIRED if column not in columns]
+    if missing:
+        known = ", ".join((*REQUIRED, "job_id"))
+        raise BadInput(f"the trace has no column {missing[0]}; the header must name {known}", where=f"{name}:1")
+    return columns
+
+
+def _jobs(rows: Iterator[list[str]], columns: Mapping[str, int], name: str) -> Iterator[TraceJob]:
+    for row in rows:
+        line = rows.line_num  # type: ignore[attr-defined]
+        if not row:
+            continue
+        where = f"{name}:{line}"
+        if len(row) <= max(columns.values()):
+            raise BadInput(f"the line has {count(len(row), 'column')}, fewer than the header", where=where)
+        yield _job(_Row({column: row[at].strip() for column, at in columns.items()}, where), line)
+
+
+@dataclass(frozen=True)
+class _Row:
+    cells: Mapping[str, str]
+    where: str
+
+    def wrong(self, column: str, wanted: str) -> BadInput:
+        return BadInput(f"{column} {self.cells[column]!r} must be {wanted}", where=self.where)
+
+    def number(self, column: str, least: float) -> float:
+        try:
+            value = float(self.cells[column])
+        except ValueError:
+            value = _timestamp(self.cells[column]) if column == "submit_time_s" else math.nan
+        if not math.isfinite(value) or value < least:
+            raise self.wrong(column, "a number" if least == -math.inf else f"a number of at least {least:g}")
+        return value
+
+    def whole(self, column: str, least: int, most: int = MAX_GPUS) -> int:
+        try:
+            value = float(self.cells[column])
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most) or value != int(value):
+            raise self.wrong(column, f"a whole number from {least} to {most}")
+        return int(value)
+
+    def flag(self, column: str) -> bool:
+        text = self.cells.get(column, "").lower()
+        if text not in TRUE and text not in FALSE:
+            raise self.wrong(column, "true or false")
+        return text in TRUE
+
+    def given(self, column: str) -> bool:
+        return bool(self.cells.get(column))
+
+
+def _job(row: _Row, line: int) -> TraceJob:
+    return TraceJob(
+        job_id=row.cells.get("job_id") or f"line-{line}",
+        submitted_s=row.number("submit_time_s", -math.inf),
+        duration_s=row.number("duration_s", 0.0),
+        gpus=row.whole("gpus", 1),
+        line=line,
+        gpus_per_host=row.whole("gpus_per_host", 1) if row.given("gpus_per_host") else None,
+        generation=row.cells.get("generation") or None,
+        pool=row.cells.get("pool") or None,
+        priority=row.whole("priority", -MAX_GPUS) if row.given("priority") else 0,
+        preemptible=row.flag("preemptible"),
+        time_limit_s=row.number("time_limit_s", 0.0) if row.given("time_limit_s") else None,
+    )
+
+
+def _timestamp(text: str) -> float:
+    """A date and time as Helios and Philly write it, in seconds; UTC where it does not say."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return math.nan
+    return (moment - datetime(1970, 1, 1, tzinfo=moment.tzinfo)).total_seconds()
+
+
+# The published simulators' policies, `fifo` and `sjf`, with which the scheduler is compared.
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A strict queue.
+
+    Attributes:
+        shortest_first: durations are known, and the shortest job goes first; else the first that was submitted.
+    """
+
+    name: str
+    shortest_first: bool = False
+
+
+FIFO, SJF = Yardstick("fifo"), Yardstick("sjf", shortest_first=True)
+
+POLICIES: Mapping[str, Policy | Yardstick] = {policy.name: policy for policy in (DEFAULT, FIFO, SJF)}
+
+
+def strict_pass(
+    snapshot: Snapshot, yardstick: Yardstick, arranged: Arranged, durations_s: Mapping[str, float]
+) -> Decisions:
+    """Decide one pass of a strict queue.
+
+    Args:
+        arranged: by `strictly_arranged`; agrees with the snapshot, and the pass adds its starts.
+        durations_s: how long each gang of the queue runs.
+    """
+    first: dict[str, float] = durations_s if yardstick.shortest_first else {}  # type: ignore[assignment]
+    order = sorted(snapshot.queue, key=lambda gang: (first.get(gang.id, 0.0), gang.submitted_s, gang.id))
+    starts: list[tuple[Gang, Placement]] = []
+    waits: dict[str, Wait] = {}
+    never: dict[str, Refusal] = {}
+    for gang in order:
+        if not arranged.capacity.could_hold(gang):
+            never[gang.id] = arranged.capacity.refuse(arranged.index, gang)
+            continue
+        head = next(iter(waits), None)
+        placement = arranged.capacity.place(arranged.index, gang) if head is None else None
+        if placement is not None:
+            arranged.index.take(arranged.index.masks(placement))
+            starts.append((gang, placement))
+        else:
+            message = f"waits behind {head}" if head else arranged.capacity.refuse(arranged.index, gang).message
+            waits[gang.id] = Wait(Reason.NO_ROOM, message, behind=head)
+    return Decisions(tuple(starts), waits=waits, never=never, order=tuple(gang.id for gang in order))
+
+
+def strictly_arranged(snapshot: Snapshot) -> Arranged:
+    """The snapshot's index, and its inventory's capacity for consolidated gangs."""
+    return Arranged(Index(snapshot), Capacity(snapshot.inventory, try_consolidated))
+
+
+def try_consolidated(
+    index: Index, gang: Gang, *, avoid: bool = True, locality: Locality | None = None
+) -> Placement | None:
+    """As `try_place`, consolidated. Gangs that ask for certain hosts or numbers per host are placed by that."""
+    need = need_of(index, gang, avoid=avoid, locality=locality)
+    if not need.plain or need.per_host or need.locality != "any":
+        return try_place(index, gang, avoid=avoid, locality=locality)
+    for lane in index.lanes(gang.wants.constraints):
+        hosts = _hosts(index, lane, gang.gpus)
+        if hosts is not None:
+            grants = [Grant(index.hosts[n].name, choose_gpus(index.hosts[n], index.free[n], gpus)) for n, gpus in hosts]
+            racks = dict.fromkeys(index.hosts[n].rack for n, _ in hosts)
+            return Placement(lane.generation, tuple(racks), tuple(grants))
+    return None
+
+
+def _hosts(index: Index, lane: Lane, gpus: int) -> list[tuple[int, int]] | None:
+    size = max(index.full[host].bit_count() for shelf in lane.shelves for level in shelf.levels for host in level)
+    if gpus <= size:
+        best = next(_at_least(lane, range(gpus, size + 1)), None)
+        return None if best is None else [(best, gpus)]
+    whole, rest = divmod(gpus, size)
+    free = _at_least(lane, range(size, size + 1))
+    hosts = [(host, size) for host, _ in zip(free, range(whole), strict=False)]
+    if len(hosts) < whole:
+        return None
+    if rest:
+        taken = {host for host, _ in hosts}
+        freest = next((host for host in _at_least(lane, range(size, rest - 1, -1)) if host not in taken), None)
+        if freest is None:
+            return None
+        hosts.append((freest, rest))
+    return hosts
+
+
+def _at_least(lane: Lane, levels: range) -> Iterator[int]:
+    for free in levels:
+        yield from sorted(host for shelf in lane.shelves for host in shelf.levels[free])
+
 
 GRACE_S = 15.0
 """A preempted gang keeps its GPUs this long: `JobSpec.grace_s` unless given."""

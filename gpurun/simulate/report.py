@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
 from math import floor
+from pathlib import Path
 
-from gpurun.simulate.replay import Outcome, Replay
+from gpurun.drawing import Drawing
+from gpurun.errors import BadInput
+from gpurun.quantities import count
+from gpurun.simulate.replay import ClusterSample, Outcome, Replay
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Report:
     elapsed_s: float
 
 
-def report(done: Replay, elapsed_s: float) -> Report:
+def report_replay(done: Replay, elapsed_s: float) -> Report:
     """The figures of a finished replay."""
     outcomes = done.outcomes
     waits = sorted(outcome.wait_s for outcome in outcomes)
@@ -84,3 +90,134 @@ def _idle_while_pending(done: Replay) -> float:
 
 def _spread(outcome: Outcome, over: str) -> bool:
     return any(len(getattr(span.placement, over)) > 1 for span in outcome.spans)
+
+
+# A replay as a picture: GPUs in use, queue length and fragmentation over time.
+
+
+WIDTH, PANEL, LEFT, TOP, GAP = 960, 150, 70, 40, 42
+COLUMNS = 600
+"""Samples are averaged into at most this many columns."""
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One curve. `values` are means per column, `most` the top of the axis."""
+
+    title: str
+    values: Sequence[float]
+    most: float
+    colour: str
+
+
+def write_plot(done: Replay, path: Path) -> None:
+    """Draw a replay into ``.svg``, or ``.png`` where matplotlib is installed.
+
+    Raises:
+        BadInput: another suffix, matplotlib missing, or a file that cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".svg", ".png"):
+        raise BadInput(f"--plot {str(path)!r} must end in .svg or .png")
+    try:
+        if suffix == ".svg":
+            path.write_text(svg(done), encoding="utf-8")
+        else:
+            _png(done, path)
+    except OSError as error:
+        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path)) from error
+
+
+def panels(done: Replay) -> tuple[Panel, ...]:
+    """The three curves of a replay."""
+    total = done.inventory.total_gpus
+    used = _columns(done.samples, lambda sample: sample.used)
+    queued = _columns(done.samples, lambda sample: sample.queued)
+    loose = _columns(done.samples, lambda s: 100 * (s.free - s.free_whole) / total if total else 0.0)
+    return (
+        Panel(f"GPUs in use, of {total}", used, float(total), "#2f6fb0"),
+        Panel("jobs that wait", queued, max([1.0, *queued]), "#c05a2b"),
+        Panel("fragmentation: free GPUs on part-used hosts, % of all GPUs", loose, max([1.0, *loose]), "#3f8f4f"),
+    )
+
+
+def svg(done: Replay) -> str:
+    """The picture as an SVG document."""
+    span_s = _span(done.samples)
+    height = TOP + 3 * (PANEL + GAP) + 10
+    sheet = Drawing(WIDTH, height, _title(done))
+    for number, panel in enumerate(panels(done)):
+        _draw(sheet, panel, TOP + number * (PANEL + GAP) + 14, span_s)
+    return str(sheet)
+
+
+def _draw(sheet: Drawing, panel: Panel, top: float, span_s: float) -> None:
+    right, bottom = float(WIDTH - 20), top + PANEL
+    step = (right - LEFT) / max(1, len(panel.values))
+    places = [(float(LEFT), bottom)]
+    for number, value in enumerate(panel.values):
+        y = bottom - PANEL * min(1.0, value / panel.most)
+        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
+    sheet.text(LEFT, top - 5, panel.title)
+    sheet.area([*places, (right, bottom)], panel.colour)
+    sheet.line([(LEFT, top), (LEFT, bottom), (right, bottom)], "#444")
+    for part in (0.0, 0.5, 1.0):
+        sheet.text(LEFT - 6, bottom - PANEL * part + 4, f"{panel.most * part:.4g}", anchor="end")
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        sheet.text(LEFT + (right - LEFT) * part, bottom + 15, _time(span_s * part / DAY_S), anchor="middle")
+
+
+def _png(done: Replay, path: Path) -> None:
+    try:
+        drawing = import_module("matplotlib.figure")  # optional, and slow to import
+    except ImportError as error:
+        raise BadInput(
+            "a .png plot needs matplotlib, which is not installed",
+            hint="run `pip install matplotlib`, or write a .svg file",
+        ) from error
+    figure = drawing.Figure(figsize=(WIDTH / 100, 6.4), layout="constrained")
+    figure.suptitle(_title(done))
+    days = _span(done.samples) / DAY_S
+    for axes, panel in zip(figure.subplots(3, 1, sharex=True), panels(done), strict=True):
+        ticks = [days * number / max(1, len(panel.values)) for number in range(len(panel.values))]
+        axes.fill_between(ticks, panel.values, step="post", color=panel.colour, alpha=0.4)
+        axes.set_ylim(0, panel.most)
+        axes.set_title(panel.title, fontsize=9, loc="left")
+    axes.set_xlabel("days")
+    figure.savefig(path, dpi=100)
+
+
+def _title(done: Replay) -> str:
+    hosts = len(done.inventory.hosts)
+    return (
+        f"{count(len(done.outcomes), 'job')} on {count(hosts, 'host')} with {count(done.inventory.total_gpus, 'GPU')}, "
+        f"policy {done.policy.name}"
+    )
+
+
+def _span(samples: Sequence[ClusterSample]) -> float:
+    return samples[-1].at_s - samples[0].at_s if samples else 0.0
+
+
+def _columns(samples: Sequence[ClusterSample], value: Callable[[ClusterSample], float]) -> list[float]:
+    """Means over equal stretches of time; each sample holds until the next."""
+    span_s = _span(samples)
+    if span_s <= 0:
+        return [float(value(sample)) for sample in samples[-1:]]
+    width = span_s / COLUMNS
+    sums = [0.0] * COLUMNS
+    for sample, following in pairwise(samples):
+        at, end = sample.at_s - samples[0].at_s, following.at_s - samples[0].at_s
+        level = value(sample)
+        while at < end:
+            column = min(COLUMNS - 1, int(at / width))
+            until = end if column == COLUMNS - 1 else min(end, (column + 1) * width)
+            sums[column] += level * (until - at)
+            at = until if until > at else end
+    return [total / width for total in sums]
+
+
+def _time(days: float) -> str:
+    return f"{days:.3g} d" if days >= 1 or days == 0 else f"{days * 24:.3g} h"

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpurun.errors import StateError
-from gpurun.state import durable, lock
-from gpurun.state.path import StatePath
-from gpurun.state.people import command_name, myself
-from gpurun.state.shared import append_only, is_shared
+from gpurun.state import durable, locks
+from gpurun.state.paths import StatePath, command_name, myself
+from gpurun.state.sharing import append_only, is_shared
 
 MAX_BYTES = 10 << 20
 MAX_COMMAND_CHARS = 1000
@@ -45,7 +44,7 @@ def older_file(home: Path) -> StatePath:
     return StatePath(home) / "audit.1.jsonl"
 
 
-def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> None:
+def note_audit(home: Path, what: str, *, job: str | None = None, **fields: object) -> None:
     """Append one line; `fields` must be JSON values. Ignores a failed write."""
     entry = {
         "time_s": round(time.time(), 3),
@@ -78,7 +77,7 @@ def bound(home: Path) -> None:
         try:
             found = os.fstat(descriptor)
             may = os.getuid() in (0, home.stat().st_uid)
-            if not may or found.st_size < MAX_BYTES or not lock.try_take(descriptor):
+            if not may or found.st_size < MAX_BYTES or not locks.try_take(descriptor):
                 return
             if os.path.samestat(found, path.stat()):  # no other process has replaced it
                 _begin_anew(home, found)
@@ -109,7 +108,7 @@ def _begin_anew(home: Path, found: os.stat_result) -> None:
             append_only(path, on=True)
 
 
-def read(home: Path) -> Iterator[Mapping[str, Any]]:
+def read_audit(home: Path) -> Iterator[Mapping[str, Any]]:
     """Every entry, oldest first; a line that is damaged comes as ``{"what": "damaged", "text": …}``.
 
     Raises:

@@ -1,6 +1,6 @@
 """Check that locks work on the state directory's file system.
 
-Every promise about GPUs depends on locks of files (`gpurun.state.lock`): between processes, and between machines if
+Every promise about GPUs depends on locks of files (`gpurun.state.locks`): between processes, and between machines if
 several see the directory. So gpurun tests them once per file system and boot, with a second process, and records the
 result in ``locks.json``. It also rejects mount options that keep locks on one machine (nfs(5), mount.cifs(8), fuse(4)).
 """
@@ -22,10 +22,10 @@ import msgspec
 
 from gpurun.errors import StateError, StateUnavailable, UnsafeState
 from gpurun.msgspec_types import ready
-from gpurun.state import durable, lock
+from gpurun.state import durable, locks
 from gpurun.state.clock import boot_id
-from gpurun.state.path import StatePath, may_pass
-from gpurun.state.shared import MARK
+from gpurun.state.paths import StatePath, may_pass
+from gpurun.state.sharing import MARK
 
 HINT = (
     "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), "
@@ -188,7 +188,7 @@ def try_locks(home: Path) -> str | None:
     path = StatePath(home) / (name if os.access(home, os.W_OK) else f"{MARK}/{name}")
     descriptor = path.open_file(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        if not lock.try_take(descriptor):
+        if not locks.try_take(descriptor):
             return "the file system refuses a lock on a new file"
         with _tried(home):
             answers = _ask_another(path.plain, descriptor)
@@ -229,7 +229,7 @@ def _ask_another(path: Path, descriptor: int) -> list[str]:
             answers = []
             for unlock in (False, True):
                 if unlock:
-                    lock.release(descriptor)
+                    locks.release_lock(descriptor)
                 other.stdin.write("try\n")
                 other.stdin.flush()
                 answers.append(other.stdout.readline().strip())

@@ -18,18 +18,17 @@ from gpurun import faults
 from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable, words_of
 from gpurun.head import children
 from gpurun.head.spawn import adopt_next, ensure_waiter, run_pass_and_start
-from gpurun.history.collect import collect
-from gpurun.jobs.states import State
+from gpurun.history.store import collect
+from gpurun.jobs.record import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import clock
-from gpurun.state.path import may_pass
-from gpurun.state.presence import Presence
-from gpurun.state.shared import enter
+from gpurun.state.clock import Presence
+from gpurun.state.paths import may_pass
+from gpurun.state.sharing import enter
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.life import live
-from gpurun.supervisor.lost import keep_asking, lose_rest
-from gpurun.supervisor.notifying import tell_end
+from gpurun.supervisor.life import live, tell_end
+from gpurun.supervisor.stop import keep_asking, lose_rest
 
 LATE = ("gpurun.remote.opening", "gpurun.inventory.validate", "cryptography.x509")
 """What functions import when they need it: `gpurun.head.loading` imports it at the start."""
@@ -39,7 +38,7 @@ AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 60.0
 
 def main(argv: list[str]) -> int:
     """Run a lease to its end: a job's attempt, or the fence of lost hosts."""
-    faults.arm("supervisor")
+    faults.arm_fault("supervisor")
     descriptor = int(argv[1])
     home = Path(os.environ["GPURUN_HOME"])
     os.set_inheritable(descriptor, False)

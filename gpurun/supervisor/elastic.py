@@ -1,6 +1,6 @@
 """A running elastic gang: failed hosts leave it, others join it, and Horovod's driver gets the new list of hosts.
 
-The lease says which hosts are members (`gpurun.leases.members`). The launcher's host has the list that the driver's
+The lease says which hosts are members (`gpurun.leases.allocate`). The launcher's host has the list that the driver's
 discovery script prints. Only the watch's main loop removes hosts. One thread updates the list, one fences hosts that
 left, one adds new hosts.
 """
@@ -20,27 +20,27 @@ from gpurun.errors import OUTLIVED, GpurunError, StateError, words_of
 from gpurun.head.looks import look_while_growing
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
-from gpurun.launch import elastic
-from gpurun.leases import members as lease_steps
-from gpurun.leases.lease import Lease
-from gpurun.leases.refusals import remember
-from gpurun.quantities.times import duration
+from gpurun.launch import jobssh
+from gpurun.leases import allocate as lease_steps
+from gpurun.leases.lease import Lease, remember
+from gpurun.quantities import duration
 from gpurun.state import durable
-from gpurun.supervisor import elsewhere
-from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.fence import fence
-from gpurun.supervisor.frozen import freeze
-from gpurun.supervisor.hooks import epilog_failures
-from gpurun.supervisor.host_claims import claim
-from gpurun.supervisor.job import SupervisedJob, raise_first
-from gpurun.supervisor.last_lines import end_output
-from gpurun.supervisor.lost import found_again
-from gpurun.supervisor.outputs import collect_leaving
-from gpurun.supervisor.outputs_listed import Unbrought
-from gpurun.supervisor.preflight import examine
-from gpurun.supervisor.prepare import bring
-from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
+from gpurun.supervisor import start
+from gpurun.supervisor.job import SupervisedJob, claim, raise_first
+from gpurun.supervisor.links import freeze
+from gpurun.supervisor.outputs.listing import Unbrought
+from gpurun.supervisor.outputs.outputs import collect_leaving
+from gpurun.supervisor.start import (
+    KNOWN_HOSTS_FILE,
+    SSH_CONFIG_FILE,
+    bring,
+    create_container,
+    examine,
+    go,
+    known_hosts_of,
+)
+from gpurun.supervisor.stop import cordon_lost, cordon_suspect, end_output, epilog_failures, fence, found_again
+from gpurun.supervisor.verdict.ends import GangEnd
 
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0
@@ -149,12 +149,12 @@ class Members:
         agent = job.links.agent(job.hosts[0])
         if any(host not in job.accounts for host in job.members):
             job.ask_accounts(job.members)
-        texts = {elastic.HOSTS_FILE: elastic.hosts_text(lease.members, lease.joins)}
+        texts = {jobssh.HOSTS_FILE: jobssh.hosts_text(lease.members, lease.joins)}
         if lease.joins:
             plan = job.plan
             texts = {
                 SSH_CONFIG_FILE: plan.first.files[SSH_CONFIG_FILE][0],
-                KNOWN_HOSTS_FILE: known_hosts(job, plan),
+                KNOWN_HOSTS_FILE: known_hosts_of(job, plan),
                 **texts,
             }
         for name, text in texts.items():
@@ -191,7 +191,7 @@ class Members:
         with self._lock:
             job.amend(uncut=tuple(host for host in job.record.uncut if host not in done.ok))
         if refused := sorted(host for host, said in done.ok.items() if said["refused"]):
-            wait = duration(job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S)
+            wait = duration(job.spec.horovod.gloo_timeout_s or jobssh.GLOO_TIMEOUT_S)
             kernel = "the kernel there does not let gpurun close their connections"
             job.note(f"ranks on {', '.join(refused)} may wait {wait} for lost ranks: {kernel}")
 
@@ -294,7 +294,7 @@ class Members:
             self._change(lease_steps.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             if ended.end.by_host and not self._stop.is_set():  # one that is out is offered to nobody
-                elsewhere.checked(job, sorted(filter(None, ended.end.by_host)))
+                start.check_hosts(job, sorted(filter(None, ended.end.by_host)))
             raise
         except OUTLIVED:
             self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
@@ -325,7 +325,7 @@ class Members:
         raise_first(claim(job, hosts))
         bring(job, hosts, cancelled=lambda: self._stop.is_set() or job.request() is not None)
         plan = job.plan_with(hosts)
-        raise_first(job.links.each(lambda agent: create(job, agent, plan), hosts).failed)
+        raise_first(job.links.each(lambda agent: create_container(job, agent, plan), hosts).failed)
         raise_first(go(job, plan, hosts).failed)
         durable.write_record(job.folder.path / "plan.json", plan)
         faults.point()

@@ -9,14 +9,195 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpurun.errors import OUTLIVED
+import msgspec
+
+from gpurun.errors import OUTLIVED, BadInput, GpurunError, HostUnreachable, StateError, StateUnavailable
+from gpurun.jobs import folder
+from gpurun.jobs.record import GpuUse, RankUse, State, thinned
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers import ALONE, launcher_of
+from gpurun.launch.launchers.line import read_line
+from gpurun.launch.launchers.table import LAUNCHERS
+from gpurun.msgspec_types import ready
+from gpurun.quantities import duration
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
-from gpurun.supervisor.causes import Cause, cause_of, first_cause
-from gpurun.supervisor.gpu_use import GpuUseMeter
+from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.verdict.causes import Cause, cause_of, first_cause, rank_of
+from gpurun.supervisor.verdict.ends import End
+
+# Add up how busy the gang's GPUs are, for the history, from the half-minute reports of each host's watch.
+
+
+WRITE_EVERY_S = 60.0
+POINT_EVERY_S = 30.0
+MOST_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class _UseLine:
+    """A host's report about one GPU; see `gpurun.node.gpus`."""
+
+    index: int
+    uuid: str
+    samples: int
+    mean: float
+    most: float
+    memory_mib: int
+
+
+class GpuUseMeter:
+    """The GPU use of one attempt. Threads of several hosts add to it."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._ranks: dict[int, RankUse] = {}
+        self._series: list[tuple[float, float]] = []
+        self._told_s, self._written_s = 0.0, 0.0
+        self._is_read = False
+        self._read()
+
+    def _read(self) -> bool:
+        """Read once what an earlier supervisor wrote. Return False if that fails now: nothing may replace it then."""
+        if not self._is_read:
+            try:
+                use = folder.read_use(self._job.folder, self._job.lease.attempt) or GpuUse()
+            except StateUnavailable:
+                return False
+            self._ranks = {rank.rank: rank for rank in use.ranks}
+            self._series, self._told_s, self._is_read = list(use.series), use.told_s, True
+        return True
+
+    def add(self, host: str, item: Mapping[str, Any]) -> None:
+        """Add a host's report. Ignores impossible values, and GPUs that are not the gang's."""
+        try:
+            lines = msgspec.convert(item.get("gpus"), ready(list[_UseLine]))
+        except (msgspec.ValidationError, OverflowError):
+            return
+        with self._lock:
+            if not self._read():  # this half-minute is lost
+                return
+            known = len(self._ranks)
+            for line in lines:
+                self._add(host, line)
+            now_s = self._job.clock()
+            self._told_s = now_s
+            if self._ranks and (not self._series or now_s - self._series[-1][0] >= POINT_EVERY_S):
+                last = [rank.last for rank in self._ranks.values()]
+                self._series = list(thinned([*self._series, (round(now_s, 1), round(sum(last) / len(last), 1))]))
+            is_due = now_s - self._written_s >= WRITE_EVERY_S or len(self._ranks) > known
+        if is_due:
+            self.write()
+
+    def _add(self, host: str, line: _UseLine) -> None:
+        rank = rank_of(self._job.lease.grants, host, line.index)
+        if rank is None or not 0 < line.samples <= MOST_SAMPLES:
+            return
+        mean, most = _percent(line.mean), _percent(line.most)
+        memory_mib = min(max(line.memory_mib, 0), 1 << 40)
+        before = self._ranks.get(rank)
+        if before is None or (before.host, before.gpu) != (host, line.index):
+            before = RankUse(rank, host, line.index, line.uuid[:80], 0, 0.0, 0.0, 0)
+        samples = before.samples + line.samples
+        self._ranks[rank] = replace(
+            before, samples=samples, mean=round((before.mean * before.samples + mean * line.samples) / samples, 2),
+            most=max(before.most, most), memory_mib=max(before.memory_mib, memory_mib), last=mean,
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Write it into the job's folder. If the disk is full it is lost, and the job continues."""
+        with self._lock:
+            if not self._ranks:
+                return
+            self._written_s = self._job.clock()
+            use = GpuUse(_in_order(self._ranks.values()), tuple(self._series), self._told_s)
+            try:
+                folder.write_use(self._job.folder, self._job.lease.attempt, use)
+            except (FileNotFoundError, StateError):
+                return
+
+
+def _percent(value: float) -> float:
+    return min(max(value, 0.0), 100.0) if value == value else 0.0  # noqa: PLR0124 - not a number is not itself
+
+
+def _in_order(ranks: Iterable[RankUse]) -> tuple[RankUse, ...]:
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))
+
+
+# Find out whether a stopped Docker engine, or a host that went away, ended a gang.
+
+
+ENGINE_TIMEOUT_S = 25.0
+REACH_TIMEOUT_S = 5.0
+BEFORE_S = 60.0
+"""How long the new engine may have taken to start after the gang's end, if no supervisor watched it."""
+AFTER_LAUNCHER_S = 10.0
+"""How long the launcher's container may outlive the new engine's start: it ends what an engine that died has left."""
+AFTER_RANK_S = 60.0
+"""How long the launcher on another host may take to notice that ranks were broken off, and to explain itself."""
+
+
+def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[str, float]) -> list[Cause]:
+    """Return causes for hosts that are gone or whose engine stopped under a failed gang, in rank order.
+
+    Args:
+        ended_s: when the launcher ended, on the monotonic clock; None = it has not, or that is not known.
+        out_s: when a host's engine last failed to answer, on the monotonic clock.
+    """
+    answers, gone = _ask(job, job.members)
+    now = time.monotonic()
+    ended_ago_s = 0.0 if ended_s is None else now - ended_s
+    causes = []
+    for host in job.members:
+        if host in gone:
+            causes.append(Cause(now, host, "host-lost", "the host cannot be reached", gone[host].message, "host"))
+            continue
+        seen_out = host in out_s and now - out_s[host] <= BEFORE_S
+        why = stopped(answers.get(host, {}), ended_ago_s, is_first=host == job.hosts[0], seen_out=seen_out)
+        if why:
+            causes.append(Cause(now, host, "engine", why, answers[host]["why"], "host"))
+    return causes
+
+
+def _ask(job: SupervisedJob, hosts: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], dict[str, GpurunError]]:
+    """Ask hosts about their engines; also return the errors of hosts that cannot be reached."""
+    gone: dict[str, GpurunError] = dict(job.links.open(hosts, timeout_s=REACH_TIMEOUT_S))
+    asked = job.links.each(
+        lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ENGINE_TIMEOUT_S).value,
+        [host for host in hosts if host not in gone],
+    )
+    lost = {host: error for host, error in asked.failed.items() if isinstance(error, HostUnreachable)}
+    return dict(asked.ok), gone | lost
+
+
+def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, seen_out: bool) -> str | None:
+    """Return a message about an engine that ended a gang; None if it did not. Pure.
+
+    With live-restore, containers outlive their engine, so the engine does not explain what happens to them later.
+
+    Args:
+        answer: the answer of `gpurun.node.docker.compare`.
+        ended_ago_s: how long ago the launcher ended.
+        is_first: it is the launcher's host.
+        seen_out: it did not answer in the last minute.
+    """
+    if answer.get("state") == "gone":
+        return "the host's Docker engine has stopped"
+    if answer.get("state") != "restarted":
+        return None
+    outlived_s = float(answer["up_s"]) - ended_ago_s
+    if outlived_s > (AFTER_LAUNCHER_S if is_first else AFTER_RANK_S) or (outlived_s < -BEFORE_S and not seen_out):
+        return None
+    return "the host's Docker engine stopped and started again"
+
 
 RETRY_S = 1.0
 RECENT_TIMEOUT_S = 5.0
@@ -129,3 +310,275 @@ class HealthWatch:
     def _of_own_rank(self, item: Mapping[str, Any], host: str) -> Mapping[str, Any]:
         rank = item.get("rank")
         return item if rank is None or self._job.seating.has(host, rank) else {**item, "rank": None}
+
+
+# Detect a hanging gang: no rank has printed a line, reported progress or used its GPU for a while.
+
+
+BUSY_PERCENT = 5
+
+
+class HangWatch:
+    """Checks repeatedly whether a gang hangs. Asks its hosts only if the log has been silent."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self._job = job
+        self._limit_s = job.spec.hang_timeout_s
+        self._heard_s = self._busy_s = self._asked_s = time.monotonic()
+
+    def hung(self, silent_s: float, *, is_heard: bool = True) -> str | None:
+        """Return why the gang counts as hung; None if it does not.
+
+        Args:
+            silent_s: seconds since its last line.
+            is_heard: all its hosts can be reached.
+        """
+        limit = self._limit_s
+        if not is_heard:
+            self._not_heard()
+        silent_s = min(silent_s, time.monotonic() - self._heard_s)
+        if limit is None or silent_s < limit or time.monotonic() - self._asked_s < min(limit / 4, 30.0):
+            return None
+        self._asked_s = time.monotonic()
+        said = self._job.links.each(lambda agent: agent.call("gang.progress", job=self._job.lease.job).value)
+        if not _all_answered(said):
+            self._not_heard()
+            return None
+        ages = [one["age_s"] for one in said.ok.values() if one["age_s"] is not None]
+        if min(ages) < limit if ages else not self._is_idle(limit):
+            return None
+        behind = _furthest_behind(said.ok, self._job.seating)
+        return f"no rank has printed, reported progress or used its GPU for {duration(limit)}{behind}"
+
+    def _not_heard(self) -> None:
+        self._heard_s = self._busy_s = time.monotonic()
+
+    def _is_idle(self, limit_s: float) -> bool:
+        """Return whether no GPU was in use for this long, and every host can be asked."""
+        is_busy = self._is_busy()
+        if is_busy is None:
+            self._not_heard()
+        elif is_busy:
+            self._busy_s = time.monotonic()
+        return is_busy is False and time.monotonic() - self._busy_s >= limit_s
+
+    def _is_busy(self) -> bool | None:
+        """Return whether any GPU of the gang is in use; False if NVML does not say, None if a host does not answer."""
+        gpus = {grant.host: set(grant.gpus) for grant in self._job.lease.grants}
+
+        def sample(host: str) -> bool:
+            for reply in self._job.links.agent(host).stream("probe.sample", interval_s=1.0):
+                used = [
+                    gpu.get("utilization_percent") or 0 for gpu in reply.value["gpus"] if gpu["index"] in gpus[host]
+                ]
+                return max(used, default=0) >= BUSY_PERCENT
+            return False
+
+        said = self._job.links.each(lambda agent: sample(agent.host))
+        return any(said.ok.values()) or (False if _all_answered(said) else None)
+
+
+def _all_answered(said: Results[Any]) -> bool:
+    """Return whether every host answered, even if it does not know."""
+    return all(isinstance(error, RemoteOpFailed) for error in said.failed.values())
+
+
+def furthest_step(job: SupervisedJob) -> int | None:
+    """Return the furthest step that a rank has reported, on the hosts that answer; None if none has."""
+    hosts = [host for host in job.hosts if job.links.is_open(host)]
+    told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
+    return max((step for step, _, _ in _steps(told.ok, job.seating)), default=None)
+
+
+def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
+    """Return which rank stopped first, if ranks reported their steps."""
+    steps = _steps(told, seating)
+    if not steps:
+        return ""
+    step, rank, host = min(steps)
+    return f"; rank {rank} on {host} is furthest behind, at step {step}"
+
+
+def _steps(told: Mapping[str, Any], seating: Seating) -> set[tuple[int, int, str]]:
+    """Return (step, rank, host) of every rank that reported its step. The user's program writes it, so it may be
+    anything.
+    """
+    found = set()
+    for host, said in told.items():
+        for rank, files in seating.own(host, said["ranks"]):
+            progress = files.get("progress")
+            step = progress.get("step") if isinstance(progress, dict) else None
+            if isinstance(step, int) and not isinstance(step, bool):
+                found.add((step, rank, host))
+    return found
+
+
+# Notice that each rank of a gang starts a launcher: several processes share each GPU, or several models are trained.
+
+
+FIRST_LOOK_S, LOOKS = 15.0, 8
+"""When the first look is, and how many there are: each waits twice as long as the one before, the last 32 minutes."""
+ASK_TIMEOUT_S = 10.0
+NAMES = [
+    *((typed.name, words.split()) for typed in LAUNCHERS for words in typed.programs),
+    *((typed.name, ["-m", *words.split()]) for typed in LAUNCHERS for words in typed.modules),
+]
+"""The launchers' names, and the words that their command lines begin with."""
+
+
+def is_watched(spec: JobSpec) -> bool:
+    """Return whether no rank of a job should start a launcher: a rank has one GPU, and nobody typed the launcher."""
+    try:
+        line = read_line(spec.command)
+    except BadInput:  # of an older gpurun
+        return False
+    return spec.gpus > 1 and not spec.one_per_host and line.typed is None and line.hidden is None
+
+
+class StarterWatch:
+    """Asks the gang's hosts in a separate thread, until a launcher is found or the ranks have run for long."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the thread, not started; none for a job whose ranks may start launchers."""
+        if not is_watched(self._job.spec):
+            return []
+        return [threading.Thread(target=self._follow, name="starters", daemon=True)]
+
+    def look(self) -> bool:
+        """Ask every host that answers. Return whether the job has been warned."""
+        job = self._job
+        hosts = [host for host in job.hosts if job.links.is_open(host)]
+        told = job.links.each(
+            lambda agent: agent.call(
+                "ranks.starters", job=job.lease.job, attempt=job.record.attempt, names=[words for _, words in NAMES],
+                timeout_s=ASK_TIMEOUT_S,
+            ).value,
+            hosts,
+        )  # fmt: skip
+        found = {each["rank"]: each["which"] for answer in told.ok.values() for each in answer}
+        if not found:
+            return False
+        name = NAMES[min(*found.values(), len(NAMES) - 1)][0]
+        job.note(warning_of_starters(len(found), name), warning=job.record.attempt)
+        return True
+
+    def _follow(self) -> None:
+        for number in range(LOOKS):
+            if self._stop.wait(FIRST_LOOK_S * 2**number):
+                return
+            with suppress(*OUTLIVED):  # the head has no thread for a moment
+                if self.look():
+                    return
+
+
+def warning_of_starters(ranks: int, name: str) -> str:
+    """Return what a person is told."""
+    who = f"{ranks} ranks each started" if ranks > 1 else "a rank started"
+    return (
+        f"{who} {name} itself, although gpurun started one rank for each GPU: the processes of {name} may share GPUs, "
+        f"or train several models. --one-per-host runs the command once on each host; --launcher lets gpurun start the "
+        f"ranks. If you want {name} in each rank, submit with --launcher {ALONE} and write {name} in the command"
+    )
+
+
+# Notice ranks that end with 0 and have never formed a group: they were to train one model, and each trained its own.
+
+
+FIRST_S, OFTEN_S, OFTEN, SELDOM_S = 0.3, 1.0, 15, 5.0
+"""When the first look is, how long the next so many wait, and how long all others."""
+LATE_S = 10.0
+"""The first look at a gang that has run for longer may have missed its group."""
+GAP_S = 30.0
+"""A kernel remembers a closed connection for a minute; looks that are further apart may have missed one."""
+MEETING_TIMEOUT_S = 10.0
+
+
+def is_judged(spec: JobSpec) -> bool:
+    """Return whether a job's ranks must form a group: its launcher is for nothing else, and its size does not change.
+
+    Not one process for each host: it starts others, which may not be ranks.
+    """
+    return (
+        spec.gpus > 1 and bool(launcher_of(spec).joins) and not spec.one_per_host and spec.min_gpus is None
+        and spec.roles is None
+    )  # fmt: skip
+
+
+class MeetingWatch:
+    """Looks at the ranks' connections in a separate thread, until some are found, and once more at the end."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._is_open = is_judged(job.spec)
+        self._ranks: set[int] = set()
+        self._ports: set[int] = set()
+        self._looked_s: float | None = None
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the thread, not started; none for a job whose ranks need no group."""
+        return [threading.Thread(target=self._follow, name="meeting", daemon=True)] if self._is_open else []
+
+    def end(self, end: End) -> None:
+        """Say it if a gang that succeeds has formed no group."""
+        with suppress(*OUTLIVED):
+            if end.outcome is State.SUCCEEDED and self.look() and self._has_seen_all():
+                self._job.note(warning_of_meeting(self._job.spec), warning=self._job.record.attempt)
+
+    def look(self) -> bool:
+        """Ask the gang's hosts. Return whether it may still be that the ranks have not met."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False  # unless all goes well
+                self._is_open = self._look()
+            return self._is_open
+
+    def _look(self) -> bool:
+        job, now_s = self._job, time.monotonic()
+        first_s = min((rank.started_s for rank in job.log_copy.ranks), default=now_s)
+        if now_s - first_s > LATE_S if self._looked_s is None else now_s - self._looked_s > GAP_S:
+            return False
+        self._looked_s = now_s
+        port = job.lease.ssh_port
+        has_sshd = job.launcher.argv is not None
+        addresses = [job.accounts[host].address for host in job.hosts if host in job.accounts]
+        told = job.links.each(
+            lambda agent: agent.call(
+                "ranks.look", job=job.lease.job, attempt=job.record.attempt, addresses=addresses,
+                ports=sorted(self._ports) if has_sshd else [port], spared=[port] if has_sshd else [],
+                timeout_s=MEETING_TIMEOUT_S,
+            ).value,
+            job.hosts,
+        )  # fmt: skip
+        for host, said in told.ok.items():
+            self._ranks.update(rank for rank in said["ranks"] if job.seating.has(host, rank))
+            self._ports.update(said["ports"])
+        is_whole = len(told.ok) == len(addresses) == len(job.hosts)
+        return is_whole and not any(said["met"] for said in told.ok.values())
+
+    def _has_seen_all(self) -> bool:
+        """Return whether every rank was seen while it ran, and where the gang meets is known."""
+        return len(self._ranks) == self._job.spec.gpus and bool(self._ports)
+
+    def _follow(self) -> None:
+        looks, wait_s = 0, FIRST_S
+        while not self._stop.wait(wait_s):
+            with suppress(*OUTLIVED):  # the head has no thread for a moment: then it cannot be known
+                if not self.look():
+                    return
+            looks += 1
+            wait_s = OFTEN_S if looks < OFTEN else SELDOM_S
+
+
+def warning_of_meeting(spec: JobSpec) -> str:
+    """Return what a person is told."""
+    return (
+        f"the {spec.gpus} ranks ended without a connection to each other, so each rank may have trained a model of its "
+        f"own. With the launcher {spec.launcher}, a program must call {launcher_of(spec).joins} to connect its ranks. "
+        f"Use --launcher {ALONE} for ranks that need no connection"
+    )

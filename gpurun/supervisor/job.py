@@ -12,39 +12,148 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gpurun.errors import OUTLIVED, GpurunError, HostFailure, StateError, StateUnavailable
-from gpurun.facts.hardware import Hardware
+from gpurun import facts
+from gpurun.content.images import Engine
+from gpurun.content.ship import ShipEvent
+from gpurun.errors import OUTLIVED, GpurunError, HostFailure, HostNotReady, StateError, StateUnavailable
+from gpurun.facts import Hardware
 from gpurun.head.spawn import run_pass_and_start
-from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.events import EventLog
+from gpurun.jobs.events import EventLog, Sent, write_sent
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import CancelRequest, JobRecord, unknown_spec
-from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
+from gpurun.jobs.record import CancelRequest, GpuHolder, JobRecord, State, unknown_spec
+from gpurun.jobs.spec import MOST_GPUS, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.launch.account import HostAccount, contradictions
-from gpurun.launch.caches import owner_on
-from gpurun.launch.docker import AUTOTUNE_FILE, container_name
-from gpurun.launch.horovod_knobs import reuse
+from gpurun.launch.container import AUTOTUNE_FILE, HostAccount, container_name, contradictions
 from gpurun.launch.launchers import Launcher, launcher_of
-from gpurun.launch.plan import Plan, make_plan
-from gpurun.leases.asking import Asked
+from gpurun.launch.launchers.horovod import reuse
+from gpurun.launch.plan import Plan, cards, make_plan, owner_on
+from gpurun.leases.allocate import Asked
 from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.claim_rules import Claimant
+from gpurun.quantities import plural
+from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.clock import HeadClock, head_clock
-from gpurun.state.identity import state_id
-from gpurun.supervisor.ends import GangEnd, failed
-from gpurun.supervisor.frozen import cluster_now, cluster_of, freeze
-from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
-from gpurun.supervisor.links import Links
-from gpurun.supervisor.logcopy import LogCopy
-from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.seating import Seating
-from gpurun.supervisor.telling import SendingTold
-from gpurun.supervisor.verdicts import asked_end
+from gpurun.state.sharing import state_id
+from gpurun.supervisor.links import Links, cluster_now, cluster_of, freeze
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.log_copy import LogCopy
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.verdict.decide import asked_end
+from gpurun.supervisor.verdict.ends import End, GangEnd, failed
+
+# A gang's claims on its hosts. If a host refuses a claim, the gang waits, and no host is blamed.
+
+
+TIMEOUT_S = 60.0
+
+
+def claimant_of(lease: Lease, state: str) -> Claimant:
+    """Return the claimant of a lease's GPUs.
+
+    Args:
+        state: the id of the lease's state directory.
+    """
+    return Claimant(lease.job, lease.attempt, state, lease.owner, lease.owner_uid, os.uname().nodename)
+
+
+def claim_of(job: SupervisedJob, host: str) -> dict[str, Any]:
+    """Return the arguments for `gpurun.node.job.claims.take_here` on a host."""
+    (grant,) = (grant for grant in job.lease.grants if grant.host == host)
+    return {"claimant": job.claimant._asdict(), "cards": cards(grant, job.hardware.get(host))}
+
+
+def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
+    """Claim the gang's GPUs on probed hosts, before gpurun sends anything large there. Idempotent.
+
+    Returns:
+        The hosts that failed or refused.
+    """
+    results = job.links.each(
+        lambda agent: agent.call("claims.take", timeout_s=TIMEOUT_S, **claim_of(job, agent.host)), hosts
+    )
+    report_refusals(job, refusals_in(results.failed))
+    return results.failed
+
+
+def report_refusals(job: SupervisedJob, refused: Mapping[str, tuple[GpuHolder, ...]]) -> None:
+    """Write an event for each holder of GPUs that a host refused."""
+    for host, holders in refused.items():
+        for holder in holders:
+            job.events.emit("host", host=host, state="refused", reason=_held(holder))
+
+
+def refusals_in(failures: Mapping[str, GpurunError]) -> Mapping[str, tuple[GpuHolder, ...]]:
+    """Return host → who holds the GPUs there, for failures that are refused claims."""
+    found = {host: _holders(host, error) for host, error in failures.items() if _is_refusal(error)}
+    return {host: holders for host, holders in found.items() if holders}
+
+
+def refused_end(refused: Mapping[str, tuple[GpuHolder, ...]]) -> End:
+    """Return the end after a refusal: back to the queue immediately, no restart counted, no host at fault."""
+    places = [f"{host}: {_held(holder)}" for host, holders in sorted(refused.items()) for holder in holders]
+    return End(State.QUEUED, "; ".join(places), 1, refused=refused)
+
+
+def _held(holder: GpuHolder) -> str:
+    gpus = f"{plural(len(holder.gpus), 'GPU')} {', '.join(map(str, holder.gpus))}"
+    return f"{holder.words} holds {gpus}: {holder.why}"
+
+
+def _is_refusal(error: GpurunError) -> bool:
+    return isinstance(error, RemoteOpFailed) and error.kind == "claimed"
+
+
+def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
+    """Return the holders that a host names; () if its answer is invalid, which counts as the host's failure."""
+    assert isinstance(error, RemoteOpFailed)
+    try:
+        return tuple(holder_of(each) for each in facts.refused(host, error.detail.get("refused")))
+    except HostNotReady:
+        return ()
+
+
+def holder_of(found: facts.HeldGpus) -> GpuHolder:
+    """Convert a host's report about one holder for a job's record. Leaves out impossible GPU numbers."""
+    who = found.claimant
+    gpus = tuple(gpu for gpu in found.gpus if gpu < MOST_GPUS)
+    return GpuHolder(gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)
+
+
+# Tell people how far a job's image and data sets are on their way to its hosts.
+
+
+EVERY_S = 1.0
+"""The file is written at most so often."""
+
+
+class SendingTold:
+    """What an attempt tells of transfers: an event for each state of each host; the rest goes to `gpurun.jobs.events`.
+
+    `told` is called by one thread at a time.
+    """
+
+    def __init__(self, folder: JobFolder, attempt: int, events: EventLog) -> None:
+        self._folder, self._attempt, self._events = folder, attempt, events
+        self._last: dict[tuple[str, str, str], Sent] = {}
+        self._states: set[tuple[str, str, str, str]] = set()
+        self._written_s = -EVERY_S
+
+    def told(self, kind: str, event: ShipEvent, data: str = "") -> None:
+        """Tell one event of a transfer, of the data set `data` if it is one. A full disk stops no transfer."""
+        said = event.as_json()
+        key = (kind, data, event.host)
+        self._last[key] = Sent(kind=kind, data=data, **said)
+        if (state := (*key, event.state)) not in self._states:
+            self._states.add(state)
+            self._events.emit(kind, **({"data": data} if data else {}), **said)
+        if time.monotonic() - self._written_s >= EVERY_S:
+            self._written_s = time.monotonic()
+            with suppress(StateError, FileNotFoundError):
+                write_sent(self._folder, self._attempt, tuple(self._last.values()))
+
 
 CACHES_TIMEOUT_S = 60.0
 """Longer than a host lets a job wait while the user's caches become smaller."""

@@ -7,28 +7,157 @@ the supervisor tries again with growing pauses until it succeeds.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from gpurun.errors import GpurunError, StateError, StateUnavailable
-from gpurun.jobs.record import Restart, Setback
-from gpurun.jobs.states import State
+from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
+from gpurun.history.row import outcome_of
+from gpurun.jobs.record import CancelRequest, Restart, Setback, State
+from gpurun.jobs.spec import NotifyEvent, NotifyWish
 from gpurun.leases.allocate import mark_granted
-from gpurun.leases.refusals import remember
-from gpurun.quantities.times import duration
+from gpurun.leases.lease import remember
+from gpurun.notify import NotSent, payload, send
+from gpurun.quantities import duration
 from gpurun.state import durable
-from gpurun.supervisor import elsewhere, restarts, unstarted
-from gpurun.supervisor.ends import End, GangEnd, failed
-from gpurun.supervisor.hang import furthest_step
-from gpurun.supervisor.interrupt import giving_way
+from gpurun.supervisor.health import furthest_step
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.notifying import tell
-from gpurun.supervisor.prepare import prepare
-from gpurun.supervisor.rehearsal import judged
-from gpurun.supervisor.start import start
+from gpurun.supervisor.links import Links
+from gpurun.supervisor.start import prepare, settled, start
 from gpurun.supervisor.stop import stop
-from gpurun.supervisor.watch import watch
+from gpurun.supervisor.verdict import causes, ends
+from gpurun.supervisor.verdict.decide import asked_end
+from gpurun.supervisor.verdict.ends import End, GangEnd, failed
+from gpurun.supervisor.watch import judged, watch
+
+# Interrupt the supervisor's waits when the gang must stop: to prepare a gang may take hours, to stop it must not.
+
+
+POLL_S = 0.3
+
+
+@contextmanager
+def giving_way(job: SupervisedJob) -> Iterator[Callable[[], bool]]:
+    """Within this context, a cancel or preemption cuts the connections to the gang's hosts, so every wait for a host
+    fails.
+
+    Yields:
+        A function that returns whether there is such a request, for waits that need no host. The attempt then ends with
+            it.
+
+    Raises:
+        GangEnd: the requested end, instead of the errors that followed from it.
+    """
+    job.check_requests(ladder=_may_have_ranks(job))
+    ear = _Ear(job, job.links)
+    try:
+        yield ear.hears
+    except (GangEnd, GpurunError):
+        if ear.request is None:
+            raise
+        raise GangEnd(asked_end(ear.request, ladder=_may_have_ranks(job))) from None
+    finally:
+        ear.close()
+
+
+def _may_have_ranks(job: SupervisedJob) -> bool:
+    return job.record.reached == "containers"
+
+
+class _Ear:
+    """Looks for requests in a thread; `request` is set once connections have been cut for it."""
+
+    def __init__(self, job: SupervisedJob, links: Links) -> None:
+        self.request: CancelRequest | None = None
+        self._job = job
+        self._links = links
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+
+    def close(self) -> None:
+        """Cut nothing from here on. Does not wait for a pass that the thread may be running."""
+        with self._lock:
+            self._closed.set()
+
+    def hears(self) -> bool:
+        """Look for a request once; return whether one was ever found."""
+        with suppress(*OUTLIVED):  # the state directory cannot be used: who needs it says so
+            if (request := self._job.request()) is not None:
+                self._give_way(request)
+        return self.request is not None
+
+    def _listen(self) -> None:
+        while not self._closed.wait(POLL_S):
+            self.hears()
+
+    def _give_way(self, request: CancelRequest) -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self.request = request
+                self._links.cut(self._job.hosts, "the gang must stop")
+
+
+# Notify the job's targets, in threads that delay neither this gang nor the next.
+
+
+MOST_S = 30.0
+"""How long the supervisor of an attempt that has ended waits for its messages; it has freed the GPUs before."""
+
+
+def tell(job: SupervisedJob, *events: NotifyEvent) -> list[threading.Thread]:
+    """Start to notify all targets that want one of the events. Each target gets each message once."""
+    wanted = [wish for wish in job.spec.notify if set(events) & set(wish.on)]
+    if not wanted:
+        return []
+    document = payload(
+        events, job.record, job.spec, job.lease.members, head=os.uname().nodename, now_s=job.clock()
+    )  # fmt: skip
+    threads = [
+        threading.Thread(target=_tell, args=(job, wish, document), daemon=True, name="notify") for wish in wanted
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def tell_end(job: SupervisedJob) -> None:
+    """Notify about the end of an attempt, and wait a little for it."""
+    events = events_of(job)
+    threads = tell(job, *events) if events else []
+    deadline = time.monotonic() + MOST_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def events_of(job: SupervisedJob) -> Sequence[NotifyEvent]:
+    """Return the events that the end of an attempt means."""
+    match outcome_of(job.record):
+        case "SUCCEEDED" | "CANCELLED":
+            return ("end",)
+        case "FAILED" | "TIMED_OUT":
+            return ("end", "failure")
+        case "RETRIED":
+            return ("failure",)
+        case "PREEMPTED":
+            return ("preemption",)
+    return ()
+
+
+def _tell(job: SupervisedJob, wish: NotifyWish, document: dict[str, object]) -> None:
+    why = ""
+    try:
+        send(wish, document)
+    except NotSent as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001 - a message is never worth a job
+        why = f"gpurun could not send the message: {type(error).__name__}"
+    with suppress(StateError, OSError):
+        job.events.emit("notify", to=wish.kind, event=document["event"], sent=not why, reason=why)
+
 
 RETRY_FIRST_S = 1.0
 RETRY_MOST_S = 60.0
@@ -128,14 +257,14 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
 def _stopping(job: SupervisedJob, end: End) -> State:
     """Record the end of an attempt, and what follows. The one place that decides whether the job is placed again."""
     placing: Mapping[str, object] = {}
-    if unstarted.is_unstarted(job.record.state, end):
-        end, placing = elsewhere.settled(job, end)
+    if causes.is_unstarted(job.record.state, end):
+        end, placing = settled(job, end)
     restart, setback, rehearsal = end.restart, job.record.setback, job.record.rehearsal
     if rehearsal:
         rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
         end = judged(end, job.record.gpus)
     again = False
-    if restarts.is_worth_another(job.record, end, max_restarts=_most_restarts(job)):
+    if ends.is_worth_another(job.record, end, max_restarts=_most_restarts(job)):
         end, restart, setback = _another(job, end)
         again = restart is not None
     return job.move(
@@ -150,17 +279,17 @@ def _stopping(job: SupervisedJob, end: End) -> State:
 def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
     """Return whether another attempt follows a failed one, and when; none if it failed like the attempt before."""
     record, now_s, before = job.record, job.clock(), job.record.setback
-    setback = restarts.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=job.ran_s or 0.0)
-    if not restarts.achieved(before, setback, has_saved=record.has_saved):
+    setback = ends.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=job.ran_s or 0.0)
+    if not ends.achieved(before, setback, has_saved=record.has_saved):
         setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
     why = ""
-    if before is not None and restarts.repeats(before, setback):
+    if before is not None and ends.repeats(before, setback):
         why = f"attempt {before.attempt} failed the same way, and the job has made no progress since"
-    elif job.spec.reforms and setback.fruitless >= restarts.MOST_FRUITLESS:
+    elif job.spec.reforms and setback.fruitless >= ends.MOST_FRUITLESS:
         why = f"hosts failed {setback.fruitless} times in a row, and the job made no progress in between"
     if why:
         return replace(end, reason=f"{end.reason}; {why}"), None, setback
-    return end, restarts.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback
+    return end, ends.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback
 
 
 def _most_restarts(job: SupervisedJob) -> int | None:

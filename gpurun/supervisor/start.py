@@ -2,26 +2,368 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from gpurun.content.data import as_pinned, wanted_digests
+from gpurun.content.ship import ShipEvent, ship
+from gpurun.content.staging import DataUser, Staging, stage
+from gpurun.content.tree import scan, unreadable
+from gpurun.content.workdir import Code, sync_workdir
 from gpurun.doctor.findings import one_line
-from gpurun.errors import GpurunError, HostFailure
-from gpurun.jobs.states import State
+from gpurun.doctor.host_checks import described, foreign_on
+from gpurun.doctor.survey import Preflight, preflight
+from gpurun.errors import OUTLIVED, BadInput, GpurunError, HostFailure, HostNotReady, StateError, words_of
+from gpurun.facts import GpuProcess, Hardware, printable
+from gpurun.head.looking import look_at, note_survey
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.record import GpuHolder, State
+from gpurun.jobs.spec import DataSource
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
-from gpurun.leases.members import move_ports
-from gpurun.node.job.job_parts import CARDS_FILE
-from gpurun.remote.agent import Agent, RemoteOpFailed
+from gpurun.leases.allocate import move_ports
+from gpurun.leases.look import look
+from gpurun.node.job.parts import CARDS_FILE
+from gpurun.node.job.rules import CODE
+from gpurun.remote import Agent, Fleet
+from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
+from gpurun.remote.route import target_of
 from gpurun.state import durable
-from gpurun.supervisor.ends import failed
-from gpurun.supervisor.host_claims import claim_of
-from gpurun.supervisor.job import SupervisedJob, raise_first
-from gpurun.supervisor.preflight import examine
-from gpurun.supervisor.prepare import ship_image
+from gpurun.state.hosts import Out
+from gpurun.supervisor.job import SupervisedJob, claim, claim_of, raise_first, refused_end, report_refusals
+from gpurun.supervisor.outputs.outputs import send_outputs
+from gpurun.supervisor.stop import run_prologs
+from gpurun.supervisor.verdict import causes
+from gpurun.supervisor.verdict.ends import End, GangEnd, failed
+
+# An attempt could not start because of its hosts: check these hosts, and place the job elsewhere, or end it.
+
+
+POLL_S = 0.3
+
+
+def settled(job: SupervisedJob, end: End) -> tuple[End, Mapping[str, Any]]:
+    """Return the end of an attempt that could not start, and the changes of the job's record that belong to it."""
+    looks = check_hosts(job, sorted(filter(None, end.by_host)))
+    found = causes.after(
+        job.record, end, looks, _able(job, looks), hosts=job.hosts, now_s=job.clock()
+    )  # fmt: skip
+    return found.end, {"start_failures": found.failures, "placements": found.placements}
+
+
+def check_hosts(job: SupervisedJob, hosts: Sequence[str]) -> Mapping[str, Out | None]:
+    """Check hosts with the check that depends on no job. Returns host → why it is out; None = nothing is wrong with it.
+
+    Returns early, without hosts, if the gang must stop meanwhile, or if the check itself fails.
+    """
+    found: dict[str, Out | None] = {}
+
+    def work() -> None:
+        try:
+            found.update(look_at(job.home, job.inventory, hosts))
+        except OUTLIVED as error:
+            job.note(f"gpurun could not check {', '.join(hosts)}: {words_of(error)}")
+
+    thread = threading.Thread(target=work, name="check", daemon=True)
+    thread.start()
+    while thread.is_alive() and job.request() is None:
+        thread.join(POLL_S)
+    looks = dict(found) if not thread.is_alive() else {}
+    for host, out in looks.items():
+        if out is not None:
+            job.events.emit("host", host=host, state="out", reason=out.reason)
+    return looks
+
+
+def _able(job: SupervisedJob, looks: Mapping[str, Out | None]) -> frozenset[str]:
+    """Return the hosts that could hold the gang now; none if that cannot be known."""
+    try:
+        view = look(job.home, now_s=job.clock())
+    except GpurunError:
+        return frozenset()
+    unusable = {*view.unusable(job.inventory), *(host for host, out in looks.items() if out is not None)}
+    return causes.able_hosts(job.inventory, job.spec, unusable)
+
+
+# Before a gang starts: probe its hosts, let them connect to each other, and check that they have what the job needs.
+
+
+MOST_NAMED = 2
+"""So many processes on a GPU are named; the others are counted."""
+
+
+def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Probe new hosts, keep the results for the plan, and refuse hosts that would make the gang fail.
+
+    Raises:
+        GangEnd: something would make it fail or hang. If only processes are in the way, the gang waits for them as for
+            another job's claims.
+    """
+    new = {
+        grant.host: grant.gpus for grant in job.lease.grants if grant.host in hosts and grant.host not in job.hardware
+    }
+    if not new:
+        return
+    begun_s = time.time()
+    alone = len(job.lease.grants) == 1 and not job.spec.is_live_elastic
+    members = [grant.host for grant in job.lease.grants if grant.host in job.hardware]
+    found = preflight(job.links.fleet, job.inventory, new, is_alone=alone, members=members)
+    job.hardware = {**job.hardware, **found.hardware}
+    # Who waits for GPUs need not ask these hosts again, and knows which machines they are.
+    note_survey(job.home, job.inventory, [job.inventory.by_name[host] for host in new], found.survey, begun_s)
+    for finding in found.other:
+        job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
+    if not found.blocking:
+        return
+    refused = {
+        host: _processes_on(found.hardware[host], {*range(job.inventory.by_name[host].gpus), *new[host]})
+        for host in sorted(found.strangers)
+    }
+    report_refusals(job, refused)
+    others = found.without_strangers
+    raise GangEnd(replace(_end_by(others), refused=refused) if others.blocking else refused_end(refused))
+
+
+def _end_by(found: Preflight) -> End:
+    """Return the end by bad hosts."""
+    worst, bad = found.blocking[0], sorted(found.bad_hosts)
+    failures = {host: HostFailure(found.bad_hosts[host], kind="preflight", host=host) for host in bad}
+    error = HostFailure(
+        f"{worst.check}: {worst.evidence}", kind="preflight", host=bad[0] if bad else None, hint=worst.remedy
+    )
+    end = failed(error).end
+    return replace(end, suspects=tuple(bad), by_host=failures) if bad else end
+
+
+def _processes_on(found: Hardware, gpus: set[int]) -> tuple[GpuHolder, ...]:
+    """Return the processes on a host's GPUs that no gpurun job started. Those on several GPUs are named once."""
+    held: dict[tuple[int, ...], tuple[list[GpuProcess], set[int]]] = {}
+    for gpu in found.gpus:
+        if gpu.index in gpus and (foreign := foreign_on(gpu)):
+            held.setdefault(tuple(each.pid for each in foreign), (foreign, set()))[1].add(gpu.index)
+    return tuple(_holder(processes, on) for processes, on in held.values())
+
+
+def _holder(processes: Sequence[GpuProcess], gpus: set[int]) -> GpuHolder:
+    more = f" and {len(processes) - MOST_NAMED} more" if len(processes) > MOST_NAMED else ""
+    # without the memory: on each of several GPUs, a process uses another amount
+    named = ", ".join(described(replace(each, memory_mib=None)) for each in processes[:MOST_NAMED])
+    return GpuHolder(
+        tuple(sorted(gpus)), user=printable(processes[0].user), why="no gpurun job started this process",
+        process=printable(named + more),
+    )  # fmt: skip
+
+
+# PREPARING: copy the job's data sets to every host of the gang, host to host, and check that the hosts' own folders
+# exist.
+
+
+NO_FOLDER = frozenset({os.strerror(errno.ENOENT), os.strerror(errno.ENOTDIR)})
+"""What hosts say of a folder that they do not have. All else may be a file server that does not answer just now."""
+
+
+class StagingCancelled(GpurunError):
+    """The gang must stop, so the copy was cancelled."""
+
+
+def send_data(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Copy the submitted data sets to connected hosts. Idempotent.
+
+    Raises:
+        GangEnd: a host failed or lacks a folder, the data changed since the submit and no host has them, or it was
+            cancelled.
+    """
+    _look_for_folders(job, hosts)
+    by_digest = {source.digest: (name, source) for name, source in job.spec.data.items() if source.digest is not None}
+    for name, source in by_digest.values():
+        try:
+            _send(job, hosts, name, source, cancelled)
+        except GpurunError as error:
+            raise failed(error) from error
+
+
+def _look_for_folders(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Check that hosts have the folders that containers will mount."""
+    names = {source.path: name for name, source in job.spec.data.items() if source.kind == "host"}
+    if not names:
+        return
+
+    def look(agent: Agent) -> None:
+        for path, why in agent.call("data.folders", paths=list(names)).value.items():
+            raise HostNotReady(
+                f"the data set {names.get(path, '?')!r} cannot be mounted: {path}: {why}",
+                kind="no-mount" if why in NO_FOLDER else None, host=agent.host,
+                hint="put the data set's folder on each host that the job may get; --host limits the job to some hosts",
+            )  # fmt: skip
+
+    raise_first(job.links.each(look, hosts).failed)
+
+
+def _send(
+    job: SupervisedJob, hosts: Sequence[str], name: str, source: DataSource, cancelled: Callable[[], bool]
+) -> None:
+    def check() -> None:
+        if cancelled():
+            raise StagingCancelled("staging the data was cancelled")
+
+    def told(event: ShipEvent) -> None:
+        job.sending.told("stage", event, name)
+
+    assert source.digest is not None
+    how = Staging(
+        job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
+        wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
+    )  # fmt: skip
+    why = "the files have changed since the submit"
+    try:
+        tree = as_pinned(source, job.home)
+    except HostNotReady as away:
+        tree, why = None, str(away)
+    if tree is None:
+        job.note(f"the head cannot send the data set {name!r}: {why}; a host that has the data set sends it")
+    try:
+        report = stage(
+            source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
+        )
+    except BadInput as gone:
+        raise _away(source, job.home) or gone from None
+    for host, error in report.bad_copies.items():
+        job.note(f"the copy of the data set {name!r} on {host} could not be used: {error.message}")
+    raise_first(report.failed)
+
+
+def _away(source: DataSource, home: Path) -> HostNotReady | None:
+    """Return why the head cannot give a data set at the moment; None if the set has really changed, or is gone."""
+    try:
+        is_back = as_pinned(source, home) is not None
+    except HostNotReady as error:
+        return error
+    return (
+        HostNotReady("gpurun could not read the data on the head for a moment", where=source.path) if is_back else None
+    )
+
+
+def quotas_of(inventory: Inventory) -> dict[str, int]:
+    """Return host → bytes that its data sets may take, if the inventory says."""
+    return {host.name: host.data_quota_mib << 20 for host in inventory.hosts if host.data_quota_mib is not None}
+
+
+def reach(inventory: Inventory, names: Sequence[str]) -> Fleet:
+    """Connect to those of these hosts that the inventory knows."""
+    return Fleet.open([target_of(inventory.by_name[name], inventory) for name in names if name in inventory.by_name])
+
+
+# PREPARING: send the image, data, code and secrets to every host of the gang, to all hosts at the same time.
+
+
+PREPARE_LIMIT_S = 6 * 3600.0
+
+
+def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
+    """Prepare everything that the containers will need. Idempotent: does not send again what is there.
+
+    Args:
+        is_asked: returns whether the gang must stop.
+
+    Raises:
+        GangEnd: a host failed or refused its GPUs, or the image is not on the head.
+    """
+    job.connect()
+    job.reach("files")
+    job.ask_accounts()
+    examine(job, job.hosts)
+    raise_first(claim(job, job.hosts))
+    bring(job, job.hosts, cancelled=is_asked)
+    send_outputs(job)
+    return job.move(State.STARTING)
+
+
+def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Run the prolog of connected hosts that have reported about themselves; send them image, data, code and secrets.
+
+    Raises:
+        GangEnd: a host failed, the image is not on the head, or it was cancelled.
+    """
+    raise_first(run_prologs(job.links, job.inventory, job.lease, hosts))
+    ship_image(job, hosts, cancelled=cancelled)
+    send_data(job, hosts, cancelled=cancelled)
+    _send_workdir(job, hosts)
+    _send_secrets(job, hosts)
+
+
+def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Ship the submitted image to hosts, even if its name now means another, and record its ID on each.
+
+    Raises:
+        GangEnd: a host failed, the image is not on the head, or it was cancelled.
+    """
+
+    def told(event: ShipEvent) -> None:
+        job.sending.told("ship", event)
+
+    try:
+        report = ship(
+            job.spec.image, job.links.fleet, inventory=job.inventory, hosts=hosts,
+            docker_host=job.inventory.docker_host, ident=job.spec.image_id, progress=told,
+            cancelled=cancelled, deadline_s=PREPARE_LIMIT_S,
+        )  # fmt: skip
+    except GpurunError as error:
+        raise failed(error) from error
+    raise_first(report.failed)
+    job.image_ids.update({host.host: host.local for host in report.hosts})
+
+
+def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    if job.spec.workdir is None:
+        return
+    folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/{CODE}" for host in hosts}
+
+    def told(host: str, done: int, total: int) -> None:
+        state = "done" if done == total else "receiving"
+        job.sending.told("workdir", ShipEvent(host, state, done, total))
+
+    try:
+        code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
+        results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory, told=told)
+    except FileNotFoundError:
+        raise failed(
+            StateError("the job's copy of its code is missing", where=str(job.folder.code), hint="submit the job again")
+        ) from None
+    except GpurunError as error:
+        raise failed(error) from error
+    raise_first(results.failed)
+
+
+def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Send secrets through the agent's channel into files of mode 0400: never into an argv, a log or the plan."""
+    for name, file in job.spec.secret_files.items():
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise failed(unreadable(error, Path(file), f"the secret {name!r} cannot be read")) from error
+        raise_first(
+            job.links.each(
+                lambda agent, name=name, content=content: agent.call(  # type: ignore[misc]
+                    "gang.put",
+                    job=job.lease.job,
+                    attempt=job.lease.attempt,
+                    name=f"secrets/{name}",
+                    mode=0o400,
+                    payload=content,
+                ),
+                hosts,
+            ).failed
+        )
+
 
 PORT_TRIES = 5
 KNOWN_HOSTS_FILE = "launch/ssh/known_hosts"
@@ -96,7 +438,7 @@ def _create_all(job: SupervisedJob) -> Plan:
     taken: list[RemoteOpFailed] = []
     for _ in range(PORT_TRIES):
         plan = job.plan
-        results = job.links.each(lambda agent, plan=plan: create(job, agent, plan))  # type: ignore[misc]
+        results = job.links.each(lambda agent, plan=plan: create_container(job, agent, plan))  # type: ignore[misc]
         taken = [e for e in results.failed.values() if isinstance(e, RemoteOpFailed) and e.kind == "port-in-use"]
         if not taken:
             raise_first(_explained(job, results).failed)
@@ -108,7 +450,7 @@ def _create_all(job: SupervisedJob) -> Plan:
     raise failed(HostFailure(why, kind="port-in-use", host=taken[0].host, job=job.lease.job))
 
 
-def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
+def create_container(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     """Write a host's files, start its sshd and create its container."""
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
@@ -149,13 +491,13 @@ def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tupl
     if not plan.has_launcher:
         return {}
     if host is plan.first:
-        return {KNOWN_HOSTS_FILE: (known_hosts(job, plan), 0o644)}
+        return {KNOWN_HOSTS_FILE: (known_hosts_of(job, plan), 0o644)}
     return {"sshd/authorized_keys": (jobssh.authorized_keys(job.public_keys[plan.first.host]), 0o600)}
 
 
-def known_hosts(job: SupervisedJob, plan: Plan) -> str:
+def known_hosts_of(job: SupervisedJob, plan: Plan) -> str:
     """Return the host keys of all hosts that the launcher may reach."""
-    return jobssh.known_hosts([(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]])
+    return jobssh.known_hosts_lines([(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]])
 
 
 def _explained(job: SupervisedJob, results: Results[None]) -> Results[None]:

@@ -9,28 +9,358 @@ without it, and gpurun checks the host again until it succeeds.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from gpurun.errors import OUTLIVED, GpurunError, words_of
-from gpurun.jobs.states import State
-from gpurun.jobs.store import finish
-from gpurun.leases.allocator import allocator_lock
-from gpurun.quantities.times import duration
+from gpurun.doctor.findings import one_line
+from gpurun.doctor.host_checks import ANSWER_S, limit_s
+from gpurun.errors import OUTLIVED, GpurunError, HostFailure, StateDiskError, StateError, StateUnavailable, words_of
+from gpurun.facts import Hardware
+from gpurun.head.looking import ID
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.events import EventLog
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import FirstFailure, JobRecord, State, unknown_spec
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore, finish
+from gpurun.launch.container import container_name
+from gpurun.leases.lease import Lease
+from gpurun.leases.occupancy import lease_hosts
+from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
+from gpurun.quantities import duration
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
-from gpurun.state.path import may_pass
-from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
-from gpurun.supervisor.ending import Ending
-from gpurun.supervisor.fence import fence
-from gpurun.supervisor.hooks import epilog_failures
-from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.last_lines import LOG_SILENT_S, end_output
-from gpurun.supervisor.outputs import collect_autotune, collect_outputs
+from gpurun.state.hosts import Cordon, KnownAs, changing_cordons, cordons_on, lift_cordons, put_cordon
+from gpurun.state.paths import may_pass
+from gpurun.state.sharing import state_id
+from gpurun.supervisor.job import SupervisedJob, claimant_of
+from gpurun.supervisor.links import Links, cluster_of
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.log_copy import LogCopy
+from gpurun.supervisor.outputs.outputs import bring_late, collect_autotune, collect_outputs
+from gpurun.supervisor.verdict.ends import Ending, with_only_copies
+
+# The site's programs around an attempt: ``prolog`` before its containers, ``epilog`` after them, on each host.
+
+
+def run_prologs(links: Links, inventory: Inventory, lease: Lease, hosts: Collection[str]) -> Mapping[str, GpurunError]:
+    """Run the prolog on each of `hosts` that has one; return the hosts where it failed. Idempotent: a host does not
+    repeat a prolog that has succeeded for this attempt.
+    """
+    programs = {host: program for host in hosts if (program := inventory.by_name[host].prolog)}
+    if not programs:
+        return {}
+    limit = limit_s()
+
+    def run(agent: Agent) -> None:
+        about = _arguments(lease, agent.host, programs[agent.host], limit)
+        agent.call("hooks.prolog", timeout_s=limit + ANSWER_S, **about)
+
+    return links.each(run, programs).failed
+
+
+def epilog_of(lease: Lease, host: str, program: tuple[str, ...]) -> dict[str, Any]:
+    """Return the argument of ``gang.fence`` for a host's epilog."""
+    return _arguments(lease, host, program, limit_s())
+
+
+def epilog_failures(events: EventLog) -> Callable[[str, str], None]:
+    """Return the function that writes an event for a host whose epilog failed; ignores a job that is removed."""
+
+    def said(host: str, why: str) -> None:
+        with suppress(FileNotFoundError):
+            events.emit("host", host=host, state="epilog failed", reason=why)
+
+    return said
+
+
+def _arguments(lease: Lease, host: str, program: tuple[str, ...], limit: float) -> dict[str, Any]:
+    gpus = [gpu for grant in lease.grants if grant.host == host for gpu in grant.gpus]
+    whose = {"job": lease.job, "attempt": lease.attempt, "user": lease.owner, "gpus": gpus}
+    return {"argv": list(program), "limit_s": limit, **whose}
+
+
+# The fence: check on every host of a lease that nothing of its attempt is left. Only then its GPUs become free.
+
+
+FENCE_TIMEOUT_S = 60.0
+
+
+def fence(
+    links: Links, lease: Lease, hosts: Iterable[str], *, state: str, containers: bool = True, outputs: bool = False,
+    said: Callable[[str, str], object] = lambda *_: None,
+) -> Mapping[str, GpurunError]:  # fmt: skip
+    """Fence `hosts` of a lease; return the hosts where the fence failed, with the reasons.
+
+    Also removes what earlier attempts left. Keeps what belongs to a later attempt.
+
+    Args:
+        state: the id of the state directory: the hosts release the attempt's claims last.
+        containers: there may be containers, so Docker must answer, and no process may use the lease's GPUs.
+        outputs: remove the outputs of the attempt, too.
+        said: called with each host whose epilog failed, and why. That keeps no GPU.
+    """
+    gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
+    claimant = claimant_of(lease, state)._asdict()
+
+    def ask(agent: Agent) -> dict[str, Any]:
+        program = links.epilogs.get(agent.host)
+        more: dict[str, Any] = {"epilog": epilog_of(lease, agent.host, program)} if program else {}
+        reply = agent.call(
+            "gang.fence", job=lease.job, attempt=lease.attempt, containers=containers, outputs=outputs,
+            gpus=gpus[agent.host] if containers else None, claimant=claimant,
+            timeout_s=FENCE_TIMEOUT_S + (limit_s() if program else 0), **more,
+        )  # fmt: skip
+        return {**reply.value}
+
+    results = links.each(ask, sorted(hosts))
+    unproven: dict[str, GpurunError] = dict(results.failed)
+    for host, rest in results.ok.items():
+        if why := rest.pop("epilog", ""):
+            said(host, one_line(why))
+        if any(rest.values()):
+            unproven[host] = HostFailure(what_is_left(rest), host=host)
+    return unproven
+
+
+def what_is_left(rest: Mapping[str, Any]) -> str:
+    """Describe why a fence failed, from the answer of `gpurun.node.job.gang.fence`."""
+    left = [
+        f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
+        f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"
+        for one in rest["users"]
+    ]
+    if rest["gpu_problem"]:
+        left.append(rest["gpu_problem"])
+    left += [f"container {ident[:12]} still exists" for ident in rest["containers"]]
+    left += [f"process {command[:120]!r} still runs" for command in rest["processes"]]
+    if rest["folder"]:
+        left.append("the job's folder still exists")
+    left += [f"the claim {name}, which reserves a GPU on the host, still exists" for name in rest["claims"]]
+    return "; ".join(left)
+
+
+# Cordon hosts whose hardware failed, and hosts that could not be fenced.
+
+
+def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateError | None:
+    """Cordon the host whose hardware failed the gang, until a person has looked at it.
+
+    Returns:
+        The damage of the cordons file if it prevents this. The gang ends anyway.
+    """
+    if failure is None or failure.host is None or not failure.cordon:
+        return None
+    why = f"{failure.reason}, in {job.lease.job}"
+    try:
+        new = _cordon(job, {failure.host: Cordon("cordoned", "gpurun", job.clock(), why, evidence=failure.evidence)})
+    except StateUnavailable:
+        raise
+    except StateError as error:
+        return error
+    if new:
+        job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
+    return None
+
+
+def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+    """Cordon hosts that could not be fenced."""
+    why = f"gpurun could not check that {job.lease.job} left nothing on the host (the fence)"
+    _cordon(
+        job,
+        {host: Cordon("lost", "gpurun", job.clock(), why, evidence=error.message) for host, error in unproven.items()},
+    )
+    job.note(
+        f"{', '.join(sorted(unproven))}: lost; the GPUs stay leased until a fence, the check that the "
+        "job left nothing on the host, succeeds"
+    )
+
+
+def _with_id(known: KnownAs, hardware: Mapping[str, Hardware]) -> KnownAs:
+    """Return by what a machine is known, with the id that it gave to pre-flight if the lease has none.
+
+    An id that several hosts of the gang gave says nothing.
+    """
+    said = [each.machine_id for each in hardware.values()]
+    found = hardware[known.host].machine_id if known.host in hardware else ""
+    is_its = ID.fullmatch(found) is not None and said.count(found) == 1
+    return replace(known, id=found) if is_its and not known.id else known
+
+
+def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
+    """Cordon hosts that have no cordon yet; return False if all have one.
+
+    If another user keeps the lock of the cordons, the hosts stay in use and the job says so, because a gang's other
+    GPUs must not wait for a cordon.
+    """
+    try:
+        with changing_cordons(job.home) as cordons:
+            known = {each.host: _with_id(each, job.hardware) for each in lease_hosts(job.lease)}
+            new = wanted.keys() - cordons_on(cordons, known.values()).keys()
+            for host in sorted(new):
+                put_cordon(cordons, known.get(host, KnownAs(host)), wanted[host])
+            return bool(new)
+    except StateDiskError:
+        raise
+    except StateUnavailable as error:
+        hosts = sorted(wanted)
+        job.note(
+            f"gpurun could not cordon {', '.join(hosts)}: {error}; run `gpurun inventory cordon {','.join(hosts)}`"
+        )
+        return False
+
+
+# Copy the last output of ranks before a fence removes it from their host.
+
+
+REST_S = 600.0
+"""How long what ranks have printed may still be copied, while it comes; their GPUs are held meanwhile."""
+ASKED_REST_S = 20.0
+"""The same where a person or another gang waits for the GPUs."""
+LOG_SILENT_S = 5.0
+"""The containers were killed: how long its log may be silent before the fence removes what is left of it."""
+
+
+def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Kill what still runs of the attempt on `hosts`, and copy the rest of its ranks' output."""
+    job.follow_log(hosts)
+    is_asked = job.record.outcome in (State.CANCELLED, State.QUEUED)
+    _end(job.log_copy, job.links, job.lease, hosts, ASKED_REST_S if is_asked else REST_S)
+
+
+def _end(log_copy: LogCopy, links: Links, lease: Lease, hosts: Collection[str], rest_s: float) -> None:
+    path = f"/containers/{container_name(lease.job, lease.attempt)}/kill"
+    links.each(lambda agent: agent.call("docker.request", method="POST", path=path), hosts)
+    log_copy.take_rest(hosts, rest_s)
+
+
+def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collection[str]) -> None:
+    """Do the same as `end_output`, for hosts that answer after the job's end.
+
+    Only one process may write a log. So this does nothing if the job will run again, or has run again.
+
+    Raises:
+        StateError: the log cannot be written, or the disk failed.
+    """
+    try:
+        record = folder.record()
+    except StateUnavailable:  # it says nothing about the job, and the fence removes the lines
+        raise
+    except StateError:  # a person has removed the job
+        return
+    is_over = record.state.ended and record.attempt == lease.attempt and not lease.found
+    there = sorted(host for host in hosts if links.is_open(host))
+    if not there or not is_over or record.reached != "containers" or not record.granted:
+        return
+    job, first = lease.job, record.granted[0].host
+    log_copy = LogCopy(
+        links, first, job=job, attempt=lease.attempt, container=container_name(job, lease.attempt),
+        path=folder.log, clock=time.time, seating=_seating(folder, record), limit=_limit(folder),
+    )  # fmt: skip
+    try:
+        log_copy.start()
+        log_copy.follow(there)
+        _end(log_copy, links, lease, there, REST_S)
+        if first in there:
+            log_copy.wait_for_launcher(LOG_SILENT_S)
+    finally:
+        log_copy.close()
+    durable.sync_file(folder.log)
+
+
+def _limit(folder: JobFolder) -> int:
+    try:
+        return folder.spec().log_limit
+    except StateError:
+        return JobSpec.log_limit_mib << 20
+
+
+def _seating(folder: JobFolder, record: JobRecord) -> Seating:
+    try:
+        return Seating.of(record.granted, folder.spec())
+    except StateError:  # damaged: its ranks are where they began
+        return Seating.of(record.granted, unknown_spec(record))
+
+
+# Lost leases: try to fence hosts again until each fence succeeds; then their GPUs are free.
+
+
+LOST_RETRY_FIRST_S = 5.0
+LOST_RETRY_MOST_S = 60.0
+
+
+def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLock]:
+    """Turn the lease of an ended attempt into a lost lease: its hosts are fenced before its GPUs become free.
+
+    gpurun removes an attempt's lease before the attempt ends. So a person or a backup has put this lease back.
+    """
+    with allocator_lock(home, patience_s=None):
+        return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})
+
+
+def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
+    """Hold a lost lease until every one of its hosts has been fenced. Then its GPUs are free.
+
+    If a person uncordons such a host, the job may run there again. The fence leaves that later attempt alone.
+    """
+    folder = JobStore(home).get(lease.job)
+    links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
+    events = EventLog(folder.events, clock=time.time)
+    proof = f"attempt {lease.attempt} left nothing on the host"
+    pending = set(links.targets)
+    delay_s = LOST_RETRY_FIRST_S
+    try:
+        while pending:
+            links.open(sorted(pending), timeout_s=10.0)
+            answering = {host for host in pending if links.is_open(host)}
+            end_late_output(folder, lease, links, pending)
+            links.open(sorted(answering), timeout_s=10.0)  # what broke the copy must not keep the proof away
+            keep = with_only_copies(None if lease.found else _record(folder), lease, pending)
+            said = epilog_failures(events)
+            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True, said=said))
+            if keep:
+                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False, said=said))
+            fenced = pending - unproven
+            for host in sorted(fenced):
+                with suppress(FileNotFoundError):  # a person may have removed the job since
+                    events.emit("host", host=host, state="fenced", reason=proof)
+            pending -= fenced
+            if pending:
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
+        found_again(home, lease, links.targets)
+        LeaseStore(home).release(lock)
+        bring_late(home, lease, links, list(links.targets))
+    finally:
+        links.close()
+
+
+def _record(folder: JobFolder) -> JobRecord | None:
+    try:
+        return folder.record()
+    except StateUnavailable:  # it says nothing about the job, whose outputs may be on its hosts alone
+        raise
+    except StateError:  # a person has removed the job
+        return None
+
+
+def found_again(home: Path, lease: Lease, hosts: Collection[str]) -> None:
+    """Uncordon hosts of a lease that were lost and have been fenced."""
+    fenced = [each for each in lease_hosts(lease) if each.host in hosts]
+    with changing_cordons(home) as cordons:
+        found = cordons_on(cordons, fenced)
+        for each in fenced:
+            if each.host in found and found[each.host].state == "lost":
+                lift_cordons(cordons, each)
+
 
 RETRY_S = 1.0
 RETRY_MOST_S = 60.0
 POLL_S = 0.2
-QUICK_S, ANSWER_S = 3.0, 10.0
+QUICK_S, MOST_PATIENCE_S = 3.0, 10.0
 """How long a host may take to answer: as long as the grace, within these bounds. One that hangs adds little to it."""
 
 
@@ -85,7 +415,7 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """
     job.links.open(hosts, timeout_s=5.0)
     job.follow_log(host for host in hosts if host in job.members)
-    patience_s = min(ANSWER_S, max(QUICK_S, job.spec.grace_s))
+    patience_s = min(MOST_PATIENCE_S, max(QUICK_S, job.spec.grace_s))
 
     def tell(agent: Agent) -> float | None:
         """Return when the ranks there got SIGTERM; None without ranks."""

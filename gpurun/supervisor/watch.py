@@ -3,41 +3,284 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
 
 from gpurun import faults
-from gpurun.jobs.limits import is_over_limit
-from gpurun.jobs.record import FirstFailure
-from gpurun.jobs.states import State
-from gpurun.launch.elastic import GLOO_TIMEOUT_S
-from gpurun.supervisor.causes import TAIL_LINES
-from gpurun.supervisor.checkpoints import CheckpointWatch
-from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide, end_from_outside, lost_hosts
+from gpurun.errors import OUTLIVED, GpurunError, HostFailure, words_of
+from gpurun.head.looks import look_while_growing
+from gpurun.jobs.record import CancelRequest, FirstFailure, State
+from gpurun.jobs.spec import is_over_limit
+from gpurun.launch.container import container_name
+from gpurun.launch.jobssh import GLOO_TIMEOUT_S
+from gpurun.leases.allocate import larger
+from gpurun.quantities import count, duration
+from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.elastic import Members
-from gpurun.supervisor.ends import End, GangEnd
-from gpurun.supervisor.engines import stopped_engines
-from gpurun.supervisor.gang_seen import GangSeen
-from gpurun.supervisor.grows_anew import GrowsAnew
-from gpurun.supervisor.hang import HangWatch
-from gpurun.supervisor.health import HealthWatch
+from gpurun.supervisor.health import HangWatch, HealthWatch, MeetingWatch, StarterWatch, furthest_step, stopped_engines
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.lines import last_lines
 from gpurun.supervisor.links import CONNECT_S, Links
-from gpurun.supervisor.loglines import last_lines
-from gpurun.supervisor.meeting import MeetingWatch
-from gpurun.supervisor.outputs_watch import OutputsWatch
-from gpurun.supervisor.rehearsal import RehearsalWatch
-from gpurun.supervisor.starters import StarterWatch
-from gpurun.supervisor.verdicts import (
+from gpurun.supervisor.outputs.outputs import CheckpointWatch, OutputsWatch
+from gpurun.supervisor.verdict.causes import TAIL_LINES
+from gpurun.supervisor.verdict.decide import (
+    Ask,
+    ContainerEnd,
+    Finish,
+    GangSeen,
+    LetGo,
+    Lose,
     after_loss,
     by_launcher,
+    decide,
+    end_from_outside,
     explains_alone,
     hosts_at_fault,
+    lost_hosts,
     with_cause,
     with_last_words,
 )
-from gpurun.supervisor.watchers import Watchers
+from gpurun.supervisor.verdict.ends import End, GangEnd
+
+# Watch a running gang's containers: one thread for each host waits for its container's end.
+
+
+RECONNECT_S = 1.0
+ENGINE_BACK_S = 15.0
+"""How long an engine that is out may take to come back and say how a container ended."""
+
+
+class Watchers:
+    """What the watchers have seen; they write it, the main loop reads it. Times on the monotonic clock."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+        self._changed: SimpleQueue[str] = SimpleQueue()
+        self._exits: dict[str, ContainerEnd] = {}
+        self._down_since: dict[str, float] = {}
+        self._engine_out_since: dict[str, float] = {}
+        self.engine_out_s: dict[str, float] = {}
+        """When a host's Docker was last seen not to answer."""
+
+    @property
+    def exits(self) -> Mapping[str, ContainerEnd]:
+        """Return containers that have ended, by host."""
+        return self._exits.copy()
+
+    @property
+    def down_since(self) -> Mapping[str, float]:
+        """Return unreachable hosts, and since when they were not heard."""
+        return self._down_since.copy()
+
+    def watch(self, hosts: Sequence[str]) -> None:
+        """Begin to watch hosts."""
+        for host in hosts:
+            threading.Thread(target=self._until_exit, args=(host,), name=f"exit {host}", daemon=True).start()
+
+    def forget(self, hosts: Collection[str]) -> None:
+        """Forget what was seen on hosts that have left, because it does not count if they come back."""
+        for host in hosts:
+            self._exits.pop(host, None)
+            self._down_since.pop(host, None)
+
+    def wait(self, most_s: float) -> None:
+        """Wait until a watcher has news."""
+        with suppress(Empty):
+            self._changed.get(timeout=most_s)
+
+    def _until_exit(self, host: str) -> None:
+        """Wait for the host's container to end, even across lost connections and stopped engines."""
+        found = None
+        while found is None and not self._is_over(host):
+            try:
+                found = self._container_exit(host)
+            except RemoteOpFailed as error:
+                found = self._without_engine(host, error)
+            except HostFailure as error:
+                self._lost(host, error)
+            except OUTLIVED:  # the head's own: nobody else would see the container's end
+                self._stop.wait(RECONNECT_S)
+        if found is not None and host in self._job.members:
+            self._exits[host] = found
+        self._changed.put(host)
+
+    def _container_exit(self, host: str) -> ContainerEnd:
+        """Wait for the end of the host's container.
+
+        Raises:
+            HostFailure: the host or its engine does not answer.
+        """
+        job = self._job
+        agent, container = job.links.agent(host), container_name(job.lease.job, job.lease.attempt)
+        code = None
+        try:
+            for reply in agent.stream("docker.wait", container=container):
+                code = (reply.value or {}).get("code")
+        except RemoteOpFailed as error:
+            if error.kind != "not-found":
+                raise
+        try:
+            states = agent.call("gang.inspect", job=job.lease.job).value
+        except RemoteOpFailed as error:
+            if code is None:
+                raise
+            # An engine that is stopped ends its containers first.
+            return ContainerEnd(time.monotonic(), code, engine_out=error.message)
+        mine = next((state for state in states if state["name"] == container), None)
+        if mine is None:
+            return ContainerEnd(time.monotonic(), code, is_removed=True)
+        return ContainerEnd(
+            time.monotonic(),
+            code,
+            is_oom=bool(mine["oom"]),
+            ended_ago_s=mine["ended_ago_s"],
+            memory_bytes=mine.get("memory_bytes"),
+            unwritable=mine.get("unwritable", ""),
+        )
+
+    def _is_over(self, host: str) -> bool:
+        """Return whether a host need not be watched any more."""
+        return self._stop.is_set() or host not in self._job.members
+
+    def _without_engine(self, host: str, error: RemoteOpFailed) -> ContainerEnd | None:
+        """Handle a host that answers while its Docker does not: report it once, and wait a moment.
+
+        Returns:
+            The end of the container, if it has ended and no engine comes back to say how. With live-restore an engine
+            comes back, or the container continues.
+        """
+        before, now = self.engine_out_s.get(host), time.monotonic()
+        self.engine_out_s[host] = now
+        if before is None or now - before > 5 * RECONNECT_S:
+            self._engine_out_since[host] = now
+            if not self._is_over(host):
+                self._job.events.emit("host", host=host, state="Docker does not answer", reason=error.message)
+        self._stop.wait(RECONNECT_S)
+        if now - self._engine_out_since[host] < ENGINE_BACK_S:
+            return None
+        with suppress(HostFailure):
+            if self._job.links.agent(host).call("gang.has_ended", job=self._job.lease.job).value:
+                return ContainerEnd(time.monotonic(), engine_out=error.message)
+        return None
+
+    def _lost(self, host: str, error: GpurunError) -> None:
+        """Remember since when the host is unreachable, and try to reconnect."""
+        job = self._job
+        if host not in self._down_since and not self._is_over(host):
+            self._down_since[host] = time.monotonic() - job.links.silent_s(host)
+            job.events.emit("host", host=host, state="unreachable", reason=error.message)
+        while not self._is_over(host):
+            with suppress(*OUTLIVED):  # the head has no descriptor, or no thread, for a moment
+                if not job.links.open([host], connect_s=CONNECT_S):
+                    if self._down_since.pop(host, None) is not None:
+                        job.events.emit("host", host=host, state="reachable")
+                    return
+            self._stop.wait(RECONNECT_S)
+
+
+# Let an elastic gang grow that cannot add hosts while it runs: stop it and start it again with more GPUs.
+
+
+LOOK_S = 5.0
+
+
+class GrowsAnew:
+    """Looks for more GPUs for a gang that has fewer than it wants. Does nothing for other gangs."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+        self._begun_s = time.monotonic()
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the looking thread, not started; none for a gang that has all its GPUs, or can add hosts while it
+        runs.
+        """
+        job = self._job
+        if not job.spec.reforms or job.spec.gpus >= job.record.gpus or job.record.rehearsal:
+            return []
+        job.note(f"the job has {job.spec.gpus} of {job.record.gpus} GPUs, on {', '.join(job.members)}")
+        return [threading.Thread(target=self._look, name="growth", daemon=True)]
+
+    def _look(self) -> None:
+        told = ""
+        while not self._stop.wait(LOOK_S):
+            try:
+                if self._is_time() and self._ask():
+                    return
+                told = ""
+            except OUTLIVED as error:  # for example a damaged lease: tried again, reported once
+                if (why := words_of(error)) != told:
+                    self._job.note(f"the job cannot get more GPUs yet: {why}")
+                told = why
+
+    def _is_time(self) -> bool:
+        """Return whether the gang has run for a while, and would lose little work."""
+        record = self._job.record
+        return record.has_saved and time.monotonic() - self._begun_s >= patience_s(record.restarts)
+
+    def _ask(self) -> bool:
+        job = self._job
+        if job.folder.cancel_request() is not None:
+            return False
+        job.load_inventory_again()
+        found = larger(job.home, job.lease, job.inventory, now_s=job.clock())
+        if found is None:
+            look_while_growing(job.home, os.environ, job.inventory)
+            return False
+        job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
+        reason = f"gpurun starts the job again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"
+        job.folder.ask_to_cancel(CancelRequest("preempt", by="its growth", asked_s=job.clock(), reason=reason))
+        return True
+
+
+def patience_s(restarts: int) -> float:
+    """Return how long a gang runs before it stops to grow: a minute, doubled with each host's fault, at most an hour.
+
+    So a host that comes back and fails again costs the gang less each time.
+    """
+    return min(60.0 * 2.0 ** min(max(restarts - 1, 0), 30), 3600.0)
+
+
+# A rehearsal: one rank runs the command on one GPU before the gang starts, for a while or until it reports a step.
+
+
+ASK_EVERY_S = 1.0
+
+
+class RehearsalWatch:
+    """Decides whether a rehearsal has been long enough. Does nothing for other attempts."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self._job = job
+        self._asked_s = time.monotonic()
+
+    def passed(self) -> str:
+        """Return why it has been long enough; "" if it has not."""
+        job = self._job
+        if not job.record.rehearsal:
+            return ""
+        if is_over_limit(job.ran_s, job.spec.rehearse_s):
+            return f"one rank ran for {duration(job.spec.rehearse_s or 0)}"
+        if time.monotonic() - self._asked_s < ASK_EVERY_S:
+            return ""
+        self._asked_s = time.monotonic()
+        return "" if (step := furthest_step(job)) is None else f"one rank reached step {step}"
+
+
+def judged(end: End, gpus: int) -> End:
+    """Return what the end of a rehearsal means for the job: after a success, the whole gang of `gpus` is queued."""
+    if end.outcome is State.SUCCEEDED:
+        reason = f"the rehearsal passed: {end.reason or 'one rank returned 0'}; the job waits for {gpus} GPUs"
+        return replace(end, outcome=State.QUEUED, reason=reason, exit_code=None)
+    return replace(end, reason=f"in the rehearsal on one GPU: {end.reason}") if end.outcome is State.FAILED else end
+
 
 POLL_S = 0.2
 OTHERS_S = 5.0

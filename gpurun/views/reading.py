@@ -2,28 +2,71 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
 from gpurun.head.looks import UNHEARD_S, heard_in
 from gpurun.inventory.folding import fold
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.states import State
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.cluster import Cluster, HostRow
-from gpurun.leases.look import look
-from gpurun.leases.occupancy import Holder
+from gpurun.leases.look import Cluster, HostRow, look
+from gpurun.leases.occupancy import Holder, View
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.view import View
 from gpurun.state import clock
-from gpurun.state.known_as import KnownAs
-from gpurun.state.machines import Out
-from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
+from gpurun.state.hosts import KnownAs, Out
+from gpurun.state.paths import has_account
 from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, OUT, UNKNOWN, HostCells, OutHost, Picture, picture_of
+
+# Find out why a job's supervisor cannot write the job's record.
+
+
+TAIL_BYTES = 4096
+CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING)
+
+
+def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore) -> str | None:
+    """Return why a job with GPUs makes no progress: its supervisor's last error, or that there is no supervisor.
+
+    The error counts only if it is newer than the job's last event.
+    """
+    if record.state not in CARRIED:
+        return None
+    last = _last_words(folder)
+    if last:
+        what = "could not start" if record.state is State.GRANTED else "has trouble"
+        return f"the job's supervisor {what}: {last}"
+    if record.state is not State.STOPPING and not leases.is_alive(record.id):
+        if not has_account(record.owner_uid):
+            return (
+                "the job has no supervisor, and its owner has no account; root can free the GPUs: `gpurun "
+                f"cancel {record.id}`"
+            )
+        return f"the job has no supervisor; the next gpurun command of {record.owner} starts a supervisor"
+    return None
+
+
+def _last_words(folder: JobFolder) -> str:
+    """Return the last line of the supervisor's log, if nothing has happened after it."""
+    try:
+        with folder.supervisor_log.reader() as stream:
+            found = os.fstat(stream.fileno())
+            stream.seek(max(0, found.st_size - TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except (OSError, StateError):
+        return ""
+    try:
+        if folder.events.stat().st_mtime_ns > found.st_mtime_ns:
+            return ""
+    except FileNotFoundError:
+        pass
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
 
 ENDED_SHOWN = 10
 STALE_S = UNHEARD_S + 120.0
@@ -46,7 +89,7 @@ class Reading(NamedTuple):
     unheard: Mapping[str, float | None]
 
 
-def read(
+def read_cluster(
     cluster: Cluster,
     store: JobStore,
     *,

@@ -17,17 +17,15 @@ import pytest
 import gpurun
 from gpurun.api import asking
 from gpurun.api import job as jobs
+from gpurun.api.asking import COMMAND, clues_of_call
 from gpurun.api.job import Job
-from gpurun.api.packing import COMMAND
-from gpurun.api.telling import clues_of_call
 from gpurun.errors import BadInput, JobFailed, NeverFits, NotYours, StateError
-from gpurun.head.submission import Submission
+from gpurun.head.submit import Submission
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.launch.launchers.choosing.choice import choose_launcher
+from gpurun.launch.launchers.choosing import choose_launcher
 from gpurun.runtime.gpurun_call import RESULTS
 
 LIMIT_S = 30
@@ -121,7 +119,7 @@ def test_success_without_a_result_is_said_and_not_none(folder):
 
 
 def test_a_queued_job_is_cancelled_and_the_future_with_it(folder, monkeypatch):
-    monkeypatch.setattr("gpurun.head.requests.run_pass_and_start", lambda *_, **__: None)
+    monkeypatch.setattr("gpurun.head.spawn.run_pass_and_start", lambda *_, **__: None)
     job = Job(folder, returns=True)
     assert job.cancel()
     assert wait([job], 5).done == {job}
@@ -348,7 +346,7 @@ def test_the_api_can_be_completed_and_costs_nothing_before_it_is_used():
 @pytest.fixture
 def nobody_starts(monkeypatch):
     monkeypatch.setattr(asking, "resume", lambda *_: ())
-    monkeypatch.setattr("gpurun.head.requests.run_pass_and_start", lambda *_, **__: None)
+    monkeypatch.setattr("gpurun.head.spawn.run_pass_and_start", lambda *_, **__: None)
 
 
 def test_jobs_are_this_user_s_that_have_not_ended_or_those_of_a_state(home, folder, nobody_starts):
@@ -379,7 +377,7 @@ def test_cancel_takes_names_and_futures_and_all_or_none(home, folder, nobody_sta
 
 
 def test_nobody_cancels_the_job_of_another_user(folder, nobody_starts, monkeypatch):
-    monkeypatch.setattr("gpurun.head.requests.os", SimpleNamespace(getuid=lambda: 4711))
+    monkeypatch.setattr("gpurun.head.spawn.os", SimpleNamespace(getuid=lambda: 4711))
     with pytest.raises(NotYours, match="belongs to"):
         gpurun.cancel(gpurun.job(folder.id))
     assert folder.cancel_request() is None
@@ -387,7 +385,7 @@ def test_nobody_cancels_the_job_of_another_user(folder, nobody_starts, monkeypat
 
 def test_a_dry_run_gives_the_plan_and_submits_nothing(asked, monkeypatch, capsys):
     """The same document as ``gpurun submit --dry-run --json``; the head here has no Docker."""
-    monkeypatch.setattr("gpurun.head.planned.Engine", lambda _: SimpleNamespace(image=no_image))
+    monkeypatch.setattr("gpurun.head.submit.Engine", lambda _: SimpleNamespace(image=no_image))
     plan = gpurun.submit(["python3", "-c", "a'; b\n"], gpus=2, image="i", launcher="tasks", dry_run=True)
     assert plan["job"]["command"] == ["python3", "-c", "a'; b\n"] and list(plan["containers"]) == ["h1"]
     assert plan["image_problem"] == "the head does not have i"

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from gpurun.api.packing import pack
+from gpurun.api.asking import pack
 from gpurun.errors import BadInput
 from gpurun.runtime.gpurun_call import RESULTS, decoded
 
@@ -228,7 +228,7 @@ def test_the_workdir_is_there_too(run, tmp_path):
 def test_what_cannot_be_pickled_or_is_too_large_is_said_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"cannot send lock.acquire to hosts: .*lock"):
         pack(tmp_path, threading.Lock().acquire, (), {}, None)
-    monkeypatch.setattr("gpurun.api.packing.MOST_BYTES", 1000)
+    monkeypatch.setattr("gpurun.api.asking.MOST_BYTES", 1000)
     with pytest.raises(BadInput, match="MiB, more than"):
         pack(tmp_path, len, (b"x" * 2000,), {}, None)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.api.results import NoResult, answer_of
+from gpurun.api.job import NoResult, answer_of
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.runtime.gpurun_call import RESULTS, NotPlain, decoded, encoded
@@ -127,7 +127,7 @@ def test_no_value_takes_the_heads_memory_or_time(folder, value):
 
 def test_small_texts_of_many_values_are_not_read(folder, monkeypatch):
     """Each ``{}`` of two bytes takes 64 in memory."""
-    monkeypatch.setattr("gpurun.api.results.MOST_VALUES", 100)
+    monkeypatch.setattr("gpurun.api.job.MOST_VALUES", 100)
     leave(folder, json.dumps({"value": [{}] * 101}))
     with pytest.raises(NoResult, match="more than 100 values"):
         answer_of(folder, 0)
@@ -148,7 +148,7 @@ def test_no_link_leads_to_another_file_and_a_huge_one_is_not_read(folder, tmp_pa
     (folder.outputs / RESULTS / "0.json").symlink_to(tmp_path / "other")
     with pytest.raises(NoResult):
         answer_of(folder, 0)
-    monkeypatch.setattr("gpurun.api.results.MOST_BYTES", 10)
+    monkeypatch.setattr("gpurun.api.job.MOST_BYTES", 10)
     leave(folder, '{"value": "' + "x" * 100 + '"}', rank=1)
     with pytest.raises(NoResult, match="larger than"):
         answer_of(folder, 1)

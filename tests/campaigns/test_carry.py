@@ -10,20 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.campaigns import begin as beginning
-from gpurun.campaigns import carry as carrying
-from gpurun.campaigns import store as storing
-from gpurun.campaigns.carry import Carrier
-from gpurun.campaigns.plan import CampaignPlan
-from gpurun.campaigns.report import CampaignReport
-from gpurun.campaigns.store import CampaignStore
 from gpurun.errors import BadInput, StateUnavailable
-from gpurun.head.submission import Submission
+from gpurun.head.submit import Submission
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.scaling.measured import campaign_samples
-from gpurun.supervisor.joblog import JobLog
+from gpurun.studies import campaigns as beginning
+from gpurun.studies import campaigns as carrying
+from gpurun.studies import campaigns as storing
+from gpurun.studies.campaign_plan import CampaignPlan
+from gpurun.studies.campaign_report import CampaignReport
+from gpurun.studies.campaigns import CampaignStore, Carrier, campaign_samples
+from gpurun.supervisor.log import JobLog
 
 JOBS = tuple(JobSpec("n", "i:1", gpus, ("train",)) for gpus in (1, 2))
 PLAN = CampaignPlan("curve", JOBS, "/i.yaml", 2, 1.0)
@@ -88,7 +86,7 @@ def test_two_that_begin_a_campaign_of_one_name_at_once_do_not_share_it(world, mo
 
     def command(at_s):
         try:
-            folder, _ = beginning.begin(replace(PLAN, created_s=at_s), None, world.home, {})
+            folder, _ = beginning.begin_campaign(replace(PLAN, created_s=at_s), None, world.home, {})
             found.append(folder.plan().created_s == at_s)
         except StateUnavailable as error:
             found.append(str(error))

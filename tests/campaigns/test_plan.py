@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.campaigns.begin import plan_of
-from gpurun.campaigns.plan import CampaignPlan, RunKey, check_name, given_for, parse_sizes
 from gpurun.errors import BadInput, NeverFits
-from gpurun.inventory.load import load
-from gpurun.jobs.recipe import read
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.spec import JobSpec, Roles
-from gpurun.scaling.shape import LinkRates
+from gpurun.scaling.model import LinkRates
+from gpurun.studies.campaign_plan import CampaignPlan, RunKey, check_name, given_for, parse_sizes
+from gpurun.studies.campaigns import plan_of
 
 INVENTORY = """\
 version: 1
@@ -34,13 +34,13 @@ command: [python3, train.py]
 @pytest.fixture
 def inventory(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    return load(tmp_path / "inventory.yaml")
+    return load_inventory(tmp_path / "inventory.yaml")
 
 
 @pytest.fixture
 def recipe(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    return read(tmp_path / "recipe.yaml")
+    return read_recipe(tmp_path / "recipe.yaml")
 
 
 def asked(recipe, inventory, sizes, launchers=(), **changes):
@@ -54,7 +54,7 @@ def asked(recipe, inventory, sizes, launchers=(), **changes):
 def test_a_job_of_a_campaign_has_the_size_that_it_measures_whatever_its_command_says(tmp_path, inventory, line):
     (tmp_path / "recipe.yaml").write_text(f"image: i:1\ncommand: {line}\n")
     said = []
-    plan = asked(read(tmp_path / "recipe.yaml"), inventory, (1, 2, 3, 4), told=said.append)
+    plan = asked(read_recipe(tmp_path / "recipe.yaml"), inventory, (1, 2, 3, 4), told=said.append)
     assert all((job.min_gpus, job.reforms) == (None, False) for job in plan.jobs)
     assert plan.jobs[-1].gpus == 3 and [each.gpus for each in plan.refused][-1] == 4
     assert any("no job of the campaign is elastic" in text for text in said) and not any(

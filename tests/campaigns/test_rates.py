@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.campaigns.curve import curve_of
-from gpurun.campaigns.rates import MeasuredRate, last_values, rate_of, spread
-from gpurun.campaigns.runs import RunRecord, sample_of
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Grant, JobSpec, Roles
-from gpurun.scaling.shape import LinkRates
+from gpurun.scaling.model import LinkRates
+from gpurun.studies.campaign_pictures import curve_of
+from gpurun.studies.campaign_plan import MeasuredRate, RunRecord, last_values, rate_of, sample_of, spread
 
 
 def told(rank, *values, name="images_per_s", attempt=1, **more):

@@ -9,16 +9,11 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from gpurun.campaigns.picture import PredictedPoint, svg_of
-from gpurun.campaigns.plan import CampaignPlan, RefusedSize
-from gpurun.campaigns.predicted import predictions, repeated
-from gpurun.campaigns.rates import MeasuredRate
-from gpurun.campaigns.report import CampaignReport
-from gpurun.campaigns.runs import RunRecord
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.scaling.model import PairFigure
-from gpurun.scaling.samples import Sample
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.scaling.model import LinkClass, LinkRates, PairFigure, Sample, Shape
+from gpurun.studies.campaign_pictures import PredictedPoint, predictions, repeated, svg_of
+from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RefusedSize, RunRecord
+from gpurun.studies.campaign_report import CampaignReport
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J&\"'"
 

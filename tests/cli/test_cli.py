@@ -13,15 +13,14 @@ import pytest
 from typer.main import get_command
 
 from gpurun.cli.main import COMMANDS, app, split_command
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.refusals import remember
-from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.state.home import home
-from gpurun.state.machines import Machine, note_looks
-from gpurun.supervisor.host_claims import refused_end
+from gpurun.leases.lease import remember
+from gpurun.state.hosts import Cordon, Machine, changing_cordons, note_looks
+from gpurun.state.paths import home
+from gpurun.supervisor.job import refused_end
 
 INVENTORY = """\
 version: 1
@@ -71,7 +70,7 @@ def test_a_dry_run_says_all_that_submit_would_do(gpurun, inventory):
 def test_a_dry_run_shows_memory_and_cores_by_what_is_known_of_each_host(gpurun, inventory, tmp_path):
     (before,) = dry(gpurun, inventory, "-n", "1")["shares"].values()
     assert (before["memory_mib"], before["gpus"], before["weight"]) == (None, 1, 1024)
-    hosts = load(Path(inventory)).hosts
+    hosts = load_inventory(Path(inventory)).hosts
     note_looks(
         home(os.environ), {host.machine: Machine(host.name, 1.0, memory_mib=64 << 10, cores=32) for host in hosts}
     )
@@ -374,9 +373,9 @@ def test_a_dry_run_shows_alike_hosts_by_what_differs(gpurun, inventory):
 @pytest.mark.parametrize(("words", "path", "said"), [(["x" * 140_000], None, "too long"), (["true"], "/", "ssh")])
 def test_an_ssh_that_cannot_start_is_one_message(gpurun, inventory, monkeypatch, words, path, said):
     """Linux takes no argument of more than 128 KiB, and the quoted command is one: a traceback."""
-    monkeypatch.setattr("gpurun.remote.ssh_config.resolve", lambda _: None)
-    monkeypatch.setattr("gpurun.remote.masters.live", lambda _: {})
-    monkeypatch.setattr("gpurun.remote.ssh_argv.terminal", lambda route, masters, command, tty: ["ssh", command])
+    monkeypatch.setattr("gpurun.remote.route.resolve", lambda _: None)
+    monkeypatch.setattr("gpurun.remote.system_ssh.live", lambda _: {})
+    monkeypatch.setattr("gpurun.remote.system_ssh.terminal", lambda route, masters, command, tty: ["ssh", command])
     if path is not None:
         monkeypatch.setenv("PATH", path)
     code, _, err = gpurun("ssh", "h1", "-i", inventory, "--", *words)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.streams import disk_problem
+from gpurun.cli.printing import disk_problem
 
 PRINTS = ["--help", "version", "status", "status --json", "inventory list"]
 
@@ -68,7 +68,7 @@ def test_a_full_or_broken_disk_elsewhere_is_not_blamed_on_stdout(gpurun, monkeyp
     def fails(_):
         raise OSError(number, os.strerror(number), *named)
 
-    monkeypatch.setattr("gpurun.state.home.home", fails)
+    monkeypatch.setattr("gpurun.state.paths.home", fails)
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)

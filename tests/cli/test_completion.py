@@ -23,12 +23,12 @@ from typer.main import get_command
 
 from gpurun.cli import completion, shell_words
 from gpurun.cli.main import app
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.lab.spec import LabSpec
-from gpurun.sweeps.store import SweepStore
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.sweep_store import SweepStore
 
 LIMIT_S = 60
 INVENTORY = """\
@@ -67,7 +67,7 @@ def test_every_value_is_completed(store, capsys, monkeypatch):
     """`status JOB`, `diff`, `tensorboard`, sweeps, campaigns and most options of `submit` completed nothing."""
     lab = LabSpec(name="other", racks=2, hosts=1, gpus=1)
     up = SimpleNamespace(spec=lab, subnet=IPv4Network("10.99.0.0/24"))
-    monkeypatch.setattr("gpurun.lab.record.labs", lambda: iter([up]))
+    monkeypatch.setattr("gpurun.lab.spec.labs", lambda: iter([up]))
     for line, found in {
         "status ns": ["ns:train"], "diff @": ["@last"], "diff @last ns": ["ns:train"], "requeue ns": ["ns:train"],
         "events ns": ["ns:train"], "tensorboard tu": ["tune"], "tensorboard ns": ["ns:train"],

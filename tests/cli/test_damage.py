@@ -15,14 +15,14 @@ from how_many import count
 from gpurun.cli.jobs import _leased
 from gpurun.cli.main import main
 from gpurun.head import children
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.cluster import Cluster
+from gpurun.leases.look import Cluster
 from gpurun.leases.store import LeaseStore
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, changing_cordons
 
 INVENTORY = """\
 version: 1
@@ -144,7 +144,7 @@ def test_a_lease_of_another_inventory_counts_on_the_same_machine(jobs, tmp_path,
     (tmp_path / "second.yaml").write_text(text)
     (tmp_path / "third.yaml").write_text(INVENTORY.replace("h1: {}", "h3: {}"))
     store = JobStore(tmp_path / "home")  # below: what `status --watch` shows
-    second, third = (Cluster(load(tmp_path / f"{name}.yaml"), store.home) for name in ("second", "third"))
+    second, third = (Cluster(load_inventory(tmp_path / f"{name}.yaml"), store.home) for name in ("second", "third"))
     assert _leased(second, store) == {"other": dict.fromkeys((0, 1), jobs["job"])}
     assert _leased(third, store) == {}
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "second.yaml"))

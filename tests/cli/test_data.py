@@ -10,12 +10,12 @@ import pytest
 from local_agents import Hosts
 from lying_host import agent_of, done
 
-from gpurun.data.pinning import pin
+from gpurun.content.data import pin
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import DataSource, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.remote import Fleet, answers
-from gpurun.state import data_sites, own_cache
+from gpurun.state import caches
 
 INVENTORY = """\
 version: 1
@@ -37,7 +37,7 @@ def world(tmp_path, monkeypatch):
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "file").write_bytes(b"x" * 1_000_000)
     hosts = Hosts(tmp_path)
-    monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda _, names: hosts.fleet(*names))
+    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda _, names: hosts.fleet(*names))
     yield tmp_path
     hosts.close()
 
@@ -66,7 +66,7 @@ def test_stage_list_and_evict(gpurun, world, monkeypatch):
     assert (code, "--yes" in err) == (2, True)
     code, out, _ = gpurun("data", "evict", "--unused", "--host", "h1", "--yes", "--json")
     assert json.loads(out) == {"evicted": {staged["digest"]: ["h1"]}, "kept": {}, "failed": {}}
-    assert data_sites.hosts_of(staged["digest"]) == {"h2"}
+    assert caches.hosts_of(staged["digest"]) == {"h2"}
     assert "removed from h2" in gpurun("data", "evict", staged["digest"][7:14], "--yes")[1]
     assert "nothing to remove" in gpurun("data", "evict", "--unused", "--yes")[1]
     assert "has put no data" in gpurun("data", "list")[1]
@@ -86,7 +86,7 @@ LIES = [
 def test_a_host_that_lies_about_its_sets_is_named_and_left_out(gpurun, world, monkeypatch, lie):
     with agent_of(done({"sets": [SET]}), "h1") as honest, agent_of(done(lie), "h2") as liar:
         fleet = nullcontext(Fleet({"h1": honest, "h2": liar}, {}))
-        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
         code, out, err = gpurun("data", "list", "h[1-2]")
         assert code == 4 and len(out.splitlines()) == 1 and " h1 " in out
         assert err.startswith("gpurun: h2: the host's answer is not valid: ")
@@ -94,30 +94,30 @@ def test_a_host_that_lies_about_its_sets_is_named_and_left_out(gpurun, world, mo
         assert code == 4 and [(one["hosts"], list(json.loads(out)["failed"])) for one in json.loads(out)["sets"]] == [
             (["h1"], ["h2"])
         ]
-    assert data_sites.known().keys() == {DIGEST} and data_sites.hosts_of(DIGEST) == {"h1"}
+    assert caches.known().keys() == {DIGEST} and caches.hosts_of(DIGEST) == {"h1"}
 
 
 def test_as_many_sets_as_a_host_may_have_are_noted_at_once(gpurun, world, monkeypatch):
     """A host that invents sets must not keep the head busy with its cache, nor push out of it what others have said."""
     written = []
-    keep = own_cache.keep
-    monkeypatch.setattr(own_cache, "keep", lambda path, payload: written.append(path) or keep(path, payload))
-    data_sites.note("sha256:" + "f" * 64, has=["h3"], source="/mine")
+    keep = caches.keep_cache
+    monkeypatch.setattr(caches, "keep_cache", lambda path, payload: written.append(path) or keep(path, payload))
+    caches.note_sites("sha256:" + "f" * 64, has=["h3"], source="/mine")
     many = [{**SET, "digest": f"sha256:{number:064x}"} for number in range(answers.MOST_SETS)]
     with agent_of(done({"sets": many}), "h1") as agent:
         fleet = nullcontext(Fleet({"h1": agent}, {}))
-        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
         written.clear()
         code, out, _ = gpurun("data", "list", "h1")
     assert code == 0 and len(out.splitlines()) == len(many) and len(written) == 1
-    assert data_sites.hosts_of("sha256:" + "f" * 64) == {"h3"}
+    assert caches.hosts_of("sha256:" + "f" * 64) == {"h3"}
 
 
 def test_sets_are_listed_although_the_cache_cannot_be_written(gpurun, world, monkeypatch):
     (world / "XDG_CACHE_HOME").write_text("no folder")
     with agent_of(done({"sets": [SET]}), "h1") as agent:
         fleet = nullcontext(Fleet({"h1": agent}, {}))
-        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
         code, out, err = gpurun("data", "list", "h1")
     assert (code, err) == (0, "") and DIGEST[7:19] in out
 
@@ -149,7 +149,7 @@ def test_data_of_a_job_that_waits_are_not_removed(gpurun, world, job):
 
 
 def test_rerun_says_that_data_are_gone(gpurun, world, job, monkeypatch):
-    monkeypatch.setattr("gpurun.images.engine.Engine.image", lambda *_: None)
+    monkeypatch.setattr("gpurun.content.images.Engine.image", lambda *_: None)
     job.write(replace_state(job))
     assert job.spec().data["a"].digest in gpurun("show", job.id)[1]
     (world / NAME / "file").write_bytes(b"y")

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gpurun.inventory.load import load
-from gpurun.state.machines import Machine, Out, note_looks, read_machines
+from gpurun.inventory.read import load_inventory
+from gpurun.state.hosts import Machine, Out, note_looks, read_machines
 
 INVENTORY = """\
 version: 1
@@ -28,7 +28,7 @@ def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path)
     note_looks(tmp_path / "home", {"127.0.0.1:2": Machine("h2", 5.0, out=old)})
     assert gpurun("doctor", "h1", "-i", str(inventory))[0] == 4
     found = read_machines(tmp_path / "home", UID)
-    machine = load(inventory).by_name["h1"].machine
+    machine = load_inventory(inventory).by_name["h1"].machine
     assert found[machine].out.check == "ssh" and "refused" in found[machine].out.reason
     assert found["127.0.0.1:2"].out == old, "not checked"
 

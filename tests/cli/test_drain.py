@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from json_shapes import printed_problems
 
-from gpurun.cli import draining
+from gpurun.cli import inventory_hosts
 from gpurun.cli.main import main
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import LeaseStore
-from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
-from gpurun.state.shared import MARK
+from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
+from gpurun.state.sharing import MARK
 
 TEXT = """\
 version: 1
@@ -173,11 +172,11 @@ def test_hosts_that_the_inventory_does_not_have_are_refused(gpurun, home, hosts)
 
 def test_only_root_sets_deadlines_in_a_shared_directory(home, own_copy):
     (home / MARK).mkdir(parents=True)
-    own_copy(draining, "os", getuid=lambda: 1000)
-    with pytest.raises(draining.NotYours):
-        draining.refuse_deadline(home)
-    own_copy(draining, "os", getuid=lambda: 0)
-    draining.refuse_deadline(home)
+    own_copy(inventory_hosts, "os", getuid=lambda: 1000)
+    with pytest.raises(inventory_hosts.NotYours):
+        inventory_hosts.refuse_deadline(home)
+    own_copy(inventory_hosts, "os", getuid=lambda: 0)
+    inventory_hosts.refuse_deadline(home)
 
 
 def test_wait_ends_when_the_last_gang_has_left(gpurun, home, locks, own_copy):
@@ -189,7 +188,7 @@ def test_wait_ends_when_the_last_gang_has_left(gpurun, home, locks, own_copy):
         if len(looks) == 2:
             leaves(home, locks, folder, State.QUEUED)
 
-    own_copy(draining, "time", sleep=sleep)
+    own_copy(inventory_hosts, "time", sleep=sleep)
     said = gpurun("inventory", "drain", host, "--wait")
     assert said.code == 0 and f"{host}: drained" in said.err
     assert said.err.count(f"{folder.id} stops, is queued again") == 1, "it is said once"
@@ -205,8 +204,8 @@ def test_wait_has_a_job_picked_up_whose_supervisor_died(gpurun, home, locks, mon
         def look(self, folders):
             looked.append([one.id for one in folders])
 
-    monkeypatch.setattr(draining, "Caretaker", Caretaker)
-    own_copy(draining, "time", sleep=lambda _: leaves(home, locks, folder, State.FAILED))
+    monkeypatch.setattr(inventory_hosts, "Caretaker", Caretaker)
+    own_copy(inventory_hosts, "time", sleep=lambda _: leaves(home, locks, folder, State.FAILED))
     assert gpurun("inventory", "drain", host, "--wait").code == 0
     assert looked == [[folder.id]]
 
@@ -218,7 +217,7 @@ def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, lo
         with changing_cordons(home) as cordons:
             cordons.clear()
 
-    own_copy(draining, "time", sleep=uncordon)
+    own_copy(inventory_hosts, "time", sleep=uncordon)
     said = gpurun("inventory", "drain", host, "--wait")
     assert said.code == 5 and "does not drain all named hosts any more" in said.err
     assert folder.cancel_request() is None

@@ -23,8 +23,8 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which needs root")
 

@@ -13,8 +13,8 @@ from typer.main import get_command
 from gpurun.cli import printing
 from gpurun.cli.foreign import OPTIONS, REMOVES, TABLE, meant
 from gpurun.cli.main import COMMANDS, SECTIONS, TAKES_COMMAND, app, split_command
-from gpurun.cli.tree import pages as command_pages
-from gpurun.jobs.foreign_keys import FOREIGN
+from gpurun.cli.manual import pages as command_pages
+from gpurun.jobs.recipe import FOREIGN
 from gpurun.jobs.recipe_keys import SETTINGS
 
 

@@ -11,7 +11,7 @@ from lying_host import agent_of, done
 
 from gpurun.node.job import caches
 from gpurun.remote import Fleet
-from gpurun.state.identity import state_id
+from gpurun.state.sharing import state_id
 
 INVENTORY = """\
 version: 1
@@ -30,7 +30,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "i.yaml"))
     (tmp_path / "i.yaml").write_text(INVENTORY)
     hosts = Hosts(tmp_path)
-    monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda _, names: hosts.fleet(*names))
+    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda _, names: hosts.fleet(*names))
     owner = f"{state_id(tmp_path / 'GPURUN_HOME')}-{os.getuid()}"
     for at, name in enumerate(("old", "young"), 1):
         (tmp_path / "h1/.gpurun/caches" / owner / "gone").mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_what_names_jobs_is_refused(gpurun, world):
 def test_a_host_that_lies_fails_alone_and_steers_no_terminal(gpurun, world, monkeypatch):
     lies = {"bytes": -1, "entries": 0, "jobs": ["\x1b[2J"]}
     with agent_of(done(lies), "h1") as liar:
-        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: Fleet({"h1": liar}, {}))
+        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: Fleet({"h1": liar}, {}))
         code, out, err = gpurun("du", "--caches", "--host", "h1")
     assert code == 4
     assert "\x1b" not in out + err

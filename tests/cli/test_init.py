@@ -9,8 +9,8 @@ import pytest
 from gpurun.cli import init
 from gpurun.doctor.survey import Survey
 from gpurun.errors import BadInput, HostUnreachable
-from gpurun.facts.hardware import Gpu, Hardware, Nic
-from gpurun.inventory.load import load
+from gpurun.facts import Gpu, Hardware, Nic
+from gpurun.inventory.read import load_inventory
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch):
 def test_hosts_that_do_not_answer_are_in_the_inventory_and_named(gpurun, place):
     code, _, err = gpurun("init", "dead-[1-2]", "--user", "train", "--yes")
     assert code == 4, err
-    assert [host.name for host in load(place / "inventory.yaml").hosts] == ["dead-1", "dead-2"]
+    assert [host.name for host in load_inventory(place / "inventory.yaml").hosts] == ["dead-1", "dead-2"]
     assert "2 hosts did not answer" in err and "gpurun doctor" in err
     text = (place / "inventory.yaml").read_text()
     assert gpurun("init", "dead-[1-2]")[0] == 4, "it continues, and asks nothing, because there is no key to trust"
@@ -38,7 +38,7 @@ def test_hosts_that_do_not_answer_are_in_the_inventory_and_named(gpurun, place):
 def test_a_file_of_another_tool_is_read(gpurun, place):
     (place / "machines").write_text("dead-1 slots=4\ndead-2 slots=8\n")
     assert gpurun("init", "./machines", "--yes")[0] == 4
-    assert [host.gpus for host in load(place / "inventory.yaml").hosts] == [4, 8]
+    assert [host.gpus for host in load_inventory(place / "inventory.yaml").hosts] == [4, 8]
 
 
 @pytest.mark.parametrize("source", ["", "a b", "'; rm -rf", "../none", "h[1-", "@all", "a\nb", "ü", "-x"])
@@ -96,7 +96,7 @@ class Hosts:
 
 
 def gpus_in(place):
-    return {host.name: host.gpus for host in load(place / "inventory.yaml").hosts}
+    return {host.name: host.gpus for host in load_inventory(place / "inventory.yaml").hosts}
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_second_init_continues_where_the_first_stopped(gpurun, place, hosts):
     code, _, err = gpurun("init", "--yes")
     assert code == 0 and "continues with this inventory and its 3 hosts" in err and "[3/3]" in err
     text = (place / "inventory.yaml").read_text()
-    found = load(place / "inventory.yaml")
+    found = load_inventory(place / "inventory.yaml")
     assert {(host.gpus, host.generation, host.gpu_model) for host in found.hosts} == {(4, "volta", "V100")}
     assert found.fabrics["tcp"].interface == "ens1"
     assert "Guessed: gpus" not in text and "Guessed: generation" not in text and "gpus: 1" not in text
@@ -145,7 +145,7 @@ def test_what_a_person_has_edited_stays(gpurun, place, hosts):
     file.write_text(edited.replace("interface: eth0", "interface: ib0"))
     code, _, err = gpurun("init", "--yes")
     assert code == 0 and "n1: gpus is 4; the inventory says 1, and gpurun keeps this value" in err
-    found = load(file)
+    found = load_inventory(file)
     assert {host.name: host.gpus for host in found.hosts} == {"n1": 1, "n2": 4, "n3": 4}
     assert found.fabrics["tcp"].interface == "ib0" and "# one is lent" in file.read_text()
 
@@ -172,7 +172,7 @@ def test_a_host_that_lies_about_its_generation_writes_nothing_else(gpurun, place
     monkeypatch.setattr("gpurun.cli.probe.survey_of", lying)
     code, _, err = gpurun("init", "n1", "--yes")
     assert code == 2 and "\x1b" not in err
-    (host,) = load(place / "inventory.yaml").hosts
+    (host,) = load_inventory(place / "inventory.yaml").hosts
     assert (host.gpus, host.generation) == (1, "unknown")
 
 
@@ -183,7 +183,7 @@ def test_an_inventory_of_another_tool_that_says_all_is_continued_until_its_hosts
     hosts.gpus = {"n1": 4, "n2": 2}
     code, _, err = gpurun("init", "./hosts.csv", "--yes")
     assert code == 0 and "n2: gpus is 2; the inventory says 4, and gpurun keeps this value" in err
-    assert [host.gpu_model for host in load(place / "inventory.yaml").hosts] == ["V100", "V100"]
+    assert [host.gpu_model for host in load_inventory(place / "inventory.yaml").hosts] == ["V100", "V100"]
     assert gpurun("init", "--yes")[0] == 2
 
 
@@ -203,7 +203,7 @@ def test_an_interface_that_a_person_has_confirmed_stays(gpurun, place, hosts):
     file = place / "inventory.yaml"
     file.write_text(file.read_text().replace("# Guessed: interface eth0 for every fabric\n", ""))
     assert gpurun("init", "--yes")[0] == 0
-    assert load(file).fabrics["tcp"].interface == "eth0"
+    assert load_inventory(file).fabrics["tcp"].interface == "eth0"
 
 
 def test_a_probe_that_writes_settles_a_guess_only_if_all_hosts_have_answered_it(gpurun, place, hosts):

@@ -18,8 +18,8 @@ from json_shapes import printed_problems
 from gpurun.cli.doctor import load_chosen
 from gpurun.cli.main import main
 from gpurun.cli.printing import wants_colour
-from gpurun.inventory.load import load
-from gpurun.state.cordons import read_cordons
+from gpurun.inventory.read import load_inventory
+from gpurun.state.hosts import read_cordons
 
 TEXT = """\
 version: 1
@@ -116,7 +116,7 @@ def test_set_shows_the_difference_and_asks(gpurun: Gpurun, inventory: Path) -> N
     assert gpurun("set", "gpu-r1-07", "gpus=8").code == 2  # nobody to ask
     assert inventory.read_text() == TEXT
     assert gpurun("set", "gpu-r1-07", "gpus=8", "--yes").code == 0
-    assert load(inventory).by_name["gpu-r1-07"].gpus == 8
+    assert load_inventory(inventory).by_name["gpu-r1-07"].gpus == 8
     again = gpurun("set", "gpu-r1-07", "gpus=8", "--yes")
     assert (again.code, again.err) == (0, "nothing to change\n")
 
@@ -125,7 +125,7 @@ def test_add_label_remove_diff_undo(gpurun: Gpurun, inventory: Path) -> None:
     assert gpurun("add", "new-[1-3]", "rack=r3", "gpus=2", "labels.a=b", "--yes").code == 0
     assert gpurun("label", "@rack:r3", "team=vision", "a-", "--yes").code == 0
     assert gpurun("remove", "new-2", "--yes").code == 0
-    found = load(inventory)
+    found = load_inventory(inventory)
     assert [host.name for host in found.hosts if host.rack == "r3"] == ["new-1", "new-3"]
     assert found.by_name["new-1"].labels == {"team": "vision"}
     changes = gpurun("diff", "--all", "--json").json["changes"]
@@ -248,7 +248,7 @@ def test_edit_keeps_what_was_typed(
     assert "typed with care" in Path(kept).read_text()
     editor(tmp_path, monkeypatch, "four", "2")
     assert gpurun("edit", "--resume", kept).code == 0
-    assert load(inventory).hosts[0].gpus == 2
+    assert load_inventory(inventory).hosts[0].gpus == 2
 
 
 @pytest.mark.parametrize(("command", "code"), [("false", 2), ("/no/such editor", 2)])
@@ -291,7 +291,7 @@ def test_import_writes_a_valid_inventory_and_says_what_it_did(gpurun: Gpurun, in
     assert "took: 20 hosts" in said.err
     assert "not mapped: hosts:2: variable colour" in said.err
     assert "not mapped: hosts:3: '-x' is not a host name" in said.err
-    found = load(inventory.parent / "new.yaml")
+    found = load_inventory(inventory.parent / "new.yaml")
     assert found.by_name["node07"].generation == "pascal"
     assert found.fabrics["roce"].hcas == ("mlx5_0",)
     assert gpurun("validate", "new.yaml").code == 0
@@ -348,14 +348,14 @@ def test_a_declined_change_exits_1_and_changes_nothing(
 def test_a_declined_prune_exits_1_like_every_declined_question(
     inventory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from gpurun.images import census
+    from gpurun.content import images
 
     placed = {"gpu-r1-01": [SimpleNamespace(id="sha256:1", used_by=(), needed=False, present=True)]}
-    monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: nullcontext())
-    monkeypatch.setattr("gpurun.cli.ship._wanted", lambda _: [])
-    monkeypatch.setattr("gpurun.cli.ship._image_lines", lambda _: ["one image"])
-    monkeypatch.setattr(census, "placed", lambda *_: SimpleNamespace(ok=placed, failed={}))
-    monkeypatch.setattr(census, "prune", lambda *_: pytest.fail("pruned although a person said no"))
+    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: nullcontext())
+    monkeypatch.setattr("gpurun.cli.caches._wanted", lambda _: [])
+    monkeypatch.setattr("gpurun.cli.caches._image_lines", lambda _: ["one image"])
+    monkeypatch.setattr(images, "placed", lambda *_: SimpleNamespace(ok=placed, failed={}))
+    monkeypatch.setattr(images, "prune", lambda *_: pytest.fail("pruned although a person said no"))
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     with pytest.raises(SystemExit) as ended:
         main(["images", "--prune", "-i", str(inventory)])

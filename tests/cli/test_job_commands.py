@@ -10,9 +10,8 @@ import time
 import pytest
 
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.state import audit
@@ -122,7 +121,7 @@ def test_events_follow_a_job_to_its_end(store, gpurun, monkeypatch):
         log.emit("note", text="last")
         job.write(job.record().but(state=State.FAILED, ended_s=1.0))
 
-    monkeypatch.setattr("gpurun.cli.events.time.sleep", later)
+    monkeypatch.setattr("gpurun.cli.follow.time.sleep", later)
     assert re.findall(r"first|last", gpurun("events", job.id, "-f")[1]) == ["first", "last"]
 
 
@@ -133,7 +132,7 @@ def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
         assert gpurun("requeue", "--no-wait", "train")[::2] == (0, f"{job.id} (train): goes back to the queue\n")
         request = job.cancel_request()
         assert (request.kind, request.drain, "put the job back" in request.outcome) == ("preempt", (), True)
-        assert [entry["job"] for entry in audit.read(store.home) if entry["what"] == "requeue"] == [job.id]
+        assert [entry["job"] for entry in audit.read_audit(store.home) if entry["what"] == "requeue"] == [job.id]
         job.ask_to_cancel(CancelRequest("cancel", by="me", asked_s=1.0))
         code, _, err = gpurun("requeue", job.id)
         assert code == 2 and "the job is ending: cancelled by me" in err, "a cancel is not weakened"
@@ -146,7 +145,7 @@ def test_requeue_waits_until_the_attempt_is_over(store, gpurun, monkeypatch):
     def ends(_):
         job.write(job.record().but(state=State.QUEUED))
 
-    monkeypatch.setattr("gpurun.cli.requeue.time.sleep", ends)
+    monkeypatch.setattr("gpurun.cli.cancel.time.sleep", ends)
     with lock:
         code, out, err = gpurun("requeue", job.id, job.id, "--json")
     assert (code, err) == (0, f"{job.id} (train): back in the queue, now QUEUED\n")
@@ -161,7 +160,7 @@ def test_requeue_refuses_what_has_ended_and_leaves_all_alone_then(store, gpurun,
     assert waits.cancel_request() is None
     stops = made(store, "stops", state=State.STOPPING)
     assert "the job is ending: STOPPING" in gpurun("requeue", stops.id)[2]
-    monkeypatch.setattr("gpurun.head.requests.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
+    monkeypatch.setattr("gpurun.head.spawn.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
     code, _, err = gpurun("requeue", waits.id)
     assert code == 2 and "only the owner and root may put the job back into the queue" in err
     assert f"ask the owner to run: gpurun requeue {waits.id}" in err

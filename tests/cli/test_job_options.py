@@ -10,15 +10,14 @@ import yaml
 
 from gpurun.api import asking
 from gpurun.cli import completion
+from gpurun.cli.groups import SCALE
+from gpurun.cli.groups import SWEEP as SWEEPS
 from gpurun.cli.job_options import MEASURE, OUTPUT, flags_of, settings_for
-from gpurun.cli.lazy import _load
-from gpurun.cli.main import COMMANDS
-from gpurun.cli.scale import COMMANDS as SCALE
-from gpurun.cli.sweep import COMMANDS as SWEEPS
-from gpurun.cli.sweep_run import _wish
+from gpurun.cli.main import COMMANDS, _load
+from gpurun.cli.sweep_commands import _wish
 from gpurun.errors import BadInput
-from gpurun.inventory.load import load
-from gpurun.jobs.recipe import build, convert_flag, read
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.recipe import build_spec, convert_flag, read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, GROUPS, SETTINGS, SWEEP
 
 PLACES = {"submit": COMMANDS["submit"], "sweep run": SWEEPS["run"], "scale run": SCALE["run"]}
@@ -39,7 +38,7 @@ def found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     (tmp_path / "token.txt").touch()
-    return load(tmp_path / "inventory.yaml")
+    return load_inventory(tmp_path / "inventory.yaml")
 
 
 def option_of(command, key):
@@ -73,13 +72,13 @@ def words_of(setting, value):
 
 
 def spec_by(flags):
-    """The spec of flags, as `gpurun.head.wish.spec_of` makes it."""
+    """The spec of flags, as `gpurun.head.submit.spec_of` makes it."""
     overrides, constraints = {}, {}
     for flag, (key, value) in flags.items():
         if value is not None:
             field, converted = convert_flag(flag, key, value)
             (constraints if key in CONSTRAINTS else overrides)[field] = converted
-    return build(None, overrides, constraints)
+    return build_spec(None, overrides, constraints)
 
 
 def test_each_setting_has_a_flag_of_the_same_words_on_three_commands_or_a_reason():
@@ -118,7 +117,7 @@ def test_a_key_a_flag_and_python_set_the_same_field(found, tmp_path, monkeypatch
             text = yaml.load(example, yaml.BaseLoader)  # texts as they are written
             recipe = {**BASE, **({"constraints": {key: text}} if key in CONSTRAINTS else {key: text})}
             (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-            by_key = build(read(tmp_path), {}, {})
+            by_key = build_spec(read_recipe(tmp_path), {}, {})
             python = {**BASE, key: yaml.safe_load(example)}
             asking._spec((python.pop("command"), (), {}), found, python, ExitStack())
             assert spec_by(asked.pop()) == by_key, (key, example)
@@ -141,8 +140,8 @@ def test_a_key_of_a_sweep_and_its_flag_say_the_same(found, tmp_path):
             words = [] if key in ("grid", "space") else ["--grid", "lr=1"]
             words += ["--grid", "lr=1", *ranges] if key == "space" else words_of(SETTINGS[key], text)
             given = parsed("sweep run", *words)
-            assert _wish(None, given, ranges) == _wish(read(tmp_path), {}, ()), (key, example)
-    plain = _wish(read(tmp_path), parsed("sweep run", "--tpe", "5"), ())
+            assert _wish(None, given, ranges) == _wish(read_recipe(tmp_path), {}, ()), (key, example)
+    plain = _wish(read_recipe(tmp_path), parsed("sweep run", "--tpe", "5"), ())
     assert (plain.tpe, plain.random, dict(plain.grid)) == (5, None, {"lr": ("1",)})
 
 
@@ -205,7 +204,7 @@ def test_dry_runs_of_sweeps_and_campaigns_start_nothing(gpurun, found, tmp_path)
 
 
 def test_a_followed_sweep_prints_its_document_and_exits_with_its_code(gpurun, found, monkeypatch):
-    from gpurun.sweeps import submitting
+    from gpurun.studies import sweep_runner
 
     class Folder:
         id = "s-0000abcd"
@@ -214,8 +213,8 @@ def test_a_followed_sweep_prints_its_document_and_exits_with_its_code(gpurun, fo
         def plan():
             return type("Plan", (), {"trials": 2})
 
-    monkeypatch.setattr(submitting, "submit_sweep", lambda *_: Folder())
-    monkeypatch.setattr("gpurun.cli.sweep_run._follow", lambda _folder: 1)
+    monkeypatch.setattr(sweep_runner, "submit_sweep", lambda *_: Folder())
+    monkeypatch.setattr("gpurun.cli.sweep_commands._follow", lambda _folder: 1)
     base = ("sweep", "-n", "1", "--image", "i:1", "-i", "inventory.yaml", "--grid", "lr=1,2")
     for more, expected in (("--follow", 1), ("", 0)):
         code, out, _ = gpurun(*base, *filter(None, [more]), "--json", "--", "true")

@@ -13,11 +13,10 @@ import pytest
 from gpurun.cli import completion, follow
 from gpurun.cli.follow import cancel_job
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs.attempts import keep
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import CancelRequest, FirstFailure, Restart
+from gpurun.jobs.folder import keep_attempt
+from gpurun.jobs.record import CancelRequest, FirstFailure, Restart, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
@@ -381,7 +380,7 @@ def test_how_long_a_job_has_run_is_true_in_every_state(store, gpurun, monkeypatc
     assert (rows["ran"].strip(), rows["hosts"].strip()) == (ran, hosts)
     assert f"ran  {ran}\n" in gpurun("show", folder.id)[1]
     if changes.get("attempt", 0) > 1:  # its first attempt ran
-        keep(folder, folder.record().but(attempt=1, started_s=2.0, ended_s=3.0))
+        keep_attempt(folder, folder.record().but(attempt=1, started_s=2.0, ended_s=3.0))
         assert "ran  not since attempt 1\n" in gpurun("status", folder.id)[1]
 
 

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from gpurun import __version__
-from gpurun.cli.manual import manual_page
-from gpurun.cli.tree import CommandPage, pages
+from gpurun.cli.manual import CommandPage, manual_page, pages
 from gpurun.errors import EXIT_CODES
 
 FORMAT = ("groff", "-man", "-Tutf8", "-P-cbou", "-ww", "-rLL=100n")

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import gpurun as package
 from gpurun.cli.main import app
-from gpurun.cli.tree import contexts, pages
+from gpurun.cli.manual import contexts, pages
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.remote.fleet import Fleet

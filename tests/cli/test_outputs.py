@@ -10,14 +10,15 @@ import pytest
 from local_agents import Hosts
 from outputs_world import OutputsLinks
 
-from gpurun.inventory.load import load
-from gpurun.jobs.record import OutputsLeft
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.state import durable
-from gpurun.supervisor import frozen, links, outputs_room
+from gpurun.supervisor import links
+from gpurun.supervisor.links import freeze
+from gpurun.supervisor.outputs import plan
 
 INVENTORY = """\
 version: 1
@@ -74,7 +75,7 @@ def left_on(job, hosts, tmp_path, *names):
     job.write(job.record().but(outputs_left=left))
     grants = tuple(Grant(name, (0,)) for name in names)
     lease = Lease(job.id, 1, "o", 0, "g", ("r1",), grants, 23022, 0.0, str(tmp_path / "inventory.yaml"))
-    frozen.freeze(job, load(tmp_path / "inventory.yaml"), lease)
+    freeze(job, load_inventory(tmp_path / "inventory.yaml"), lease)
     for name in names:
         there = hosts.home(name) / ".gpurun/outputs" / job.id
         there.mkdir(parents=True)
@@ -107,7 +108,7 @@ def test_who_asks_for_outputs_gets_more_than_the_limit_of_what_comes_by_itself(j
 
 def test_nobody_gets_the_reserve_of_the_disk(job, gpurun, hosts, tmp_path, monkeypatch):
     left_on(job, hosts, tmp_path, "h1")
-    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (1 << 30, 100 << 30))
+    monkeypatch.setattr(plan, "disk_of", lambda _: (1 << 30, 100 << 30))
     code, out, _ = gpurun("outputs", job.id)
     assert code == 4 and "'of h1' does not fit: the head keeps 5 GiB of its disk free" in out
     assert (hosts.home("h1") / ".gpurun/outputs" / job.id / "of h1").exists()

@@ -11,15 +11,15 @@ import pytest
 from json_shapes import printed_problems
 
 from gpurun.cli.main import main
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import Restart, StartFailure
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.cluster import Cluster
-from gpurun.state.machines import Machine, Out, machines_folder, note_looks
+from gpurun.leases.look import Cluster
+from gpurun.state.hosts import Machine, Out, machines_folder, note_looks
 from gpurun.views import lines
-from gpurun.views.reading import read
-from gpurun.web.page import cluster_body
+from gpurun.views.page import cluster_body
+from gpurun.views.reading import read_cluster
 
 TEXT = """\
 version: 1
@@ -71,7 +71,7 @@ def gpurun(home, capfd, monkeypatch):
 
 def looked(home, *hosts, out=None, ago_s=1.0, out_for_s=5405.0):
     """What this user's last look at hosts found."""
-    now_s, inventory = time.time(), load(home.parent / "inventory.yaml")
+    now_s, inventory = time.time(), load_inventory(home.parent / "inventory.yaml")
     why = None if out is None else Out(out.check, out.reason, now_s - out_for_s, out.remedy)
     note_looks(
         home,
@@ -143,7 +143,7 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     said = gpurun("why", job.id)
     assert "h[1-4]: out for 1h30m: no answer from h1" in said.out and "→ switch it on" in said.out
     assert "no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts" in said.out
-    monkeypatch.setattr("gpurun.leases.waiters.waiter_lives", lambda *_: True)
+    monkeypatch.setattr("gpurun.leases.look.waiter_lives", lambda *_: True)
     assert "gpurun checks these hosts again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json
     assert set(told["out"]) == {"h1", "h2", "h3", "h4"} and told["out"]["h1"]["remedy"] == "switch it on"
@@ -208,7 +208,7 @@ def test_hostile_reasons_steer_no_terminal_and_no_page(gpurun, home):
     for argv in (("status",), ("inventory", "list"), ("why", job.id)):
         said = gpurun(*argv).out
         assert "\x1b" not in said and "\u202e" not in said and "script" in said
-    reading = read(Cluster(load(home.parent / "inventory.yaml"), home), JobStore(home))
+    reading = read_cluster(Cluster(load_inventory(home.parent / "inventory.yaml"), home), JobStore(home))
     page = cluster_body(reading.picture, (), (), ",".join, str, str)
     assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.cli.patience import Patience, jobs_in_words
+from gpurun.cli.cancel import Patience, jobs_in_words
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.cli.printing import printed
+from gpurun.documents.plain import printed
 
 BACK = "\b" * 80
 

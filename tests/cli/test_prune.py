@@ -11,10 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.cli import agreement
-from gpurun.jobs.record import OutputsLeft
+from gpurun.cli import cancel
+from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.node.folder import below
 
@@ -113,8 +112,8 @@ def test_without_a_terminal_nothing_goes_unless_it_is_told(gpurun, store, monkey
 @pytest.mark.parametrize(("answer", "code"), [(True, 0), (False, 1)])
 def test_a_person_is_asked_and_sees_how_much(gpurun, store, monkeypatch, answer, code):
     folder = ended(store)
-    monkeypatch.setattr(agreement.sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(agreement.typer, "confirm", lambda *_, **__: answer)
+    monkeypatch.setattr(cancel.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(cancel.typer, "confirm", lambda *_, **__: answer)
     found, out, _ = gpurun("prune", folder.id)
     assert found == code
     assert "1 job, 1.0 MiB" in out

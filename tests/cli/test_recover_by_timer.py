@@ -7,9 +7,9 @@ import time
 import pytest
 from waiting import until
 
-from gpurun.cli import recover_timer
-from gpurun.inventory.load import load
-from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
+from gpurun.cli import recover
+from gpurun.inventory.read import load_inventory
+from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
 
 INVENTORY = """\
 version: 1
@@ -41,7 +41,7 @@ def test_a_timer_looks_at_the_default_inventory_without_any_job(gpurun, home, tm
 
 
 def test_a_timer_looks_again_at_a_host_that_is_out(gpurun, home, tmp_path):
-    begun_s, inventory = time.time(), load(tmp_path / "inventory.yaml")
+    begun_s, inventory = time.time(), load_inventory(tmp_path / "inventory.yaml")
     h1, h2 = (host.machine for host in inventory.hosts)
     out = Out("ssh", "power off", begun_s - 60)
     note_looks(home, {
@@ -55,7 +55,7 @@ def test_a_timer_looks_again_at_a_host_that_is_out(gpurun, home, tmp_path):
 
 def test_a_recover_that_a_person_types_starts_no_look(gpurun, home, tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
-    monkeypatch.setattr("gpurun.head.children.start", lambda *_, **__: pytest.fail("a look"))
+    monkeypatch.setattr("gpurun.head.children.start_detached", lambda *_, **__: pytest.fail("a look"))
     assert gpurun("recover")[0] == 0
 
 
@@ -67,4 +67,4 @@ def test_a_timer_starts_no_second_run_while_one_lasts(gpurun, home):
 
 
 def test_the_timer_that_is_installed_looks_at_hosts(home):
-    assert recover_timer.recovery().argv[-2:] == ("recover", "--by-timer")
+    assert recover.recovery().argv[-2:] == ("recover", "--by-timer")

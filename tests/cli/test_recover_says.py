@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from gpurun.head import everybody, spawn
-from gpurun.head.everybody import Recovered
-from gpurun.state.people import user_name
+from gpurun.head import spawn, waiter
+from gpurun.head.waiter import Recovered
+from gpurun.state.paths import user_name
 
 ME = user_name(os.getuid())
 HOSTILE = "bo\x1b[31mb"
@@ -55,7 +55,7 @@ def test_nothing_is_said_of_a_waiter_that_lived(gpurun, home, monkeypatch):
 
 
 def test_only_root_of_a_shared_directory_recovers_others(home, monkeypatch):
-    monkeypatch.setattr(everybody, "recover_as", lambda *_: pytest.fail("somebody else's"))
+    monkeypatch.setattr(waiter, "recover_as", lambda *_: pytest.fail("somebody else's"))
     from gpurun.cli.recover import _recover_others
 
     assert _recover_others(home, ()) == []

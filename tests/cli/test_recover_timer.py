@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from gpurun.cli import recover_timer
+from gpurun.cli import recover
 from gpurun.errors import BadInput, HostNotReady, StateError
-from gpurun.head.timer import Recovery, kept
+from gpurun.head.waiter import Recovery, kept
 
 HOSTILE = {"GPURUN_HOME": "/var/lib/a b/50%/\"q\"/$x/'s'/\\n", "PATH": "/usr/bin:/bin"}
 
@@ -87,21 +87,21 @@ def systemd(tmp_path, monkeypatch):
     (tools / "systemctl").chmod(0o755)
     (tools / "loginctl").symlink_to("systemctl")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setattr(recover_timer, "BOOTED", tmp_path)
-    monkeypatch.setattr(recover_timer, "unit_folder", lambda: tmp_path / "units")
+    monkeypatch.setattr(recover, "BOOTED", tmp_path)
+    monkeypatch.setattr(recover, "unit_folder", lambda: tmp_path / "units")
     return tmp_path
 
 
 def test_install_and_uninstall(systemd):
-    recover_timer.install(dry_run=False)
-    recover_timer.install(dry_run=False)
+    recover.install(dry_run=False)
+    recover.install(dry_run=False)
     assert sorted(os.listdir(systemd / "units")) == ["gpurun-recover.service", "gpurun-recover.timer"]
     told = (systemd / "told").read_text()
     assert told.count("enable --now gpurun-recover.timer") == 2
-    recover_timer.uninstall(dry_run=True)
+    recover.uninstall(dry_run=True)
     assert sorted(os.listdir(systemd / "units")) == ["gpurun-recover.service", "gpurun-recover.timer"]
-    recover_timer.uninstall(dry_run=False)
-    recover_timer.uninstall(dry_run=False)
+    recover.uninstall(dry_run=False)
+    recover.uninstall(dry_run=False)
     assert os.listdir(systemd / "units") == []
     assert (systemd / "told").read_text().count("disable --now gpurun-recover.timer") == 1
 
@@ -109,11 +109,11 @@ def test_install_and_uninstall(systemd):
 def test_a_refusal_of_systemd_is_told(systemd):
     (systemd / "refuse").touch()
     with pytest.raises(StateError, match="daemon-reload` failed"):
-        recover_timer.install(dry_run=False)
+        recover.install(dry_run=False)
 
 
 def test_dry_run_writes_nothing(systemd, capsys):
-    recover_timer.install(dry_run=True)
+    recover.install(dry_run=True)
     assert not (systemd / "units").exists()
     shown = capsys.readouterr().out
     assert "[Timer]" in shown
@@ -121,9 +121,9 @@ def test_dry_run_writes_nothing(systemd, capsys):
 
 
 def test_without_systemd_the_crontab_lines_are_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(recover_timer, "BOOTED", tmp_path / "none")
-    monkeypatch.setattr(recover_timer, "unit_folder", lambda: tmp_path / "units")
+    monkeypatch.setattr(recover, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(recover, "unit_folder", lambda: tmp_path / "units")
     with pytest.raises(HostNotReady, match="gpurun installed no timer"):
-        recover_timer.install(dry_run=False)
+        recover.install(dry_run=False)
     assert capsys.readouterr().out.startswith("@reboot ")
     assert not (tmp_path / "units").exists()

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.campaigns.plan import CampaignPlan
-from gpurun.campaigns.rates import MeasuredRate
-from gpurun.campaigns.runs import RunRecord
-from gpurun.campaigns.store import CampaignStore
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunRecord
+from gpurun.studies.campaigns import CampaignStore
 
 INVENTORY = """\
 version: 1

@@ -1,9 +1,9 @@
 """``status JOB`` says how far image, data and workdir are."""
 
-from gpurun.cli.sending import sending
-from gpurun.cli.ship import say_failures
+from gpurun.cli.caches import say_failures
+from gpurun.cli.shares import sending
 from gpurun.errors import BadInput, HostUnreachable
-from gpurun.jobs.sending import Sent
+from gpurun.jobs.events import Sent
 
 
 def test_what_hosts_have_is_added_up():

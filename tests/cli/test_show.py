@@ -13,14 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.head.origin import origin_of
-from gpurun.images.code import write_code
-from gpurun.images.tree import scan
-from gpurun.jobs.origin import Origin
+from gpurun.content.tree import scan
+from gpurun.content.workdir import write_code
+from gpurun.head.submit import origin_of
+from gpurun.jobs.record import Origin, State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.supervisor.joblog import JobLog
+from gpurun.supervisor.log import JobLog
 
 INVENTORY = """\
 version: 1
@@ -174,9 +173,9 @@ def rerun(gpurun, world, monkeypatch):
             queued.append(inventory)
             return SimpleNamespace(problem=None, folders=[folder])
 
-        monkeypatch.setattr("gpurun.images.engine.Engine.image", lambda *_: None)
-        monkeypatch.setattr("gpurun.head.submission.queue_jobs", queue)
-        monkeypatch.setattr("gpurun.cli.show.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: uid)}))
+        monkeypatch.setattr("gpurun.content.images.Engine.image", lambda *_: None)
+        monkeypatch.setattr("gpurun.head.submit.queue_jobs", queue)
+        monkeypatch.setattr("gpurun.cli.one_job.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: uid)}))
         code, out, err = gpurun("rerun", folder.id, *words)
         return (code, err, queued, out)[: 4 if words else 3]
 

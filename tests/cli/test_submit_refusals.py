@@ -5,11 +5,10 @@ import shlex
 import pytest
 
 from gpurun.errors import NeverFits
-from gpurun.head.wish import refuse_impossible
-from gpurun.inventory.load import parse
-from gpurun.jobs.mounted import _outputs_path
+from gpurun.head.submit import refuse_impossible
+from gpurun.inventory.read import parse_inventory
 from gpurun.jobs.recipe import name_of
-from gpurun.jobs.recipe_values import _words
+from gpurun.jobs.recipe_values import _outputs_path, _words
 from gpurun.jobs.spec import Constraints, JobSpec
 
 TEXT = """\
@@ -49,7 +48,7 @@ LIMITED = "pools: {a: {reservation: 1, limit: 2}, b: {reservation: 3}}\n"
     ],
 )
 def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, hint):
-    inventory = parse((TEXT + pools).encode(), source=tmp_path / "inventory.yaml")
+    inventory = parse_inventory((TEXT + pools).encode(), source=tmp_path / "inventory.yaml")
     spec = JobSpec(**{"name": "n", "image": "i", "gpus": 1, "command": ("true",), **more})
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
@@ -69,7 +68,7 @@ TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")
     ],
 )
 def test_a_refusal_names_what_is_wrong(tmp_path, wants, message):
-    inventory = parse(TWO.encode(), source=tmp_path / "inventory.yaml")
+    inventory = parse_inventory(TWO.encode(), source=tmp_path / "inventory.yaml")
     spec = JobSpec(name="n", image="i", gpus=1, command=("true",), constraints=Constraints(**wants))
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
@@ -80,7 +79,7 @@ def test_a_refusal_names_what_is_wrong(tmp_path, wants, message):
 
 
 def test_a_pool_of_an_inventory_without_pools_is_refused(tmp_path):
-    inventory = parse(TEXT.encode(), source=tmp_path / "inventory.yaml")
+    inventory = parse_inventory(TEXT.encode(), source=tmp_path / "inventory.yaml")
     spec = JobSpec(name="n", image="i", gpus=1, command=("true",), pool="foo")
     with pytest.raises(NeverFits, match="there is no pool 'foo': the inventory has no pools"):
         refuse_impossible(spec, inventory)

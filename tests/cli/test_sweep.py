@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli import tensorboard
+from gpurun.cli import serve
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.sweeps.store import Journal, SweepStore
-from gpurun.sweeps.trials import JournalEntry
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.sweep_plan import JournalEntry, Wish
+from gpurun.studies.sweep_store import Journal, SweepStore
 
 TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
 
@@ -26,7 +25,7 @@ TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("gpurun.sweeps.starting.ensure_conductors", lambda *_: None)
+    monkeypatch.setattr("gpurun.studies.sweep_runner.ensure_conductors", lambda *_: None)
     return SweepStore(tmp_path / "home")
 
 
@@ -201,7 +200,7 @@ def test_a_name_means_the_sweep_that_lives_else_the_newest_as_of_jobs(store):
         store.find("m';\n")
     assert f"{both[1].id} (runs), {both[0].id} (stops)" in str(refused.value)
     with pytest.raises(BadInput, match="2 sweeps that have not ended"):
-        tensorboard._runs(["m';\n"])
+        serve._runs(["m';\n"])
     assert store.find(both[0].id).id == store.find(both[0].id[2:]).id == both[0].id
     if os.getuid() == 0:  # only root can give files to others
         os.chown(both[0].path.plain, 4711, -1)
@@ -221,10 +220,10 @@ def test_a_sweep_that_does_not_exist(gpurun, store, command, name):
 
 def test_tensorboard_shows_each_trial_that_has_a_job_by_its_number_and_parameters(store):
     folder = begin(store, *ENTRIES, JournalEntry("asked", 4.0, 2, job="", parameters={"lr": 3}))
-    runs = tensorboard._runs([folder.id])
+    runs = serve._runs([folder.id])
     assert [run.name for run in runs] == [f"{folder.id}-0000-lr=1", f"{folder.id}-0001-lr=2"]
     assert [run.outputs.parent.name for run in runs] == ["j-00000001", "j-00000002"], "also of jobs that were pruned"
     with pytest.raises(BadInput, match="no trial of the sweep has started yet"):
-        tensorboard._runs([begin(store).id])
+        serve._runs([begin(store).id])
     with pytest.raises(BadInput, match="there is no job 'neither'"):
-        tensorboard._runs([folder.id, "neither"])
+        serve._runs([folder.id, "neither"])

@@ -9,8 +9,7 @@ import pytest
 from gpurun.cli.printing import job_json, waited_s
 from gpurun.cli.tables import print_status, print_table, print_text
 from gpurun.cli.why import _line
-from gpurun.jobs.record import JobRecord, Restart
-from gpurun.jobs.states import State
+from gpurun.jobs.record import JobRecord, Restart, State
 from gpurun.views.lines import plain, table_lines, width_of
 from gpurun.views.picture import FREE, HostCells, picture_of, shown_for_s
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from gpurun.jobs.recipe_schema import schema
+from gpurun.jobs.recipe_keys import recipe_schema
 
 TOP = Path(__file__).parents[2]
 WHOLE = "image: i:1\ngpus: 4\ncommand: [python3, train.py]\n"
@@ -25,8 +25,8 @@ def no_inventory(tmp_path, monkeypatch):
 
 
 def test_every_recipe_here_is_valid_and_fits_the_schema(gpurun):
-    checker = jsonschema.Draft202012Validator(schema())
-    checker.check_schema(schema())
+    checker = jsonschema.Draft202012Validator(recipe_schema())
+    checker.check_schema(recipe_schema())
     found = sorted(TOP.glob("recipes/*/recipe.yaml"))
     assert len(found) > 5
     for path in found:
@@ -36,7 +36,7 @@ def test_every_recipe_here_is_valid_and_fits_the_schema(gpurun):
 
 def test_a_schema_refuses_what_gpurun_refuses_and_takes_what_it_takes(gpurun):
     code, out, err = gpurun("validate", "--schema")
-    assert (code, err) == (0, "") and json.loads(out) == schema()
+    assert (code, err) == (0, "") and json.loads(out) == recipe_schema()
     checker = jsonschema.Draft202012Validator(json.loads(out))
     for text, fits in {
         "env: {N: 4, ON: true}": True, "gpus: many": False, "gpu: 1": False, "time_limit: 90m": True, "gpus: 0": False,

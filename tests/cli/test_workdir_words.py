@@ -7,10 +7,9 @@ import os
 
 import pytest
 
-from gpurun.cli.workdir_words import LARGE_BYTES, words
-from gpurun.images.given_again import given_again
-from gpurun.images.noticed import MOST_COUNTED, MOST_KEPT, Copied, LeftOut, counted, look, missed
-from gpurun.images.tree import scan
+from gpurun.cli.dry_run import LARGE_BYTES, words
+from gpurun.content.tree import MOST_COUNTED, MOST_KEPT, Copied, LeftOut, counted, look_at_folder, missed, scan
+from gpurun.jobs.spec import given_again
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def work(tmp_path):
 
 
 def said(top):
-    return words(str(top), *look(top))
+    return words(str(top), *look_at_folder(top))
 
 
 def test_what_ignore_rules_leave_out_is_named_with_its_size_but_nothing_that_no_rank_misses(work):
@@ -83,7 +82,7 @@ def test_a_folder_without_surprises_says_nothing(tmp_path):
 
 
 def test_a_folder_of_very_many_files_is_not_counted_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpurun.images.noticed.MOST_COUNTED", 2)
+    monkeypatch.setattr("gpurun.content.tree.MOST_COUNTED", 2)
     (tmp_path / "d").mkdir()
     for name in "abcd":
         (tmp_path / "d" / name).write_text("x")

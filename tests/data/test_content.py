@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.data.content import content_of_host
-from gpurun.data.folder import read_folder
+from gpurun.content.data import content_of_host, read_folder
+from gpurun.content.tree import Entry, digest_of
 from gpurun.errors import BadInput
-from gpurun.images.tree import Entry, digest_of
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.data import data_store, sets
-from gpurun.node.data.data_store import ENTRIES, packed
+from gpurun.node import data
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.data import ENTRIES, packed
 from gpurun.remote.agent import RemoteOpFailed
 
 FILE = Entry("a", "file", 0o644, 0, 3, "sha256:" + "a" * 64, "")
@@ -59,7 +58,7 @@ def test_a_lie_is_an_error_that_names_the_host(fleet):
 
 
 def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monkeypatch):
-    monkeypatch.setattr(data_store, "MOST_DESCRIBED_BYTES", 1000)
+    monkeypatch.setattr(data, "MOST_DESCRIBED_BYTES", 1000)
     sent = []
 
     def endless(_part):
@@ -75,28 +74,28 @@ def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monke
 @pytest.mark.parametrize("one", ["{}", "[]", "0", '["",{},"","","","",""]'])
 def test_a_small_description_does_not_become_millions_of_values(monkeypatch, one):
     """One MiB of it, unpacked, would take twenty GiB of the head's memory."""
-    monkeypatch.setattr(data_store, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(data, "MOST_ENTRIES", 1000)
     said = zlib.compress(b"[" + b",".join([one.encode()] * 20_000) + b"]")
-    monkeypatch.setattr(data_store.json, "loads", lambda _: pytest.fail("all of it was read"))
+    monkeypatch.setattr(data.json, "loads", lambda _: pytest.fail("all of it was read"))
     with pytest.raises(OpError, match="more than 1000 entries"):
-        data_store.unpacked(said)
+        data.unpacked(said)
 
 
 def test_a_folder_with_more_files_than_hosts_take_is_refused_at_the_submit(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_store, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(data, "MOST_ENTRIES", 3)
     for number in range(4):
         (tmp_path / str(number)).touch()
     with pytest.raises(BadInput, match="at most 3"):
         read_folder(tmp_path)
 
 
-@pytest.mark.parametrize("receive", [sets.begin, sets.expect])
+@pytest.mark.parametrize("receive", [data.begin_set, data.expect])
 def test_a_host_takes_the_description_of_more_than_half_a_tebibyte(monkeypatch, tmp_path, receive):
     """A set of 512 GiB has 64 MiB of hashes; a set of a million files has as much of entries."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sets.blobs, "find", lambda _: SimpleNamespace(blobs={}))
+    monkeypatch.setattr(data.blobs, "find_transfer", lambda _: SimpleNamespace(blobs={}))
     call = Call(1, lambda *_: None, more=False, payload=bytes((64 << 20) + 1))
-    blob = {"blob": "sha256:" + "0" * 64} if receive is sets.expect else {}
+    blob = {"blob": "sha256:" + "0" * 64} if receive is data.expect else {}
     with pytest.raises((OpError, OSError)) as caught:
         receive(call, "t", digest="sha256:" + "0" * 64, **blob)
     assert "larger" not in str(caught.value)

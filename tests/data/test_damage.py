@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
-from gpurun.data import content, copies, staging
-from gpurun.data import folder as reading_folder
-from gpurun.data.folder import read_folder
-from gpurun.data.staging import DataUser, Staging, stage
+from gpurun.content import data as reading_folder
+from gpurun.content import staging
+from gpurun.content import tree as tree_memory
+from gpurun.content.data import read_folder
+from gpurun.content.staging import DataUser, Staging, damage_of, stage
 from gpurun.errors import GpurunError
-from gpurun.images import tree as tree_memory
-from gpurun.node.data import data_store
+from gpurun.node import data as node_data
 from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import RemoteOpFailed
 
@@ -134,7 +134,7 @@ CHANGES = {
     "empty": lambda there: (there / "sub/empty").rmdir(),
     "hashes": lambda there: (there.parent / "hashes").write_bytes(b"h" * 32),
     "entries": lambda there: (there.parent / "entries").unlink(),
-    "list of files": lambda there: (there.parent / "entries").write_bytes(data_store.packed([])),
+    "list of files": lambda there: (there.parent / "entries").write_bytes(node_data.packed([])),
     "the data set's files": lambda there: there.rename(there.parent / "gone"),
 }
 
@@ -144,11 +144,11 @@ def test_every_kind_of_damage_is_found_and_named(hosts, top, what):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
     put(tree, fleet, "h0")
     agent, there = fleet.agents["h0"], folder_of(hosts, "h0") / tree.digest[7:] / "tree"
-    assert copies.damage_of(agent, tree.digest, lambda: None) is None
+    assert damage_of(agent, tree.digest, lambda: None) is None
     for folder in (there, there / "sub", *(each for each in there.iterdir() if each.is_file())):
         folder.chmod(0o755)
     CHANGES[what](there)
-    error = copies.damage_of(agent, tree.digest, lambda: None)
+    error = damage_of(agent, tree.digest, lambda: None)
     assert error is not None and what in error.message and error.host == "h0"
 
 
@@ -159,7 +159,7 @@ def test_a_check_reads_the_chunks_as_they_are_sent(hosts, tmp_path):
         (tmp_path / f"many/{number}").write_bytes(os.urandom(size))
     fleet, tree = hosts.fleet("h0"), read_folder(tmp_path / "many")
     put(tree, fleet, "h0")
-    assert copies.damage_of(fleet.agents["h0"], tree.digest, lambda: None) is None
+    assert damage_of(fleet.agents["h0"], tree.digest, lambda: None) is None
 
 
 class Stop(GpurunError):
@@ -196,7 +196,7 @@ def test_a_cancel_does_not_wait_for_a_holder_that_never_stops_describing_its_set
 
 @pytest.mark.parametrize("kind", ["silent", "endless"])
 def test_a_holder_that_never_describes_its_set_is_not_waited_for(hosts, top, monkeypatch, kind):
-    monkeypatch.setattr(content, "SILENCE_S" if kind == "silent" else "DESCRIBE_LIMIT_S", 0.5)
+    monkeypatch.setattr(reading_folder, "SILENCE_S" if kind == "silent" else "DESCRIBE_LIMIT_S", 0.5)
     fleet, tree = hosts.fleet("h0", "h1", "h2"), read_folder(top)
     put(tree, fleet, "h0", "h1")
 

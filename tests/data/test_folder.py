@@ -5,10 +5,9 @@ import socket
 
 import pytest
 
-from gpurun.data import folder
-from gpurun.data.folder import hashes_of, read_folder
+from gpurun.content import data, tree
+from gpurun.content.data import hashes_of, read_folder
 from gpurun.errors import BadInput
-from gpurun.images import tree
 
 
 def test_modes_and_times_do_not_change_the_digest(top):
@@ -24,8 +23,8 @@ def test_what_has_not_changed_is_not_read_again(top, monkeypatch):
     monkeypatch.setattr(tree, "RACY_S", -1.0)
     first = read_folder(top)
     hashes = hashes_of(first)
-    monkeypatch.setattr(folder, "_digest", lambda *_: pytest.fail("a file is read again"))
-    monkeypatch.setattr(folder.DataFolder, "chunk_hashes", lambda *_: pytest.fail("the folder is read again"))
+    monkeypatch.setattr(data, "_digest", lambda *_: pytest.fail("a file is read again"))
+    monkeypatch.setattr(data.DataFolder, "chunk_hashes", lambda *_: pytest.fail("the folder is read again"))
     assert read_folder(top).entries == first.entries
     assert hashes_of(read_folder(top)) == hashes
 

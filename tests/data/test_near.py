@@ -1,31 +1,30 @@
 """Where a job's data are known to be, its gang goes, if nothing else tells the hosts apart."""
 
-from gpurun.jobs.record import JobRecord
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.spec import DataSource, Wants
-from gpurun.jobs.states import State
-from gpurun.scheduler.gangs import gang_of, gangs_of
-from gpurun.state import data_sites
+from gpurun.scheduler.model import gang_of, gangs_of
+from gpurun.state import caches
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
 def test_what_a_host_says_replaces_what_was_known(monkeypatch):
-    data_sites.note(ONE, has=["h0", "h1"], source="/a")
-    data_sites.note(TWO, has=["h1", "h2"])
-    assert data_sites.holders() == {ONE: {"h0", "h1"}, TWO: {"h1", "h2"}}
-    data_sites.note(ONE, has=["h3"], lacks=["h0", "never"])
-    assert data_sites.hosts_of(ONE) == {"h1", "h3"}
-    assert data_sites.known()[ONE].source == "/a"
-    assert data_sites.hosts_of("sha256:none") == frozenset()
+    caches.note_sites(ONE, has=["h0", "h1"], source="/a")
+    caches.note_sites(TWO, has=["h1", "h2"])
+    assert caches.holders() == {ONE: {"h0", "h1"}, TWO: {"h1", "h2"}}
+    caches.note_sites(ONE, has=["h3"], lacks=["h0", "never"])
+    assert caches.hosts_of(ONE) == {"h1", "h3"}
+    assert caches.known()[ONE].source == "/a"
+    assert caches.hosts_of("sha256:none") == frozenset()
 
 
 def test_a_damaged_record_is_no_record(tmp_path):
-    data_sites.note(ONE, has=["h0"])
+    caches.note_sites(ONE, has=["h0"])
     for file in (tmp_path / "head-cache/gpurun/data").iterdir():
         file.write_bytes(b"{}")
-    assert data_sites.known() == {}
-    data_sites.note(ONE, has=["h1"])
-    assert data_sites.hosts_of(ONE) == {"h1"}
+    assert caches.known() == {}
+    caches.note_sites(ONE, has=["h1"])
+    assert caches.hosts_of(ONE) == {"h1"}
 
 
 def wanting(*digests):

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.data import pinning
-from gpurun.data.pinning import as_pinned
+from gpurun.content import data as pinning
+from gpurun.content.data import as_pinned
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import build, convert_flag, read
+from gpurun.jobs.recipe import build_spec, convert_flag, read_recipe
 from gpurun.jobs.spec import DataSource
-from gpurun.launch.account import HostAccount
-from gpurun.launch.docker import mounts
-from gpurun.state import data_sites
+from gpurun.launch.container import HostAccount, mounts
+from gpurun.state import caches
 
 
 def pin(data, home):
@@ -25,14 +24,14 @@ GIVEN = {"image": "i", "gpus": 1, "command": ("true",)}
 
 
 def spec_with(data):
-    return build(None, {**GIVEN, **dict([convert_flag("--data", "data", data)])}, {})
+    return build_spec(None, {**GIVEN, **dict([convert_flag("--data", "data", data)])}, {})
 
 
 def test_a_recipe_and_a_flag(top, tmp_path, monkeypatch):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("image: i\ngpus: 1\ncommand: x\ndata: {a: data, b: 'host:/nfs/x y', c: 'j-1:outputs/sub'}\n")
     monkeypatch.chdir(top)
-    spec = build(read(recipe), {"data": convert_flag("--data", "data", {"d": "sub"})[1]}, {})
+    spec = build_spec(read_recipe(recipe), {"data": convert_flag("--data", "data", {"d": "sub"})[1]}, {})
     assert spec.data == {
         "a": DataSource("folder", str(top)),
         "b": DataSource("host", "/nfs/x y"),
@@ -59,9 +58,9 @@ def test_a_folder_that_is_none_and_a_place_that_is_taken(top):
     with pytest.raises(BadInput, match="not a folder"):
         spec_with({"a": str(top / "none")})
     with pytest.raises(BadInput, match="both a mount and the data set 'a'"):
-        build(None, {**GIVEN, "mounts": (("/x", "/data/a/", "ro"),), "data": {"a": DataSource("host", "/x")}}, {})
+        build_spec(None, {**GIVEN, "mounts": (("/x", "/data/a/", "ro"),), "data": {"a": DataSource("host", "/x")}}, {})
     with pytest.raises(BadInput, match="both outputs"):
-        build(None, {**GIVEN, "outputs": "/data/a", "data": {"a": DataSource("host", "/x")}}, {})
+        build_spec(None, {**GIVEN, "outputs": "/data/a", "data": {"a": DataSource("host", "/x")}}, {})
 
 
 def test_pinned_data_are_what_the_folder_held(top, tmp_path):
@@ -69,7 +68,7 @@ def test_pinned_data_are_what_the_folder_held(top, tmp_path):
     assert pinned["h"] == DataSource("host", "/nfs")
     assert pinned["a"].digest.startswith("sha256:")
     assert pinned["a"].size_bytes > 3_000_000
-    assert data_sites.known()[pinned["a"].digest].source == str(top)
+    assert caches.known()[pinned["a"].digest].source == str(top)
     assert as_pinned(pinned["a"], tmp_path).digest == pinned["a"].digest
     (top / "new").touch()
     assert as_pinned(pinned["a"], tmp_path) is None

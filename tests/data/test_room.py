@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.node.agent import disk_reserve
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.data import data_store, sets
-from gpurun.node.data.data_store import DataSet, choose
+from gpurun.node import data
+from gpurun.node.agent import serve
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.data import DataSet, choose_evicted
 from gpurun.node.transfer import blobs
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def test_what_goes_is_used_by_nobody_and_no_more_than_needed(here, size, quota, 
     free_to_go = [each for each in here if not each.jobs and not each.is_moving and each.digest not in keep]
     rest = sum(each.size for each in here) - sum(each.size for each in free_to_go)
     try:
-        going = choose(size, here, quota, spare, keep)
+        going = choose_evicted(size, here, quota, spare, keep)
     except OpError as error:
         assert error.kind == "no-space"
         assert size > quota - rest or size > spare + sum(each.size for each in free_to_go)
@@ -55,17 +55,17 @@ def host(tmp_path, monkeypatch):
     made = SimpleNamespace(
         call=Call(1, lambda *_: None, False, b""), disk=(100 * GIB, 200 * GIB), top=tmp_path / "host"
     )
-    monkeypatch.setattr(disk_reserve, "disk_of", lambda _: made.disk)
-    monkeypatch.setattr(blobs, "find", lambda _: SimpleNamespace(blobs={}))
-    monkeypatch.setattr(sets, "_arriving", {})
+    monkeypatch.setattr(serve, "disk_of", lambda _: made.disk)
+    monkeypatch.setattr(blobs, "find_transfer", lambda _: SimpleNamespace(blobs={}))
+    monkeypatch.setattr(data, "_arriving", {})
     yield made
-    for transfer in list(sets._arriving):
-        sets.drop(made.call, transfer)
+    for transfer in list(data._arriving):
+        data.drop(made.call, transfer)
 
 
 def begin(host, rows, digest=DIGESTS[0], transfer="t", **how):
-    call = Call(1, lambda *_: None, False, data_store.packed(rows))
-    sets.begin(call, transfer, digest, **how)
+    call = Call(1, lambda *_: None, False, data.packed(rows))
+    data.begin_set(call, transfer, digest, **how)
 
 
 def names(host):
@@ -102,22 +102,22 @@ def test_sets_share_a_quarter_of_the_disk(host):
 def test_entries_that_no_folder_has_leave_nothing(host, rows):
     with pytest.raises((OpError, OSError)):
         begin(host, rows)
-    sets.drop(host.call, "t")
+    data.drop(host.call, "t")
     assert names(host) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"x", zlib.compress(b"x"), zlib.compress(json.dumps([[1]]).encode())])
 def test_entries_that_cannot_be_read(content):
     with pytest.raises(OpError) as refused:
-        data_store.unpacked(content)
+        data.unpacked(content)
     assert refused.value.kind == "corrupt"
 
 
 @pytest.mark.parametrize("digest", ["../../x", "sha256:" + "A" * 64, "", "sha256:" + "1" * 63])
 def test_a_digest_that_is_none_becomes_no_path(host, digest):
     for ask in (
-        lambda: sets.use(host.call, [digest]), lambda: sets.evict(host.call, [digest]), lambda: begin(host, [], digest),
-        lambda: list(sets.manifest(host.call, digest, "entries")),
+        lambda: data.use(host.call, [digest]), lambda: data.evict(host.call, [digest]), lambda: begin(host, [], digest),
+        lambda: list(data.manifest(host.call, digest, "entries")),
     ):  # fmt: skip
         with pytest.raises(OpError) as refused:
             ask()
@@ -127,10 +127,10 @@ def test_a_digest_that_is_none_becomes_no_path(host, digest):
 def test_a_set_is_none_before_all_of_it_has_come(host):
     begin(host, [row("a", size=5)])
     with pytest.raises(OpError, match="has not arrived"):
-        sets.finish(host.call, "t")
-    assert sets.use(host.call, DIGESTS[:1]) == []
-    assert sets.list_(host.call) == {"sets": []}
-    sets.drop(host.call, "t")
+        data.finish(host.call, "t")
+    assert data.use(host.call, DIGESTS[:1]) == []
+    assert data.list_sets(host.call) == {"sets": []}
+    data.drop(host.call, "t")
     assert names(host) == []
 
 
@@ -138,36 +138,36 @@ def test_a_set_is_none_before_all_of_it_has_come(host):
 def arrived(host):
     """A set that is complete, and whose transfer has not ended: other hosts may still be receiving it."""
     begin(host, [])
-    sets.expect(Call(1, lambda *_: None, False, b""), "t", DIGESTS[0], DIGESTS[0])
-    sets.finish(host.call, "t")
-    return data_store.place_of(DIGESTS[0])
+    data.expect(Call(1, lambda *_: None, False, b""), "t", DIGESTS[0], DIGESTS[0])
+    data.finish(host.call, "t")
+    return data.folder_of_set(DIGESTS[0])
 
 
 def end_transfer(host):
     """End it as a host does: its blobs are closed, then its set is dropped."""
-    sets._arriving["t"].blob.close()
-    sets.drop(host.call, "t")
+    data._arriving["t"].blob.close()
+    data.drop(host.call, "t")
 
 
 def test_a_set_that_is_sent_stays_also_when_the_transfer_that_brought_it_ends(host, arrived):
-    sent = sets._served(host.call, DIGESTS[0], DIGESTS[0], b"")
+    sent = data._served(host.call, DIGESTS[0], DIGESTS[0], b"")
     end_transfer(host)
-    assert sets.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "the host receives or sends the data set now"}
+    assert data.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "the host receives or sends the data set now"}
     sent.close()
-    assert sets.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
+    assert data.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_lock_that_cannot_be_had_is_no_lock(host, arrived, shared):
     end_transfer(host)
-    other = os.open(f"{arrived}/{data_store.META}", os.O_RDONLY)
+    other = os.open(f"{arrived}/{data.META}", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(OpError, match="another process") as refused:
-        data_store.hold(arrived, shared)
+        data.hold(arrived, shared)
     assert refused.value.kind == "conflict"
     os.close(other)
-    os.close(data_store.hold(arrived, shared))
-    assert not data_store.is_held(arrived)
+    os.close(data.hold(arrived, shared))
+    assert not data.is_held(arrived)
 
 
 def test_two_sets_that_arrive_at_once_do_not_fill_the_disk(host):
@@ -198,9 +198,9 @@ def test_a_set_with_holes_needs_room_for_what_it_stores(host):
     begin(host, rows, DIGESTS[1], "two", stored=GIB)
     with pytest.raises(OpError, match="has no room for a data set"):
         begin(host, rows, DIGESTS[2], "three", stored=GIB)
-    assert [(one.size, one.taken) for one in sorted(data_store.sets())] == [(16 * GIB, 17 << 20), (16 * GIB, GIB)]
+    assert [(one.size, one.taken) for one in sorted(data.sets())] == [(16 * GIB, 17 << 20), (16 * GIB, GIB)]
     (older,) = [
         name for name in names(host) if json.loads((host.top / "data" / name / "set.json").read_text())["stored"] == GIB
     ]
     (host.top / "data" / older / "set.json").write_text(json.dumps({"digest": DIGESTS[1], "bytes": 5, "files": 1}))
-    assert {one.taken for one in data_store.sets()} == {17 << 20, 5}
+    assert {one.taken for one in data.sets()} == {17 << 20, 5}

@@ -8,14 +8,13 @@ import zlib
 import pytest
 from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
-from gpurun.data.copies import damage_of
-from gpurun.data.folder import CHANGED, read_folder
-from gpurun.data.staging import DataUser, Staging, stage
+from gpurun.content.data import CHANGED, read_folder
+from gpurun.content.staging import DataUser, Staging, damage_of, stage
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
-from gpurun.node.agent.call import OpError
-from gpurun.node.data import data_store
+from gpurun.node import data
+from gpurun.node.agent.frames import OpError
 from gpurun.remote import Fleet
-from gpurun.state import data_sites
+from gpurun.state import caches
 
 
 def names_in(hosts, name):
@@ -45,7 +44,7 @@ def test_a_set_is_the_same_on_every_host_and_travels_once(hosts, top):
     assert seen[-1].total == tree.size
     again = put(read_folder(top), fleet, "h0", "h1")
     assert [(each.state, each.bytes_received) for each in again.hosts] == [("present", 0), ("present", 0)]
-    assert data_sites.hosts_of(tree.digest) == {"h0", "h1"}
+    assert caches.hosts_of(tree.digest) == {"h0", "h1"}
 
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -153,25 +152,25 @@ def test_a_joining_host_gets_the_set_from_its_neighbour_although_the_folder_is_g
 
 def test_a_set_that_nobody_has_any_more(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
-    data_sites.note(tree.digest, has=["h1"])  # which has removed it since
+    caches.note_sites(tree.digest, has=["h1"])  # which has removed it since
     with pytest.raises(BadInput, match="no host has a copy"):
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda names: hosts.fleet(*names)))
-    assert data_sites.hosts_of(tree.digest) == frozenset()
+    assert caches.hosts_of(tree.digest) == frozenset()
 
 
 def test_a_set_whose_only_host_is_off_is_not_gone(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
-    data_sites.note(tree.digest, has=["h1"])
+    caches.note_sites(tree.digest, has=["h1"])
     off = Fleet({}, {"h1": HostUnreachable("no route to host", host="h1"), "h9": HostUnreachable("x", host="h9")})
     with pytest.raises(HostFailure, match="h1 had a copy, but h1 failed: no route to host") as caught:
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: off))
     assert (caught.value.kind, caught.value.host) == ("unreachable", "h1")
-    assert data_sites.hosts_of(tree.digest) == {"h1"}
+    assert caches.hosts_of(tree.digest) == {"h1"}
 
 
 def test_a_set_whose_only_host_breaks_off_when_it_is_asked_is_not_gone(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
-    data_sites.note(tree.digest, has=["h1"])
+    caches.note_sites(tree.digest, has=["h1"])
     other = hosts.fleet("h1")
     other.agents["h1"].close()
     with pytest.raises(HostFailure, match="h1 had a copy") as caught:
@@ -237,7 +236,7 @@ def test_where_every_copy_is_damaged_each_host_is_named(hosts, top):
 def test_entries_that_crash_what_reads_them_are_a_damaged_copy():
     for row in ("[[[[", "[" * 100_000, '[["a","file",1e999,0,0,"",""]]'):
         with pytest.raises(OpError, match="cannot be read"):
-            data_store.unpacked(zlib.compress(row.encode()))
+            data.unpacked(zlib.compress(row.encode()))
 
 
 def test_a_neighbour_that_describes_another_set(hosts, top, tmp_path):

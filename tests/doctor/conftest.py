@@ -102,18 +102,18 @@ def sysfs_of(tmp_path):
 @pytest.fixture
 def machine(sysfs_of, nvml_of):
     """Case name → everything its probe would find that the case knows about, as `Hardware`."""
-    from gpurun.facts.hardware import hardware_from_document
-    from gpurun.node.gpu import nvml_facts
-    from gpurun.node.probe import sysfs_facts
+    from gpurun.facts import hardware_from_document
+    from gpurun.node import nvml
+    from gpurun.node.probe import facts
 
     def build(case, **more):
         root = sysfs_of(case)
-        hcas = sysfs_facts.hcas(root)
-        document = {"hcas": hcas, "peermem": sysfs_facts.peermem(root), "gpus": []}
+        hcas = facts.hcas(root)
+        document = {"hcas": hcas, "peermem": facts.peermem(root), "gpus": []}
         document["infiniband_nodes"] = [hca["uverbs"] for hca in hcas if hca["uverbs"]] + ["rdma_cm"]
         if (CASES / case / "nvml.json").exists():
-            document.update(nvml_facts.read(nvml_of(case)))
-            sysfs_facts.gpu_places(root, document["gpus"])
+            document.update(nvml.read_nvml(nvml_of(case)))
+            facts.gpu_places(root, document["gpus"])
         return hardware_from_document(case, {**document, **more})
 
     return build

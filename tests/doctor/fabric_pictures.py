@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpurun.doctor.preflight import judge
-from gpurun.doctor.survey import Survey
-from gpurun.facts.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort, Nic
+from gpurun.doctor.survey import Survey, judge
+from gpurun.facts import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
-from gpurun.launch.fabric import for_gang, settings
+from gpurun.launch.fabric import fabric_settings, for_gang
 
 IB, ROCE, TCP = FabricKind.INFINIBAND, FabricKind.ROCE, FabricKind.TCP
 
@@ -94,7 +93,7 @@ def check(picture):
     found = judge(inventory, Survey(hardware, {}), dict(zip(hardware, picture.gpus)))  # noqa: B905
     assert sorted(found.bad_hosts) == list(picture.blocked), found.blocking
     fabric = for_gang(inventory.fabrics["f"], is_alone=len(hardware) == 1)
-    told = [settings(fabric, inventory.by_name[name], found).as_dict() for name, found in hardware.items()]
+    told = [fabric_settings(fabric, inventory.by_name[name], found).as_dict() for name, found in hardware.items()]
     assert [each.get("NCCL_IB_HCA") for each in told] == list(picture.told)
     assert told[0].get("NCCL_IB_GID_INDEX") == picture.gid
     is_rdma = len(told) > 1 and picture.kind is not TCP

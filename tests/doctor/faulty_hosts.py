@@ -2,9 +2,8 @@
 
 import dataclasses
 
-from gpurun.doctor.diagnosis import diagnose
-from gpurun.doctor.survey import Survey
-from gpurun.facts.hardware import DockerFacts, Gid, Gpu, GpuProcess, Hardware, Hca, HcaPort, Limits, Nic
+from gpurun.doctor.survey import Survey, diagnose
+from gpurun.facts import DockerFacts, Gid, Gpu, GpuProcess, Hardware, Hca, HcaPort, Limits, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 
 ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gpurun.cli.bench import spec_of
-from gpurun.doctor import bench_history
+from gpurun.cli.doctor import spec_of
+from gpurun.doctor import bench as bench_history
+from gpurun.doctor.bench import short, svg
 from gpurun.doctor.bench_job import bench
-from gpurun.doctor.bench_result import BenchResult, Collective, Link, result_from_document, slow_links
-from gpurun.doctor.heat_map import short, svg
-from gpurun.drawing.colours import viridis
+from gpurun.doctor.findings import BenchResult, Collective, Link, result_from_document, slow_links
+from gpurun.drawing import viridis
 from gpurun.errors import BadInput, GpurunError
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 
@@ -155,17 +155,17 @@ def test_history_is_kept_and_damage_passed_over(tmp_path):
         bench_history.append(tmp_path, run)
     with bench_history.history_file(tmp_path).plain.open("a") as stream:
         stream.write('{"time_s": 1}\nnot json\n{"time_s": 9, "links": [["a\'b", "c", 1, "x"]]}\n')
-    found = bench_history.read(tmp_path)
+    found = bench_history.read_runs(tmp_path)
     assert [run.time_s for run in found] == [0.0, 1.0]
     assert found[1].links[0].gbit_per_s == pytest.approx(honest(*HOSTS[:2]))
-    assert bench_history.read(tmp_path / "none") == ()
+    assert bench_history.read_runs(tmp_path / "none") == ()
 
 
 def test_history_does_not_grow_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_history, "KEPT_RUNS", 3)
     for at in range(5):
         bench_history.append(tmp_path, bench_history.Run(float(at), ()))
-    assert [run.time_s for run in bench_history.read(tmp_path)] == [2.0, 3.0, 4.0]
+    assert [run.time_s for run in bench_history.read_runs(tmp_path)] == [2.0, 3.0, 4.0]
 
 
 # -- the picture -------------------------------------------------------------------------------------------

@@ -18,12 +18,10 @@ from faulty_hosts import (
     with_port,
 )  # fmt: skip
 
-from gpurun.doctor.diagnosis import diagnose, unreachable
 from gpurun.doctor.findings import Finding, Severity, merged, unhealthy
-from gpurun.doctor.preflight import judge
-from gpurun.doctor.survey import Survey
+from gpurun.doctor.survey import Survey, diagnose, judge, unreachable
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
-from gpurun.facts.hardware import DockerFacts, Gid, GpuProcess, Limits
+from gpurun.facts import DockerFacts, Gid, GpuProcess, Limits
 
 
 def test_a_healthy_gang_has_no_finding():

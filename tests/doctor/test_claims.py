@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.doctor.claims import check
 from gpurun.doctor.findings import Severity
+from gpurun.doctor.survey import check_claims
 from gpurun.errors import HostNotReady
-from gpurun.facts.claims import held
-from gpurun.node.gpu.claim_rules import Claimant, Container, Seen, Volume, read_claimant, read_volume
+from gpurun.facts import held
+from gpurun.node.claim_rules import Claimant, Container, Seen, Volume, read_claimant, read_volume
 
 MINE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 1, "b" * 16, "bob", 1002, "head-2")
@@ -28,7 +28,7 @@ def container(who, *gpus, status="running"):
 
 def findings(volumes=(), containers=(), *, carried=(), uid=1001, state="a" * 16):
     found = held("gpu-1", as_json(Seen(tuple(volumes), tuple(containers))))
-    return list(check({"gpu-1": found}, state=state, uid=uid, carried=set(carried)))
+    return list(check_claims({"gpu-1": found}, state=state, uid=uid, carried=set(carried)))
 
 
 def test_a_gang_of_this_state_directory_is_nothing_to_report():

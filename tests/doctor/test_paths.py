@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from gpurun.doctor import names, paths
+from gpurun.doctor import gang_checks, host_checks
 from gpurun.doctor.findings import Severity
-from gpurun.facts.hardware import Hardware, Nic
+from gpurun.facts import Hardware, Nic
 
 HOSTS = tuple(f"h{n:02d}" for n in range(16))
 ADDRESSES = {host: f"10.0.0.{at}" for at, host in enumerate(HOSTS)}
@@ -15,13 +15,13 @@ PORTS = (23100, 26000, 30000, 40000)
 
 def attempts(blocked, hosts=HOSTS):
     """`blocked(source, target, port)` → why it fails, or None."""
-    for source, target in paths.pairs(hosts):
+    for source, target in gang_checks.pairs(hosts):
         failed = {port: why for port in PORTS if (why := blocked(source, target, port))}
-        yield paths.ReachAttempt(source, target, failed, len(PORTS))
+        yield gang_checks.ReachAttempt(source, target, failed, len(PORTS))
 
 
 def found(blocked, hosts=HOSTS):
-    return paths.judge(attempts(blocked, hosts), "eth0", ADDRESSES)
+    return gang_checks.judge(attempts(blocked, hosts), "eth0", ADDRESSES)
 
 
 def test_everybody_reaches_everybody():
@@ -85,7 +85,7 @@ def test_several_faults_are_all_found_and_none_invented(seed):
 
 def test_large_fleets_try_a_few_each_and_still_find_the_closed_host():
     hosts = tuple(f"h{n:03d}" for n in range(100))
-    tries = paths.pairs(hosts)
+    tries = gang_checks.pairs(hosts)
     assert len(tries) == 100 * 7
     assert len(set(tries)) == len(tries)
     assert all(a != b for a, b in tries)
@@ -94,8 +94,8 @@ def test_large_fleets_try_a_few_each_and_still_find_the_closed_host():
 
 
 def test_pairs_of_one_host_and_of_none():
-    assert paths.pairs(("a",)) == ()
-    assert paths.pairs(()) == ()
+    assert gang_checks.pairs(("a",)) == ()
+    assert gang_checks.pairs(()) == ()
 
 
 def hardware(**addresses):
@@ -109,30 +109,30 @@ FOUND = hardware(a="10.0.0.1", b="10.0.0.2")
 
 
 def test_names_that_resolve_to_the_fabric_are_fine():
-    assert list(names.judge({"a": {"b": ["10.0.0.2"]}, "b": {"a": ["10.0.0.1"]}}, FOUND, "eth0")) == []
+    assert list(host_checks.judge({"a": {"b": ["10.0.0.2"]}, "b": {"a": ["10.0.0.1"]}}, FOUND, "eth0")) == []
 
 
 def test_a_name_that_does_not_resolve():
-    (finding,) = names.judge({"a": {"b": []}}, FOUND, "eth0")
+    (finding,) = host_checks.judge({"a": {"b": []}}, FOUND, "eth0")
     assert (finding.hosts, finding.severity) == (("a",), Severity.WARNING)
 
 
 def test_a_resolver_that_does_not_answer_proves_nothing():
-    assert list(names.judge({"a": {"b": None}}, FOUND, "eth0")) == []
+    assert list(host_checks.judge({"a": {"b": None}}, FOUND, "eth0")) == []
 
 
 def test_a_name_that_leads_elsewhere():
-    (finding,) = names.judge({"a": {"b": ["10.0.0.77"]}}, FOUND, "eth0")
+    (finding,) = host_checks.judge({"a": {"b": ["10.0.0.77"]}}, FOUND, "eth0")
     assert "10.0.0.77" in finding.evidence
 
 
 def test_the_other_interface_of_the_right_host_is_a_note():
-    (finding,) = names.judge({"a": {"b": ["9.9.9.9"]}}, FOUND, "eth0")
+    (finding,) = host_checks.judge({"a": {"b": ["9.9.9.9"]}}, FOUND, "eth0")
     assert finding.severity is Severity.NOTE
 
 
 def test_each_host_looks_up_a_bounded_number_of_others():
-    wanted = names.wanted([str(n) for n in range(200)])
-    assert {len(found) for found in wanted.values()} == {names.NEIGHBOURS}
+    wanted = host_checks.wanted([str(n) for n in range(200)])
+    assert {len(found) for found in wanted.values()} == {host_checks.NEIGHBOURS}
     assert all(host not in found for host, found in wanted.items())
-    assert names.wanted(["a"]) == {"a": ()}
+    assert host_checks.wanted(["a"]) == {"a": ()}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from fabric_pictures import ROCE, TCP, Picture, check, host, ib, rails, roce, v2
 
-from gpurun.facts.hardware import Gid
+from gpurun.facts import Gid
 
 FAR = 200
 """A PCI bus that no GPU is near."""

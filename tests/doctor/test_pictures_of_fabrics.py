@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from fabric_pictures import ROCE, TCP, Picture, check, dgx, host, ib, rails, roce, seen, v1, v2
 
-from gpurun.doctor.preflight import judge
-from gpurun.doctor.survey import Survey
-from gpurun.facts.hardware import Gpu
+from gpurun.doctor.survey import Survey, judge
+from gpurun.facts import Gpu
 
 ALL, EIGHT = rails(*range(8)), tuple(f"mlx5_{number}" for number in range(8))
 DOWN = {"state": "DOWN"}

@@ -11,13 +11,11 @@ import pytest
 from faulty_hosts import NAMES, TCP, healthy, inventory
 from local_agents import Hosts
 
-from gpurun.doctor.diagnosis import diagnose
 from gpurun.doctor.gang_checks import check_shared_folders
-from gpurun.doctor.preflight import judge, preflight
-from gpurun.doctor.survey import Survey, signs_at
-from gpurun.facts.hardware import Hardware, hardware_from_document
-from gpurun.inventory.hostset import fold
-from gpurun.node.probe import folder_facts, folder_signs
+from gpurun.doctor.survey import Survey, diagnose, judge, preflight, signs_at
+from gpurun.facts import Hardware, hardware_from_document
+from gpurun.inventory.folding import fold
+from gpurun.node.probe import probe
 from gpurun.remote.fleet import Results
 from gpurun.state.filesystem import is_shared
 
@@ -29,7 +27,7 @@ UNKNOWN = ("ext4", "xfs", "zfs", "overlay", "scoutfs", "infinite", "hammer2", "l
 def probed(name, folder, kind="ext4"):
     """Return a host as its probe found it, with gpurun's files in `folder`."""
     mounts = [f"22 1 8:1 / / rw - {kind} /dev/sda1 rw"] if kind else []
-    facts = folder_facts.facts(str(folder), mounts)
+    facts = probe.collect_folder_facts(str(folder), mounts)
     return dataclasses.replace(
         healthy(NAMES.index(name) + 1), **{**facts, "folder_signs": tuple(facts["folder_signs"])}
     )
@@ -85,7 +83,7 @@ def test_at_the_same_moment_too(tmp_path):
 
         def look(name, number=number, ready=ready, found=found):
             ready.wait()
-            found[name] = folder_signs.show(str(tmp_path / str(number)))
+            found[name] = probe.show_sign(str(tmp_path / str(number)))
 
         threads = [threading.Thread(target=look, args=(name,)) for name in NAMES[:3]]
         for thread in threads:
@@ -100,12 +98,12 @@ def test_at_the_same_moment_too(tmp_path):
 def test_a_host_that_joins_a_gang_is_compared_with_those_that_run(tmp_path):
     """They were probed long ago: their own signs may be gone by now."""
     old = probed(A, tmp_path)
-    (tmp_path / folder_signs.FOLDER / old.folder_sign).unlink()
+    (tmp_path / probe.FOLDER / old.folder_sign).unlink()
     new = probed(B, tmp_path)
 
     class Gang:
         def map(self, function, hosts):
-            answer = SimpleNamespace(value=folder_signs.seen(str(tmp_path)))
+            answer = SimpleNamespace(value=probe.seen(str(tmp_path)))
             ask = SimpleNamespace(call=lambda op, **_: answer if op == "probe.signs" else None)
             return Results({host: function(ask) for host in hosts if host != C}, {C: ValueError("gone")})
 
@@ -115,7 +113,7 @@ def test_a_host_that_joins_a_gang_is_compared_with_those_that_run(tmp_path):
 
 def test_signs_of_earlier_probes_prove_nothing_and_go_after_an_hour(tmp_path):
     first = probed(A, tmp_path)
-    place = tmp_path / folder_signs.FOLDER
+    place = tmp_path / probe.FOLDER
     again, other = probed(A, tmp_path), probed(B, tmp_path / "other")
     assert first.folder_sign in again.folder_signs and blocked({A: again, B: other}) == []
     (place / "subfolder").mkdir()
@@ -143,7 +141,7 @@ def test_what_a_lying_host_says_it_sees_blames_nobody(tmp_path, signs):
 
 
 def test_where_no_sign_can_be_made_the_folder_is_at_fault(tmp_path):
-    (tmp_path / folder_signs.FOLDER).write_text("in the way")
-    found = folder_facts.facts(str(tmp_path), [])
+    (tmp_path / probe.FOLDER).write_text("in the way")
+    found = probe.collect_folder_facts(str(tmp_path), [])
     assert found["folder_fault"] == "broken" and "signs" not in found["folder_problem"].split()[-1]
     assert found["folder_sign"] == "" and found["folder_signs"] == []

@@ -7,11 +7,9 @@ import pytest
 from faulty_hosts import GPU_FAULTS, HOST_FAULTS, NAMES, TCP, found_of, healthy, inventory, replaced, with_nic
 
 from gpurun.doctor.findings import MOST_LETTERS, Severity
-from gpurun.doctor.preflight import BLOCKING, judge
-from gpurun.doctor.soundness import CHECKS, soundness
-from gpurun.doctor.survey import Survey
+from gpurun.doctor.survey import BLOCKING, CHECKS, Survey, judge, soundness
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
-from gpurun.facts.hardware import DockerFacts, Gpu
+from gpurun.facts import DockerFacts, Gpu
 from gpurun.inventory.model import Host
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from faulty_hosts import NAMES, TCP, inventory
 
-from gpurun.doctor import hooks
+from gpurun.doctor import host_checks
 from gpurun.doctor.findings import MOST_LETTERS
 from gpurun.doctor.survey import probe
 from gpurun.errors import GpurunError, HostUnreachable
@@ -53,7 +53,9 @@ def test_a_host_with_a_program_of_the_site_s_is_asked_to_run_it():
     assert list(found.hardware) == list(HOSTS) and found.failures == {}
     asked = [arguments for _, op, arguments in fleet.asked if op == "hooks.health"]
     assert [each["argv"] for each in asked] == [["check", "a b"]] * 3
-    assert all(each["timeout_s"] > each["limit_s"] == hooks.LIMIT_S for each in asked), "the host ends it, and says so"
+    assert all(each["timeout_s"] > each["limit_s"] == host_checks.LIMIT_S for each in asked), (
+        "the host ends it, and says so"
+    )
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J\n\r\0x", "a\nb", "\u202eevil", "x" * 60_000, "\ud800 lone", " x "])

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpurun.cli import watch
-from gpurun.cli.watch import table
+from gpurun.cli import jobs
+from gpurun.cli.jobs import table
 from gpurun.errors import HostUnreachable
-from gpurun.facts.samples import HostSample, sample_from_document
-from gpurun.inventory.load import parse
+from gpurun.facts import HostSample, sample_from_document
+from gpurun.inventory.read import parse_inventory
 from gpurun.remote.fleet import Fleet
 
 GPU = {
@@ -57,8 +57,8 @@ def test_a_host_that_failed_is_asked_again(monkeypatch):
         return {"h1": {0: "j-1"}}
 
     monkeypatch.setattr(Fleet, "open", fail)
-    monkeypatch.setattr("gpurun.top.sampling.AGAIN_S", -1.0)
-    monkeypatch.setattr("gpurun.top.sampling.TICK_S", 0.01)
-    monkeypatch.setattr(watch, "REFRESH_S", 0.01)
-    watch.watch(parse(text.encode(), Path("/inventory.yaml")), leased)
+    monkeypatch.setattr("gpurun.views.feed.AGAIN_S", -1.0)
+    monkeypatch.setattr("gpurun.views.feed.TICK_S", 0.01)
+    monkeypatch.setattr(jobs, "REFRESH_S", 0.01)
+    jobs.watch_gpus(parse_inventory(text.encode(), Path("/inventory.yaml")), leased)
     assert asked[:3] == [["h1"]] * 3

@@ -14,13 +14,12 @@ import yaml
 
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
-from gpurun.inventory.load import parse
-from gpurun.jobs.recipe import read
+from gpurun.inventory.read import parse_inventory
+from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
-from gpurun.jobs.record import FirstFailure, JobRecord
+from gpurun.jobs.record import FirstFailure, JobRecord, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
-from gpurun.notify.message import payload
+from gpurun.notify import payload
 
 TOP = Path(__file__).parents[2]
 BLOCK = re.compile(r"^ *```(yaml|json|python)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -61,15 +60,17 @@ def problem(kind: str, text: str, folder: Path) -> str:
         elif kind == "json":
             json.loads(text)
         elif text.startswith("version:"):
-            parse(text.encode(), Path("/inventory.yaml"))
+            parse_inventory(text.encode(), Path("/inventory.yaml"))
         elif text.startswith("fabrics:"):
-            parse(f"version: 1\n{text}{HOST % (next(iter(yaml.safe_load(text)['fabrics'])), '')}".encode(), Path("/i"))
+            parse_inventory(
+                f"version: 1\n{text}{HOST % (next(iter(yaml.safe_load(text)['fabrics'])), '')}".encode(), Path("/i")
+            )
         elif text.startswith("scrape_configs:"):
             yaml.safe_load(text)
             return ", ".join({*re.findall(r"[a-z_]+(?=: )|[a-z_]+(?=:$)", text, re.MULTILINE)} - PROMETHEUS)
         else:
             (folder / "recipe.yaml").write_text(text)
-            read(folder)
+            read_recipe(folder)
     except (SyntaxError, yaml.YAMLError, json.JSONDecodeError, BadInput, KeyError, TypeError) as error:
         return str(error)
     return ""
@@ -131,7 +132,7 @@ def test_the_inventory_guide_shows_what_gpurun_says_about_its_own_example_with_m
     (example,) = [text for kind, text in BLOCK.findall(page) if kind == "yaml"]
     wrong = example.replace("gpus: 4,", "gpus: four,", 1).replace("kind: roce,", "kind: rocee,", 1)
     with pytest.raises(BadInput) as refused:
-        parse(wrong.encode(), Path("inventory.yaml"))
+        parse_inventory(wrong.encode(), Path("inventory.yaml"))
     assert "\n".join(str(refused.value).splitlines()[:2]) in page
 
 

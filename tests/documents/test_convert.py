@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from gpurun.documents.convert import convert, keys_of, kind_of, mapping, schema, written
-from gpurun.documents.nodes import ProblemReport, compose
-from gpurun.documents.problems import DocumentError, Problem
+from gpurun.documents.convert import (
+    ProblemReport,
+    compose_document,
+    convert,
+    json_schema,
+    keys_of,
+    kind_of,
+    mapping,
+    written,
+)
+from gpurun.documents.plain import DocumentError, Problem
 from gpurun.errors import BadInput
 
 
@@ -57,7 +65,7 @@ KEYS = keys_of(Keys)
 def read(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     report = ProblemReport("f")
-    root = compose(data, "f")
+    root = compose_document(data, "f")
     found = mapping(root, KEYS, report, "the document") if root is not None else {}
     return found, [str(problem) for problem in report.problems]
 
@@ -139,11 +147,13 @@ def test_a_value_that_stands_in_no_file_is_named_by_its_flag() -> None:
 
 
 def test_the_schema_describes_what_people_write() -> None:
-    assert schema(KEYS["count"]) == {"type": "integer", "minimum": 1, "maximum": 9, "description": "How many"}
-    assert schema(KEYS["colour"]) == {"enum": ["red", "blue"]}
-    assert schema(KEYS["maybe"])["anyOf"][1] == {"type": "null"}
-    assert schema(KEYS["env"])["propertyNames"]["pattern"] == "^[A-Z]+$"
-    assert schema(kind_of(Annotated[int, written(dozens, "dozens", schema={"type": "string"})])) == {"type": "string"}
+    assert json_schema(KEYS["count"]) == {"type": "integer", "minimum": 1, "maximum": 9, "description": "How many"}
+    assert json_schema(KEYS["colour"]) == {"enum": ["red", "blue"]}
+    assert json_schema(KEYS["maybe"])["anyOf"][1] == {"type": "null"}
+    assert json_schema(KEYS["env"])["propertyNames"]["pattern"] == "^[A-Z]+$"
+    assert json_schema(kind_of(Annotated[int, written(dozens, "dozens", schema={"type": "string"})])) == {
+        "type": "string"
+    }
 
 
 PIECES = st.sampled_from(

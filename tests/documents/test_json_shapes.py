@@ -16,22 +16,21 @@ from hypothesis import strategies as st
 from json_shapes import members, objects, printed_problems, problems, summary, words
 from typer.main import get_command
 
-from gpurun.cli import bench, doctor
+from gpurun.cli import doctor
+from gpurun.cli.doctor import _document
 from gpurun.cli.main import app
+from gpurun.cli.manual import contexts
 from gpurun.cli.shapes import SHAPES, hosts
-from gpurun.cli.tree import contexts
-from gpurun.data.census import HostedSet
-from gpurun.data.staging import StagedHost, StageReport
-from gpurun.doctor.bench_result import BenchResult, Collective
-from gpurun.doctor.findings import Finding
+from gpurun.content.caches import HostedSet
+from gpurun.content.images import Placed
+from gpurun.content.ship import HostShip, ShipPlan, ShipReport
+from gpurun.content.staging import StagedHost, StageReport
+from gpurun.doctor.findings import BenchResult, Collective, Finding
 from gpurun.errors import HostUnreachable
-from gpurun.facts.hardware import Gid, Hardware, Hca, HcaPort, Nic, document_from_hardware
-from gpurun.images.census import Placed
-from gpurun.images.events import HostShip, ShipReport
-from gpurun.images.plan import ShipPlan
-from gpurun.inventory.load import load
+from gpurun.facts import Gid, Hardware, Hca, HcaPort, Nic, document_from_hardware
+from gpurun.inventory.read import load_inventory
+from gpurun.lab.lab import HostStatus, LabStatus
 from gpurun.lab.network import Traffic
-from gpurun.lab.status import HostStatus, LabStatus
 
 FEW = examples("documents of a type")
 """Values have few branches, and each is made of many parts."""
@@ -146,8 +145,8 @@ def test_a_finding_has_its_shape(finding):
 @FEW
 @given(st.builds(BenchResult, collectives=st.tuples(MEASURED)), st.from_type(Finding), st.just({"h1": 25.0}))
 def test_a_bench_has_its_shape(result, finding, rates):
-    inventory = load(str(Path(__file__).parents[2] / "inventory/one-host.yaml"))
-    assert differs(bench._document(inventory, result, [finding], rates), hosts.BenchShape) == []
+    inventory = load_inventory(str(Path(__file__).parents[2] / "inventory/one-host.yaml"))
+    assert differs(_document(inventory, result, [finding], rates), hosts.BenchShape) == []
 
 
 @FEW

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import reference
 
-from gpurun.cli import wait
+from gpurun.cli import cancel
 from gpurun.cli.main import INTERRUPTED
 from gpurun.errors import EXIT_CODES, GpurunError
 
@@ -24,7 +24,7 @@ def below(error):
 
 
 def test_every_exit_code_has_a_meaning():
-    assert {0, wait.TIMED_OUT, INTERRUPTED} | below(GpurunError) == EXIT_CODES.keys()
+    assert {0, cancel.TIMED_OUT, INTERRUPTED} | below(GpurunError) == EXIT_CODES.keys()
 
 
 def test_what_markdown_would_take_for_its_own_is_printed_letter_for_letter():

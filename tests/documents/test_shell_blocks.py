@@ -12,8 +12,8 @@ import pytest
 from typer.main import get_command
 
 from gpurun.cli.main import app, split_command
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 
 TOP = Path(__file__).parents[2]

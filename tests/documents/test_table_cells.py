@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.documents.table_cells import cell
+from gpurun.documents.plain import cell
 
 FORMULA = "=cmd|'/C calc'!A0"
 

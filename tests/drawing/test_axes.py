@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpurun.drawing.axes import MOST_MARKS, Choices, Numbers, around, written
+from gpurun.drawing import MOST_MARKS, Choices, Numbers, around, written
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(min_value=5e-324, allow_nan=False, allow_infinity=False)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpurun.drawing.svg import Drawing
+from gpurun.drawing import Drawing
 
 HOSTILE = [
     '"/><script>alert(1)</script>',

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fake_engine import FakeEngine, ensure
 
-from gpurun.images.engine import Engine
-from gpurun.jobs.environment import environment_of
+from gpurun.content.images import Engine
+from gpurun.jobs.recipe_values import environment_of
 
 
 class DistantEngine(Engine):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from wheels import make_wheel
 
-from gpurun.jobs.environment import environment_of
+from gpurun.jobs.recipe_values import environment_of
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from gpurun.environments import build
-from gpurun.images.engine import Engine
+from gpurun.content import build
+from gpurun.content.images import Engine
 
 BASE = "me/base:1"
 CONF = {"PIP_CONFIG_FILE": "/dev/null"}

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from fake_engine import BASE, CONF, FakeEngine, ensure
 
-from gpurun.environments import build
-from gpurun.environments.plan import LABEL, PACKAGES
+from gpurun.content import build
+from gpurun.content.environment import LABEL, PACKAGES
 from gpurun.errors import BadInput, GpurunError, HostNotReady
-from gpurun.jobs.environment import environment_of
+from gpurun.jobs.recipe_values import environment_of
 
 
 def test_it_is_built_once_and_is_the_base_and_one_layer(wanted, cache):

@@ -8,7 +8,7 @@ import pytest
 from fake_engine import BASE, FakeEngine, ensure
 from outputs_world import as_stranger
 
-from gpurun.environments import build
+from gpurun.content import build
 from gpurun.errors import BadInput, HostNotReady
 
 STRANGER = os.geteuid() != 0

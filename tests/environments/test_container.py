@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from gpurun.environments.container import build_container
-from gpurun.environments.pip_settings import PipSettings
+from gpurun.content.build import build_container
+from gpurun.content.environment import PipSettings
 
 
 def mounted(**settings: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.environments.failures import MOST_CHARS, failure_of, hidden, tail
-from gpurun.environments.inside import NO_PIP, NO_VENV
+from gpurun.content.build import MOST_CHARS, failure_of, hidden, tail
+from gpurun.content.inside import NO_PIP, NO_VENV
 
 CONFLICT = """ERROR: Cannot install tinyone and tinytwo<1 because these package versions have conflicting dependencies.
 

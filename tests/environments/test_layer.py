@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from gpurun.environments.layer import MTIME_S, layer_tar
+from gpurun.content.build import MTIME_S, layer_tar
 
 TARGET = "/opt/gpurun/environment"
 

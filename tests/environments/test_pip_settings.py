@@ -6,8 +6,8 @@ import configparser
 
 import pytest
 
-from gpurun.environments import pip_settings
-from gpurun.environments.pip_settings import PipSettings, secrets_of, users_settings, with_folder, with_index
+from gpurun.content import environment
+from gpurun.content.environment import PipSettings, secrets_of, users_settings, with_folder, with_index
 from gpurun.errors import BadInput
 
 
@@ -33,7 +33,7 @@ def test_a_damaged_file_says_nothing(write, text):
 
 
 def test_pips_own_places_are_read_in_its_order(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(pip_settings, "OF_THE_MACHINE", tmp_path / "etc/pip.conf")  # this machine may have one
+    monkeypatch.setattr(environment, "OF_THE_MACHINE", tmp_path / "etc/pip.conf")  # this machine may have one
     write({
         "etc/pip.conf": "[global]\nretries = 3\n",
         "xdg/pip/pip.conf": "[global]\nretries = 1\ntimeout = 1\n", "user/pip/pip.conf": "[global]\ntimeout = 2\n",

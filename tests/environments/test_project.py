@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.environments.project import read_lock, read_project
+from gpurun.content.environment import read_lock, read_project
 from gpurun.errors import BadInput
 
 PROJECT = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.8"\n'
@@ -86,7 +86,7 @@ def test_a_lock_has_its_name_and_is_there(write, tmp_path):
 
 
 def test_without_uv_the_error_says_how_to_get_it(write, monkeypatch):
-    monkeypatch.setattr("gpurun.environments.project.importlib.import_module", failing)
+    monkeypatch.setattr("gpurun.content.environment.importlib.import_module", failing)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(BadInput, match="needs uv") as caught:
         read_lock(write({"uv.lock": "version = 1"}))

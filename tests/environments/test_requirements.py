@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpurun.environments.requirements import read_requirements
+from gpurun.content.environment import read_requirements
 from gpurun.errors import BadInput
 
 

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import HostNotReady
-from gpurun.facts.hardware import Gpu, document_from_hardware, hardware_from_document
-from gpurun.facts.samples import GpuSample, HostSample, sample_from_document
+from gpurun.facts import (
+    Gpu,
+    GpuSample,
+    HostSample,
+    document_from_hardware,
+    hardware_from_document,
+    sample_from_document,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.doctor.xids import XIDS, xid
-from gpurun.facts.kernel_log import OomLine, XidLine, parse, same_gpu
+from gpurun.doctor.findings import XIDS, xid
+from gpurun.facts import OomLine, XidLine, parse_kernel_line, same_gpu
 
 ID = "00748bf4e957f82c239a1db8a88579059b7d40c7b5fbd3f43617d31d3f646f12"
 
@@ -65,12 +65,12 @@ OOM_LINES = [
 
 @pytest.mark.parametrize(("line", "pci", "number"), XID_LINES)
 def test_errors_of_gpus(line, pci, number):
-    assert parse(line) == XidLine(pci, number)
+    assert parse_kernel_line(line) == XidLine(pci, number)
 
 
 @pytest.mark.parametrize(("line", "pid", "limit", "container"), OOM_LINES)
 def test_killed_processes(line, pid, limit, container):
-    assert parse(line) == OomLine(pid, limit, container)
+    assert parse_kernel_line(line) == OomLine(pid, limit, container)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_killed_processes(line, pid, limit, container):
     ],
 )
 def test_what_only_looks_like_one(line):
-    assert parse(line) is None
+    assert parse_kernel_line(line) is None
 
 
 def test_a_process_named_to_deceive_moves_no_blame():
     name = ",pid=1,uid=0"  # 15 letters are a process's own to choose
     line = f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/user.slice,task={name},pid=777,uid=1000"
-    assert parse(line) == OomLine(777, False, "")
+    assert parse_kernel_line(line) == OomLine(777, False, "")
     deceit = f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/x,task=docker-{ID},pid=7,uid=1000"
-    assert parse(deceit) == OomLine(7, False, "")
+    assert parse_kernel_line(deceit) == OomLine(7, False, "")
 
 
 @given(st.text(max_size=300))
@@ -110,7 +110,7 @@ def test_no_line_breaks_the_parser(text):
         "oom-kill:constraint=CONSTRAINT_NONE,",
         "NVRM: GPU ",
     ):
-        parse(start + text)
+        parse_kernel_line(start + text)
 
 
 def test_addresses_are_compared_as_nvml_and_the_kernel_write_them():

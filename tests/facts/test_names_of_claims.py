@@ -3,7 +3,7 @@
 import pytest
 
 from gpurun.errors import HostNotReady
-from gpurun.facts.claims import held
+from gpurun.facts import held
 
 HOSTILE = ["x'; touch /tmp/x; '", "$(id)", "`id`", "a b", "a\nb", "-f", "", "x" * 300, "ünï", "a;b", "../x", "a\x1b[2J"]
 WHO = ["j-0a1b2c3d", 1, "state", "ada", 1000, "head"]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from test_fuzz_state import CODES, Home
 
+from gpurun.leases.look import take_waiter_lock
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.waiters import take_waiter_lock
 
 DEEP, LONG, HUGE = b"[" * 1_000_000, b'"' + b"x" * 30_000_000, b'{"a":' * 1_000_000
 BOMB = b"".join(

@@ -23,16 +23,15 @@ from mutations import damaged_bytes, damaged_json, examples
 from gpurun.cli import main as command_line
 from gpurun.errors import GpurunError
 from gpurun.head import children
-from gpurun.inventory.history import Author, History
+from gpurun.inventory.change import Author, History
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import ID_PATTERN, CancelRequest, FirstFailure, Restart, Setback
+from gpurun.jobs.record import ID_PATTERN, CancelRequest, FirstFailure, Restart, Setback, State
 from gpurun.jobs.spec import Constraints, HorovodKnobs, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, changing_cordons
 
 INVENTORY = """\
 version: 1
@@ -131,7 +130,7 @@ class Home:
         (runs / "supervisor.log").write_text("Traceback\nSomething: went wrong\n")
         (home / "waiters").mkdir()
         (home / "waiters" / "0.log").touch()
-        audit.note(home, "grant", job=self.names["RUNS"], hosts=["h1"])
+        audit.note_audit(home, "grant", job=self.names["RUNS"], hosts=["h1"])
         history = History(home, self.folder / "inventory.yaml")
         history.record(b"old", INVENTORY.encode(), Author("me", "gpurun inventory set", 1.0))
         self.names["HISTORY"] = history.folder.name

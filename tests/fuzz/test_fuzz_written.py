@@ -18,24 +18,25 @@ from mutations import WRONG, YAML_SNIPPETS, damaged_bytes, damaged_json, example
 from test_fuzz_state import in_time, talking
 
 from gpurun.cli import main as command_line
-from gpurun.doctor import bench_history
-from gpurun.doctor.bench_result import result_from_document
+from gpurun.content import tree
+from gpurun.content.export import Exporter
+from gpurun.content.store import LayerStore
+from gpurun.content.workdir import Code, write_code
+from gpurun.doctor import bench
+from gpurun.doctor.findings import result_from_document
 from gpurun.errors import GpurunError, StateError
-from gpurun.images import tree
-from gpurun.images.code import Code, write_code
-from gpurun.images.export import Exporter
-from gpurun.images.store import LayerStore
-from gpurun.inventory import cache, load
-from gpurun.jobs.recipe import build, read
+from gpurun.inventory import read as cache
+from gpurun.inventory.read import load_inventory, parse_inventory
+from gpurun.jobs.recipe import build_spec, read_recipe
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.launch.horovod_knobs import reuse
-from gpurun.node.image import shipped
+from gpurun.launch.launchers.horovod import reuse
+from gpurun.node import images
 from gpurun.remote import known_hosts
 from gpurun.scheduler.model import Gang, Snapshot
-from gpurun.scheduler.schedule import schedule
-from gpurun.state import durable, own_cache
-from gpurun.state.path import StatePath
+from gpurun.scheduler.passes import schedule
+from gpurun.state import caches, durable
+from gpurun.state.paths import StatePath
 
 INVENTORIES = (
     b"""version: 1
@@ -98,7 +99,7 @@ def test_inventories(tmp_path):
     @given(damaged_bytes(INVENTORIES, YAML_SNIPPETS))
     def fuzz(data):
         with in_time(), suppress(GpurunError):
-            inventory = load.parse(data, tmp_path / "inventory.yaml")
+            inventory = parse_inventory(data, tmp_path / "inventory.yaml")
             schedule(Snapshot(inventory, queue=(Gang(id="j-00000001", gpus=1),)))
 
     fuzz()
@@ -112,7 +113,7 @@ def test_recipes(tmp_path):
     def fuzz(data):
         file.write_bytes(data)
         with in_time(), suppress(GpurunError):
-            what_is_accepted_can_be_kept(build(read(file), {}, {}))
+            what_is_accepted_can_be_kept(build_spec(read_recipe(file), {}, {}))
 
     fuzz()
 
@@ -151,7 +152,7 @@ def test_recipes_with_other_values(tmp_path):
     def fuzz(values):
         file.write_text(json.dumps({**plain, **values}))
         with in_time(), suppress(GpurunError):
-            what_is_accepted_can_be_kept(build(read(file), {}, {}))
+            what_is_accepted_can_be_kept(build_spec(read_recipe(file), {}, {}))
 
     fuzz()
 
@@ -185,11 +186,11 @@ def test_arguments_of_submit(tmp_path, monkeypatch):
         store = JobStore(tmp_path / "home")
         (folder,) = store.create_many(specs, inventory=tmp_path / "inventory.yaml", now_s=1.0)
         assert [folder.spec()] == specs
-        return submission.Submission((folder,))
+        return submit.Submission((folder,))
 
-    from gpurun.head import submission
+    from gpurun.head import submit
 
-    monkeypatch.setattr(submission, "submit_jobs", stored)
+    monkeypatch.setattr(submit, "submit_jobs", stored)
 
     @examples("arguments")
     @given(
@@ -218,9 +219,9 @@ def test_known_hosts(tmp_path):
     def fuzz(data):
         file.write_bytes(data)
         with in_time():
-            entries = known_hosts.load([str(file)])
+            entries = known_hosts.load_known_hosts([str(file)])
             for host, port in (("h1", 22), ("h2", 2222), ("x" * 200, 22)):
-                known_hosts.find(entries, host, port)
+                known_hosts.find_entries(entries, host, port)
 
     fuzz()
 
@@ -237,13 +238,13 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
     def fuzz(record, result, history, autotune):
         with in_time():
             (tmp_path / "gpurun" / "images.json").write_bytes(record)
-            for entry in shipped.read().values():
+            for entry in images.read_shipped().values():
                 assert all(isinstance(word, str) for word in (entry["local"], *entry["names"], *entry["layers"]))
                 time.localtime(entry["shipped_s"])
             with suppress(GpurunError, ValueError, RecursionError):
                 result_from_document(json.loads(result), ["h1", "h2"], ["h1", "h2"])
-            bench_history.history_file(tmp_path).plain.write_bytes(history)
-            bench_history.slower(bench_history.read(tmp_path), ["h1", "h2"])
+            bench.history_file(tmp_path).plain.write_bytes(history)
+            bench.slower(bench.read_runs(tmp_path), ["h1", "h2"])
             knobs = reuse(HorovodKnobs(autotune=True), autotune.decode("utf-8", "replace"))
             assert msgspec.json.decode(msgspec.json.encode(knobs), type=HorovodKnobs) == knobs
 
@@ -253,11 +254,11 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
 def test_caches_of_the_head(tmp_path, monkeypatch):
     """The inventory's, the workdir's digests and the layer store: what is wrong in them is made again."""
     monkeypatch.setattr(cache, "MIN_HOSTS", 1)
-    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
+    monkeypatch.setattr(caches, "is_settled", lambda *_: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "inventory.yaml"
     file.write_bytes(INVENTORIES[0])
-    wanted = load.load(file)
+    wanted = load_inventory(file)
     (kept,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     folder = tmp_path / "work"
     folder.mkdir()
@@ -280,7 +281,7 @@ def test_caches_of_the_head(tmp_path, monkeypatch):
     def fuzz(of_inventory, of_digests, of_chunks, of_code):
         with in_time():
             kept.write_bytes(of_inventory)
-            assert load.load(file) == wanted
+            assert load_inventory(file) == wanted
             memory.write_bytes(of_digests)
             assert [entry.path for entry in tree.scan(folder).entries] == [entry.path for entry in right.entries]
             code.plain.write_bytes(of_code)

@@ -17,11 +17,13 @@ import gang_links
 import gang_stop
 from gang_run import replaced
 
-from gpurun.jobs.states import State
-from gpurun.supervisor import decide, life, ranks, stop, verdicts, watch
-from gpurun.supervisor.ends import failed
+from gpurun.jobs.record import State
+from gpurun.supervisor import life, stop, watch
+from gpurun.supervisor.verdict import decide, ends
+from gpurun.supervisor.verdict.decide import SUCCEEDED, by_launcher
+from gpurun.supervisor.verdict.ends import failed
 
-TOLD, BY_LAUNCHER = ranks.told, verdicts.by_launcher
+TOLD, BY_LAUNCHER = ends.rank_in_event, by_launcher
 SEEN, COLLECT, LOST_HOSTS = watch._Watch._seen, stop.collect_outputs, decide.lost_hosts
 
 
@@ -32,7 +34,7 @@ def _decides_again(job: Any, error: Any, pause_s: float) -> float:
 
 
 def _believes_0(seen: Any, *arguments: Any) -> Any:
-    return verdicts.SUCCEEDED if seen.exits[seen.first].code == 0 else BY_LAUNCHER(seen, *arguments)
+    return SUCCEEDED if seen.exits[seen.first].code == 0 else BY_LAUNCHER(seen, *arguments)
 
 
 def _told_as_it_arrives(known: Any, host: str, event: Any, now_s: float) -> Any:
@@ -63,9 +65,9 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "an end is decided twice": lambda: replaced(life, _try_again=_decides_again),
     "the launcher's 0 is believed": lambda: replaced(watch, by_launcher=_believes_0),
     "ranks' ends are ignored": lambda: replaced(decide, _by_ranks=lambda _: None),
-    "the first report to arrive is blamed": lambda: replaced(ranks, told=_told_as_it_arrives),
+    "the first report to arrive is blamed": lambda: replaced(ends, rank_in_event=_told_as_it_arrives),
     "a rank that was broken off is blamed": lambda: replaced(
-        ranks.Rank, was_broken_off=property(lambda _: False)
+        ends.Rank, was_broken_off=property(lambda _: False)
     ),
     "a silent host is never lost": lambda: replaced(decide, HOST_LOST_S=1e12),
     "the head's own cut counts as lost hosts": lambda: replaced(watch, _others_answer=lambda _: True),

@@ -9,12 +9,10 @@ from gang_plan import Plan
 from gang_ranks import BY_ITSELF, Rank
 from gang_world import Host
 
-from gpurun.jobs.record import FirstFailure
-from gpurun.jobs.states import State
-from gpurun.scheduler.drain import may_lose
-from gpurun.supervisor.decide import FORSAKEN_S, SETTLE_S
-from gpurun.supervisor.ends import End
-from gpurun.supervisor.ranks import TOGETHER_S
+from gpurun.jobs.record import FirstFailure, State
+from gpurun.scheduler.explain import may_lose
+from gpurun.supervisor.verdict.decide import FORSAKEN_S, SETTLE_S
+from gpurun.supervisor.verdict.ends import TOGETHER_S, End
 
 END_OF_TIME_S = 700.0
 DECIDED_WITHIN_S = 60.0

@@ -6,10 +6,9 @@ from gang_plan import FOR_GOOD, Event
 from gang_ranks import GangWorld, Rank
 from gang_world import Host, Killed
 
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State
-from gpurun.scheduler.drain import may_lose
-from gpurun.supervisor.causes import Cause
+from gpurun.jobs.record import CancelRequest, State
+from gpurun.scheduler.explain import may_lose
+from gpurun.supervisor.verdict.causes import Cause
 
 
 class EventfulWorld(GangWorld):

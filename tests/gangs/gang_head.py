@@ -17,19 +17,18 @@ from gang_log import LogCopy
 from gang_stop import HeadOutputs, Leases
 from gang_world import GRACE_S
 
-from gpurun.facts.hardware import Hardware
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State, check_way
+from gpurun.facts import Hardware
+from gpurun.jobs.record import CancelRequest, State, check_way
 from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.state.clock import HeadClock
-from gpurun.supervisor.causes import Cause
-from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.links import CONNECT_S
-from gpurun.supervisor.seating import Seating
-from gpurun.supervisor.watchers import ENGINE_BACK_S
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.verdict.causes import Cause
+from gpurun.supervisor.verdict.decide import ContainerEnd
+from gpurun.supervisor.watch import ENGINE_BACK_S
 
 PAUSE_S = 1.0
 

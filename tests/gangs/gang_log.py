@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from gang_ranks import Rank
 
-from gpurun.supervisor import ranks
+from gpurun.supervisor.verdict import ends
 
 if TYPE_CHECKING:
     from gang_head import Head
 
 
 class LogCopy:
-    """Stands for `gpurun.supervisor.logcopy.LogCopy`."""
+    """Stands for `gpurun.supervisor.log_copy.LogCopy`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._ranks: dict[tuple[str, str], ranks.Rank] = {}
+        self._ranks: dict[tuple[str, str], ends.Rank] = {}
         self._asked_s: dict[tuple[str, int], float] = {}
         self._has_launcher = False
         self._line_s = self.launcher_line_s = head.world.now_s
 
     @property
-    def ranks(self) -> tuple[ranks.Rank, ...]:
+    def ranks(self) -> tuple[ends.Rank, ...]:
         return tuple(self._ranks.values())
 
     @property
@@ -71,7 +71,7 @@ class LogCopy:
             has_seen_it = self._asked_s.get((host, rank.number), sent_s) < rank.ended_s
             box_s = self._head.world.hosts[host].box.ended_s
             event["container"] = box_s is not None and box_s <= sent_s and has_seen_it
-        if known := ranks.told(self._ranks, host, event, self._head.world.now_s):
+        if known := ends.rank_in_event(self._ranks, host, event, self._head.world.now_s):
             self._ranks[host, known.id] = known
 
     def take_rest(self, hosts: Collection[str], most_s: float) -> None:

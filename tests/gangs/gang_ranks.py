@@ -8,7 +8,7 @@ from gang_plan import Plan
 from gang_world import Host, World
 
 from gpurun.launch.output import Line
-from gpurun.supervisor.decide import FORSAKEN_S
+from gpurun.supervisor.verdict.decide import FORSAKEN_S
 
 LAUNCHER_KILLS_S = 10.0
 BY_ITSELF = ("itself", "in its wake", "its script was killed")

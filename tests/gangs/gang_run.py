@@ -14,9 +14,11 @@ from gang_head import Head
 from gang_plan import Plan, draw
 from gang_world import Killed
 
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 from gpurun.state.boot import HeadBoot
-from gpurun.supervisor import cordoning, engines, life, outputs, stop, watch
+from gpurun.supervisor import health, life, stop, watch
+from gpurun.supervisor import stop as cordoning
+from gpurun.supervisor.outputs import outputs
 
 END_OF_TIME_S = 8000.0
 MOST_ATTEMPTS = 12
@@ -78,7 +80,7 @@ def simulated() -> Iterator[None]:
                 _others_answer=stand_ins.others_answer,
                 last_lines=lambda *_, **__: CLOCK.world.head.log_copy.lines,
             ),
-            replaced(engines, time=CLOCK),
+            replaced(health, time=CLOCK),
             replaced(
                 stop, time=CLOCK, durable=nothing, allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
             ),

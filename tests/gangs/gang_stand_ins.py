@@ -8,15 +8,15 @@ from typing import Any
 from gang_head import Head
 
 from gpurun.jobs.record import FirstFailure
-from gpurun.supervisor.causes import Cause, first_cause
-from gpurun.supervisor.gang_seen import ContainerEnd
+from gpurun.supervisor.verdict.causes import Cause, first_cause
+from gpurun.supervisor.verdict.decide import ContainerEnd
 
 SETTLED_S = 40.0
 """Longer than anything that `decide` waits for: after so long without news it is asked only when there are some."""
 
 
 class Watchers:
-    """Stands for `gpurun.supervisor.watchers.Watchers`. To wait is what lets time go by."""
+    """Stands for `gpurun.supervisor.watch.Watchers`. To wait is what lets time go by."""
 
     def __init__(self, job: Head, _stop: object) -> None:
         self._head = job
@@ -81,7 +81,7 @@ class HealthWatch:
 
 
 class HangWatch:
-    """Stands for `gpurun.supervisor.hang.HangWatch`."""
+    """Stands for `gpurun.supervisor.health.HangWatch`."""
 
     def __init__(self, job: Head) -> None:
         self._limit_s = job.spec.hang_timeout_s

@@ -16,8 +16,8 @@ from gang_events import EventfulWorld
 from gpurun.errors import HostFailure, StateError
 from gpurun.jobs.record import JobRecord
 from gpurun.node.folder.contents import Listed
-from gpurun.state.cordons import Cordon
-from gpurun.supervisor.outputs_listed import HostOutputs
+from gpurun.state.hosts import Cordon
+from gpurun.supervisor.outputs.listing import HostOutputs
 
 if TYPE_CHECKING:
     from gang_head import Head
@@ -58,14 +58,14 @@ def finish(world: EventfulWorld, _record: JobRecord, *, now_s: float) -> JobReco
 
 
 def list_outputs(agent: Any, job: str, *, force: bool, before: object) -> HostOutputs | None:
-    """Stands for `gpurun.supervisor.outputs_listed.list_outputs`."""
+    """Stands for `gpurun.supervisor.outputs.listing.list_outputs`."""
     if not agent.call("outputs.list", job=job, force=force).value:
         return None
     return HostOutputs(agent.host, {"model": Listed("model", "file")})
 
 
 class HeadOutputs:
-    """Stands for `gpurun.supervisor.outputs_copy.HeadCopy`: the copy is as the host's folder was when it began."""
+    """Stands for `gpurun.supervisor.outputs.copy.HeadCopy`: the copy is as the host's folder was when it began."""
 
     def __init__(self, job: Head) -> None:
         self._job = job

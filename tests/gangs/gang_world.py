@@ -15,13 +15,12 @@ from zlib import crc32
 
 from gang_plan import Plan
 
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import CancelRequest, JobRecord, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.state.boot import ClockReading, HeadBoot
-from gpurun.state.cordons import Cordon
-from gpurun.supervisor.causes import Cause
+from gpurun.state.hosts import Cordon
+from gpurun.supervisor.verdict.causes import Cause
 
 GRACE_S = 4.0
 BACK_WITHIN_S = 5.0

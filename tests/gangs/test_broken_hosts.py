@@ -10,17 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import GpurunError, HostFailure, HostKeyMismatch, HostNotReady, HostUnreachable, NoRoom
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.state.machines import Machine, Out, note_looks, read_machines
-from gpurun.supervisor import elsewhere, life, unstarted
+from gpurun.state.hosts import Machine, Out, note_looks, read_machines
 from gpurun.supervisor import job as job_module
-from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor import life
+from gpurun.supervisor import start as elsewhere
 from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.verdict import causes
+from gpurun.supervisor.verdict.ends import End, GangEnd, failed
 
 HOSTS = tuple(f"h{number}" for number in range(1, 7))
 INVENTORY = """
@@ -170,7 +171,7 @@ def test_a_job_that_waits_says_why_and_counts_no_restart(cluster):
     ids=["mount", "architecture", "docker"],
 )
 def test_a_job_that_no_host_can_start_ends_with_its_cause_and_takes_no_host_out(cluster, cause, monkeypatch):
-    monkeypatch.setattr(unstarted, "LASTS_S", 0.0)
+    monkeypatch.setattr(causes, "LASTS_S", 0.0)
     bad, *_ = cluster.submit(1) + cluster.submit(10)
     cluster.bad_jobs[bad] = cause
     cluster.settle()
@@ -194,7 +195,7 @@ def test_an_outage_that_passes_ends_no_job(cluster, kind, gpus):
 @pytest.mark.parametrize("kind", ["prolog", "engine", "denied", "no-tool", ""])
 def test_what_no_job_brings_about_ends_none_however_long_it_lasts(cluster, monkeypatch, kind):
     """A server of licences that a prolog asks is off for a night: three sound hosts say so in the same words."""
-    monkeypatch.setattr(unstarted, "LASTS_S", 0.0)
+    monkeypatch.setattr(causes, "LASTS_S", 0.0)
     jobs = cluster.submit(10)
     cluster.bad_jobs = dict.fromkeys(jobs, lambda host: HostFailure("no licence server", kind=kind, host=host))
     cluster.settle()

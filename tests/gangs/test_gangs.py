@@ -13,7 +13,7 @@ from broken_gangs import BUILDS
 from gang_plan import STEPS_S, Event, draw, with_steps
 from how_many import count
 
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 
 HISTORIES = count("histories of a gang")
 MOST = 1000

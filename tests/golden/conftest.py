@@ -55,7 +55,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Later:
 @pytest.fixture
 def top(tmp_path: Path, now: Later, nothing_resumes: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with an inventory and a workdir. Commands see little of the developer's settings, and start nothing."""
-    monkeypatch.setattr("gpurun.head.children.start", lambda *_, **__: None)
+    monkeypatch.setattr("gpurun.head.children.start_detached", lambda *_, **__: None)
     for name in USELESS:
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):

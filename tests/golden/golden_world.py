@@ -8,41 +8,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpurun.campaigns.plan import CampaignPlan
-from gpurun.campaigns.rates import MeasuredRate
-from gpurun.campaigns.runs import RunRecord
-from gpurun.campaigns.store import CampaignFolder, CampaignStore
-from gpurun.doctor import bench_history
-from gpurun.doctor.bench_result import Link
-from gpurun.images.code import write_code
-from gpurun.images.tree import scan
-from gpurun.inventory.load import load
-from gpurun.jobs.attempts import write_use
-from gpurun.jobs.events import EventLog
-from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.gpu_use import GpuUse, RankUse
-from gpurun.jobs.origin import Origin
-from gpurun.jobs.record import FirstFailure, GpuHolder, HostRefusal, OutputsLeft, Restart, Setback, StartFailure
-from gpurun.jobs.sending import Sent, write_sent
+from gpurun.content.tree import scan
+from gpurun.content.workdir import write_code
+from gpurun.doctor import bench
+from gpurun.doctor.findings import Link
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.events import EventLog, Sent, write_sent
+from gpurun.jobs.folder import JobFolder, write_use
+from gpurun.jobs.record import (
+    FirstFailure,
+    GpuHolder,
+    GpuUse,
+    HostRefusal,
+    Origin,
+    OutputsLeft,
+    RankUse,
+    Restart,
+    Setback,
+    StartFailure,
+    State,
+)
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.plan import make_plan
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node.gpu.claim_rules import Claimant
-from gpurun.scaling.samples import Sample
+from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
+from gpurun.node.claim_rules import Claimant
+from gpurun.scaling.model import Sample
 from gpurun.state import clock, durable
-from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.state.identity import state_id
-from gpurun.state.machines import Machine, Out, note_looks
-from gpurun.supervisor.frozen import freeze
-from gpurun.supervisor.joblog import JobLog
-from gpurun.sweeps.store import Journal, SweepStore
-from gpurun.sweeps.trials import JournalEntry
-from gpurun.sweeps.wish import Wish
+from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
+from gpurun.state.sharing import state_id
+from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunRecord
+from gpurun.studies.campaigns import CampaignFolder, CampaignStore
+from gpurun.studies.sweep_plan import JournalEntry, Wish
+from gpurun.studies.sweep_store import Journal, SweepStore
+from gpurun.supervisor.links import freeze
+from gpurun.supervisor.log import JobLog
 
 GIVEN = {
     "inventory.yaml": """\
@@ -102,7 +104,7 @@ class World:
         """Grant the job GPUs in a pass, and bring it to RUNNING."""
         ((lease, lock),) = run_pass(self.home, now_s=clock.now_s()).granted
         events = EventLog(folder.events, clock=clock.now_s)
-        inventory = load(self.source)
+        inventory = load_inventory(self.source)
         events.emit("placement", generation=lease.generation, racks=lease.racks, hosts=[
             {"host": grant.host, "gpus": grant.gpus} for grant in lease.grants
         ])  # fmt: skip
@@ -234,9 +236,9 @@ def _machines(world: World) -> None:
             host.name, now_s, f"id-{host.name}", Out("ssh", "no route", now_s, "look") if host.name == "h3" else None,
             str(world.source), 64 << 10, 32, now_s - 1,
         )
-        for host in load(world.source).hosts
+        for host in load_inventory(world.source).hosts
     })  # fmt: skip
-    bench_history.append(world.home, bench_history.Run(now_s, (Link("h1", "h2", 9.5, 20.0),)))
+    bench.append(world.home, bench.Run(now_s, (Link("h1", "h2", 9.5, 20.0),)))
 
 
 def _sweep(world: World) -> None:
@@ -256,7 +258,7 @@ def _sweep(world: World) -> None:
 
 def _campaign(world: World) -> None:
     jobs = tuple(replace(SPEC, name="curve", gpus=gpus) for gpus in (1, 2))
-    racks = {host.name: host.rack for host in load(world.source).hosts}
+    racks = {host.name: host.rack for host in load_inventory(world.source).hosts}
     plan = CampaignPlan("curve", jobs, str(world.source), 2, clock.now_s(), racks=racks, origin=ORIGIN)
     folder: CampaignFolder = CampaignStore(world.home).create(plan, None)
     for gpus, rate in ((1, 50.0), (2, 90.0)):

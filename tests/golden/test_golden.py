@@ -16,13 +16,13 @@ from golden_text import FOLDER, compared, packed, told, unpacked
 from golden_world import Later, Run, make
 
 from gpurun.cli.shapes import SHAPES
+from gpurun.content.images import Engine, HeadImage
 from gpurun.errors import EXIT_CODES
-from gpurun.images.engine import Engine, HeadImage
 from gpurun.jobs.store import JobStore
 from gpurun.leases.store import LeaseStore
 from gpurun.state import clock
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only
 
 ANSWERS = """\
 status

@@ -9,11 +9,11 @@ import pytest
 
 from gpurun.cli.main import main
 from gpurun.head import caretaker, waiter
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.waiters import take_waiter_lock
+from gpurun.leases.look import take_waiter_lock
 
 INVENTORY = """
 version: 1

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.head import everybody
+from gpurun.head import waiter
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def started(own_copy):
         found.argv, found.options = argv, options
         return SimpleNamespace(returncode=0, stdout='{"adopted": ["j-1"], "waiter": true}', stderr="")
 
-    own_copy(everybody, "subprocess", run=run)
+    own_copy(waiter, "subprocess", run=run)
     return found
 
 
@@ -30,7 +30,7 @@ def test_every_user_is_told_where_the_heads_docker_is_and_nothing_that_is_roots_
         "LD_PRELOAD": "/root/x.so", "PYTHONPATH": str(tmp_path), "GPURUN_INVENTORY": "/root/i.yaml",
     }  # fmt: skip
     tmp_path.chmod(0o777)
-    done = everybody.recover_as(os.getuid(), tmp_path, environ, ["--quiet"])
+    done = waiter.recover_as(os.getuid(), tmp_path, environ, ["--quiet"])
     assert (done.adopted, done.waiter, done.problem) == (("j-1",), True, "")
     given = started.options["env"]
     assert given["DOCKER_HOST"] == "unix:///run/user/0/docker.sock"
@@ -39,7 +39,7 @@ def test_every_user_is_told_where_the_heads_docker_is_and_nothing_that_is_roots_
 
 
 def test_a_user_without_an_account_is_named(started, tmp_path):
-    assert "has no account any more" in everybody.recover_as(3_999_999_999, tmp_path, {}).problem
+    assert "has no account any more" in waiter.recover_as(3_999_999_999, tmp_path, {}).problem
     assert not hasattr(started, "argv")
 
 
@@ -48,12 +48,12 @@ def test_one_who_cannot_be_served_does_not_keep_others_from_it(own_copy, tmp_pat
     def run(*_, **__):
         raise error
 
-    own_copy(everybody, "subprocess", run=run)
-    assert everybody.recover_as(os.getuid(), tmp_path, {}).problem
+    own_copy(waiter, "subprocess", run=run)
+    assert waiter.recover_as(os.getuid(), tmp_path, {}).problem
 
 
 @pytest.mark.parametrize("printed", ["", "[]", '{"adopted": 3}', '{"adopted": [], "waiter": 1}', "[" * 100_000])
 def test_what_a_user_s_command_prints_is_not_believed_blindly(own_copy, tmp_path, printed):
-    own_copy(everybody, "subprocess", run=lambda *_, **__: SimpleNamespace(returncode=0, stdout=printed, stderr=""))
-    done = everybody.recover_as(os.getuid(), tmp_path, {})
+    own_copy(waiter, "subprocess", run=lambda *_, **__: SimpleNamespace(returncode=0, stdout=printed, stderr=""))
+    done = waiter.recover_as(os.getuid(), tmp_path, {})
     assert (done.adopted, done.waiter) == ((), False)

@@ -16,15 +16,15 @@ import pytest
 import gpurun
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.head import children, spawn, waiter
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
+from gpurun.leases.look import waiter_lives
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.waiters import waiter_lives
 from gpurun.state import durable
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, changing_cordons
 
 INVENTORY = """\
 version: 1
@@ -78,7 +78,7 @@ def nth_call_fails(monkeypatch, owner, name, number, error=FULL):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(allocate, "mark_granted"), (allocate.audit, "note"), (durable, "write_locked_record")]
+    ("owner", "name"), [(allocate, "mark_granted"), (allocate.audit, "note_audit"), (durable, "write_locked_record")]
 )
 def test_a_pass_that_fails_half_way_starts_what_it_has_granted(world, monkeypatch, owner, name, number):
     jobs = queue(world, 2)
@@ -206,11 +206,11 @@ def test_no_error_ends_a_waiter(world, looks, monkeypatch, capfd, name, error):
     assert str(error) in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["release", "try_take"])
+@pytest.mark.parametrize("name", ["release_lock", "try_take"])
 def test_no_error_keeps_a_waiter_from_its_last_look(world, looks, monkeypatch, own_copy, name):
     descriptor, _ = spawn.take_waiter_lock(world.home)
-    own_copy(waiter, "lock")
-    nth_call_fails(monkeypatch, waiter.lock, name, 1, EMFILE)
+    own_copy(waiter, "locks")
+    nth_call_fails(monkeypatch, waiter.locks, name, 1, EMFILE)
     later = [queue, lambda *_: None]
     real = waiter.is_needed
 
@@ -234,8 +234,8 @@ CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 from gpurun.head import children
-from gpurun.jobs.notify_wish import NotifyWish
-from gpurun.notify.send import NotSent, send
+from gpurun.jobs.spec import NotifyWish
+from gpurun.notify import NotSent, send
 children.live_on()
 try:
     send(NotifyWish(kind="command", target="/bin/false", on=("end",)), {"event": "end"}, sleep=lambda _: None)
@@ -250,7 +250,7 @@ def ended(*arguments, **named):
     return process
 if sys.argv[1:] == ["quick"]:
     children.subprocess.Popen = ended
-process = children.start("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
+process = children.start_detached("this", home=Path("/"), environ=os.environ, lock=lock, log=1)
 print(process.args[2:], flush=True)
 while children._started:
     time.sleep(0.01)

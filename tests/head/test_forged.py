@@ -11,16 +11,15 @@ import pytest
 
 from gpurun.errors import StateError
 from gpurun.head import children, spawn
-from gpurun.head.forged import check_lease, forged_leases
-from gpurun.head.found_claims import claims_to_adopt
+from gpurun.head.claims import check_lease, claims_to_adopt, forged_leases
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.refusals import remember
+from gpurun.leases.lease import remember
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.state.identity import state_id
+from gpurun.state.sharing import state_id
 
 ME = os.getuid()
 INVENTORY = """

@@ -11,17 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.head import children, spawn
-from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
-from gpurun.inventory.load import load
-from gpurun.jobs.record import GpuHolder
+from gpurun.head.claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import GpuHolder, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
+from gpurun.leases.lease import FORGET_S, remember
 from gpurun.leases.look import look
-from gpurun.leases.refusals import FORGET_S, remember
 from gpurun.leases.store import LeaseStore
-from gpurun.state.identity import FILE, state_id
+from gpurun.state.sharing import FILE, state_id
 
 ME = os.getuid()
 INVENTORY = """
@@ -69,7 +68,7 @@ def test_a_job_whose_lease_and_record_are_gone_holds_its_gpus_until_the_host_is_
     assert (lease.name, lease.grants, lease.owner_uid) == ("j-0000dead.1.lost", (Grant("h1", (0, 1)),), ME)
     assert lease.found, "nobody brought its outputs home: the fence keeps them"
     assert run_pass(home, now_s=2.0).granted == ()
-    assert look(home, now_s=2.0).occupancy.taken(load(inventory)) == {"h1": (0, 1)}
+    assert look(home, now_s=2.0).occupancy.taken(load_inventory(inventory)) == {"h1": (0, 1)}
     assert waiting.record().state is State.QUEUED
 
 

@@ -14,11 +14,11 @@ import pytest
 
 import gpurun
 from gpurun.head import children, loading, looking, waiter
+from gpurun.studies import sweep_main as conductor
 from gpurun.supervisor import __main__ as supervisor
-from gpurun.sweeps import __main__ as conductor
 
 TOP = Path(gpurun.__file__).parent
-ELSEWHERE = {"gpurun.failing", "gpurun.head.loading", "gpurun.sweeps.study", "optuna", "paramiko"}
+ELSEWHERE = {"gpurun.failing", "gpurun.head.loading", "gpurun.studies.study", "optuna", "paramiko"}
 """For tests alone; in what each process runs first; imported by the conductor as it begins; an extra; in a `with` of
 `paramiko_quietly`.
 """

@@ -12,11 +12,11 @@ import pytest
 
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, HeadShort, HostUnreachable, StateDiskError
-from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.facts import DockerFacts, Gpu, Hardware
 from gpurun.head import looking, looks
 from gpurun.head.looking import AT_ONCE, look_at, look_round
-from gpurun.inventory.load import load
-from gpurun.state.machines import Machine, Out, note_looks, own_lock, read_machines
+from gpurun.inventory.read import load_inventory
+from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
 
 INVENTORY = """\
 version: 1
@@ -81,7 +81,7 @@ def fleet(monkeypatch):
 @pytest.fixture
 def inventory(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    return load(tmp_path / "inventory.yaml")
+    return load_inventory(tmp_path / "inventory.yaml")
 
 
 def known(home):

@@ -7,11 +7,11 @@ import pytest
 
 from gpurun.head import looks
 from gpurun.head.looks import AGAIN_S, FIRST_LOOK_S, UNHEARD_S, WaiterLooks, due_hosts, due_in_s
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.state.machines import Machine, Out, note_looks
+from gpurun.state.hosts import Machine, Out, note_looks
 
 INVENTORY = """\
 version: 1
@@ -26,7 +26,7 @@ OUT = Out("ssh", "no route to host", NOW_S)
 @pytest.fixture
 def inventory(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    return load(tmp_path / "inventory.yaml")
+    return load_inventory(tmp_path / "inventory.yaml")
 
 
 def queue(home, state=State.QUEUED, hosts=()):
@@ -67,7 +67,7 @@ def test_hosts_that_are_out_are_looked_at_first(inventory):
 def test_hosts_that_are_out_take_at_most_half_of_a_batch(tmp_path, outs, others, expected):
     (tmp_path / "many.yaml").write_text(INVENTORY.replace("h[1-4]", f"h[1-{outs + others}]"))
     known = {f"h{n}:22": Machine(f"h{n}", NOW_S - 60, out=OUT) for n in range(1, outs + 1)}
-    found = due_hosts(load(tmp_path / "many.yaml"), known, (), NOW_S, most=16)
+    found = due_hosts(load_inventory(tmp_path / "many.yaml"), known, (), NOW_S, most=16)
     assert (sum(f"{host}:22" in known for host in found), len(set(found))) == (expected[0], sum(expected))
     assert all(f"{host}:22" in known for host in found[: expected[0]]), "first"
 
@@ -111,7 +111,7 @@ def waiting(tmp_path, inventory, monkeypatch, own_copy):
         clock.started.append((clock.now_s, paths))
         return clock
 
-    monkeypatch.setattr(looks.children, "start", start)
+    monkeypatch.setattr(looks.children, "start_detached", start)
     own_copy(looks, "time", time=lambda: NOW_S + clock.now_s)
     clock.looks = WaiterLooks(tmp_path, {}, clock=lambda: clock.now_s)
 
@@ -172,7 +172,7 @@ def test_a_waiter_without_queued_jobs_starts_nothing(tmp_path, inventory, waitin
 
 
 EACH_S, LATE_S = 60.0, 5.0
-"""systemd starts a minutely unit of AccuracySec=5s in this time (`gpurun.head.timer`)."""
+"""systemd starts a minutely unit of AccuracySec=5s in this time (`gpurun.head.waiter`)."""
 LOOK_S = 25.0
 """A look at a host that is off, from the timer's start to the note, on a busy head."""
 
@@ -183,7 +183,7 @@ def test_a_timer_alone_notices_a_repair_within_120_s(tmp_path, inventory, monkey
     """Each look is as late as it may be. One that began before the repair still finds the host out."""
     now_s, ends = [NOW_S], []
     own_copy(looks, "time", time=lambda: now_s[0])
-    monkeypatch.setattr(looks.children, "start", lambda *_, **__: ends.append(now_s[0] + look_s))
+    monkeypatch.setattr(looks.children, "start_detached", lambda *_, **__: ends.append(now_s[0] + look_s))
     note_looks(tmp_path, {"h1:22": Machine("h1", NOW_S - 30, out=OUT, inventory=inventory.source)})
     note_looks(tmp_path, {host.machine: Machine(host.name, NOW_S) for host in inventory.hosts[1:]})
     for tick in range(5):
@@ -208,7 +208,7 @@ def test_a_gang_that_wants_to_grow_has_hosts_looked_at_that_are_out(
 ):
     """It may be the only one of its user's that waits, without a waiter and without a timer."""
     started = []
-    monkeypatch.setattr(looks.children, "start", lambda *words, **_: started.append(words))
+    monkeypatch.setattr(looks.children, "start_detached", lambda *words, **_: started.append(words))
     own_copy(looks, "time", time=lambda: NOW_S)
     note_looks(tmp_path, {"h1:22": machine} if machine else {})
     looks.look_while_growing(tmp_path, {}, inventory)

@@ -12,18 +12,15 @@ import pytest
 from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import prune
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
-from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.folder import DOOMED, JobFolder
+from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.jobs.usage import DOOMED
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.node.folder import below
 from gpurun.state import durable
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.outputs.copy import HeadCopy
 
 INVENTORY = """\
 version: 1
@@ -344,14 +341,14 @@ def test_a_full_disk_is_when_it_must_work(store, monkeypatch):
 
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(store, monkeypatch):
     stays, goes = ended(store, 1.0), ended(store, 2.0)
-    remove = below.remove
+    remove = below.remove_entry
 
     def refused(above, name):
         if stays.id.encode() in name:
             raise PermissionError(errno.EPERM, "Operation not permitted")
         remove(above, name)
 
-    monkeypatch.setattr(below, "remove", refused)
+    monkeypatch.setattr(below, "remove_entry", refused)
     done = carry_out(store.home, plan_prune(store.home, ALL), ALL)
     assert [each.record.id for each in done.jobs] == [goes.id]
     assert stays.id in done.failed

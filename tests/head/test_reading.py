@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput, NeverFits
-from gpurun.head import reading
-from gpurun.head.reading import clues_of, script_clues_of
-from gpurun.head.script import missing_script
-from gpurun.head.wish import spec_of
-from gpurun.inventory.load import load
+from gpurun.head import submit
+from gpurun.head.submit import clues_of, missing_script, script_clues_of, spec_of
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.launchers.choosing.choice import choose_launcher, refuse_two_starters
+from gpurun.launch.launchers.choosing import choose_launcher, refuse_two_starters
 
 INVENTORY = """
 version: 1
@@ -87,7 +85,7 @@ def test_a_script_behind_a_profiler_or_debugger_chooses_and_each_rank_runs_the_w
     (workdir / "run.sh").chmod(0o755)
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", shlex.split(line))}  # fmt: skip
-    spec, said = spec_of(None, load(workdir.parent / "inventory.yaml"), flags)
+    spec, said = spec_of(None, load_inventory(workdir.parent / "inventory.yaml"), flags)
     assert (spec.launcher, spec.command) == ("torchrun", tuple(shlex.split(line)))
     assert "tools/train.py line 1 uses torch.distributed" in said[0]
 
@@ -237,13 +235,13 @@ def test_a_job_without_a_workdir_says_that_it_has_none():
 
 
 def test_files_and_bytes_are_bounded(workdir, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_FILES", 5)
+    monkeypatch.setattr(submit, "MOST_READ", 5)
     files(workdir, train_py="".join(f"import m{n}\n" for n in range(9)))
     files(workdir, **{f"m{n}_py": HOROVOD if n == 8 else "x = 1\n" for n in range(9)})
     assert chosen(workdir, "python3", "train.py").doubt is not None
-    monkeypatch.setattr(reading, "MOST_FILES", 50)
+    monkeypatch.setattr(submit, "MOST_READ", 50)
     assert chosen(workdir, "python3", "train.py").spec.launcher == "horovod"
-    monkeypatch.setattr(reading, "MOST_BYTES_IN_ALL", 150)
+    monkeypatch.setattr(submit, "MOST_BYTES_IN_ALL", 150)
     assert chosen(workdir, "python3", "train.py").doubt is not None
     files(workdir, a_py="import b\n", b_py="import a\n")
     assert "a.py uses no library" in chosen(workdir, "python3", "a.py").doubt.message
@@ -251,7 +249,7 @@ def test_files_and_bytes_are_bounded(workdir, monkeypatch):
 
 def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
     files(workdir, train_py="import torch\n")
-    inventory = load(workdir.parent / "inventory.yaml")
+    inventory = load_inventory(workdir.parent / "inventory.yaml")
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["python3", "train.py"])}  # fmt: skip
     with pytest.raises(BadInput, match=r"how 4 processes of the program find each other: train.py uses") as caught:
@@ -269,7 +267,7 @@ def test_submit_refuses_last_and_a_dry_run_warns_with_the_same_lines(workdir):
 
 def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_too_many_hosts(workdir):
     files(workdir, run_sh="accelerate launch train.py\n")
-    inventory = load(workdir.parent / "inventory.yaml")
+    inventory = load_inventory(workdir.parent / "inventory.yaml")
     flags = {"-n": ("gpus", "4"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["mpirun", "-np", "4", "bash", "run.sh"])}  # fmt: skip
     for more in ({}, {"command": ("command", ["bash", "run.sh"]), "--launcher": ("launcher", "torchrun")}):
@@ -286,7 +284,7 @@ def test_submit_refuses_a_launcher_in_a_launchers_script_and_a_scripts_gang_on_t
 
 def test_a_program_of_one_process_that_needs_more_than_a_host_says_why_it_stays_on_one(workdir):
     files(workdir, train_py="from torch import nn\nnn.DataParallel(m)\n")
-    inventory = load(workdir.parent / "inventory.yaml")
+    inventory = load_inventory(workdir.parent / "inventory.yaml")
     flags = {"-n": ("gpus", "8"), "--image": ("image", "i:1"), "--workdir": ("workdir", str(workdir)),
              "command": ("command", ["python3", "train.py"])}  # fmt: skip
     with pytest.raises(NeverFits) as caught:

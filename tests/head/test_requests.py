@@ -10,8 +10,8 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.verdict.ends import GangEnd
 
 INVENTORY = """
 version: 1

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.head.script import missing_script, runs_itself
-from gpurun.head.wish import spec_of
-from gpurun.inventory.load import load
+from gpurun.head.submit import missing_script, runs_itself, spec_of
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import settled
 
@@ -156,7 +155,7 @@ def test_submit_refuses_it_and_a_plan_says_so(workdir, tmp_path):
         "-n": ("gpus", 4), "--image": ("image", "i:1"), "COMMAND": ("command", ["python3", "nosuch.py"]),
         "--launcher": ("launcher", "torchrun"), "--workdir": ("workdir", str(workdir)),
     }  # fmt: skip
-    inventory = load(tmp_path / "inventory.yaml")
+    inventory = load_inventory(tmp_path / "inventory.yaml")
     with pytest.raises(BadInput, match=r"the workdir has no nosuch\.py"):
         spec_of(None, inventory, flags)
     spec, said = spec_of(None, inventory, flags, is_plan=True)
@@ -241,7 +240,7 @@ def test_a_pipe_that_no_shell_reads_is_pointed_out(workdir, tmp_path, words, she
 
 def inventory_of(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    return load(tmp_path / "inventory.yaml")
+    return load_inventory(tmp_path / "inventory.yaml")
 
 
 def flags_of(workdir, command, launcher):

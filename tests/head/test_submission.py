@@ -11,22 +11,23 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.cli.main import main
+from gpurun.content import tree
+from gpurun.content.images import Engine
+from gpurun.content.tree import scan
+from gpurun.content.workdir import Code
 from gpurun.errors import BadInput, StateError
-from gpurun.head import spawn, submission
-from gpurun.head.submission import submit_jobs
-from gpurun.images import tree
-from gpurun.images.code import Code
-from gpurun.images.engine import Engine
-from gpurun.images.tree import scan
-from gpurun.inventory.load import load
+from gpurun.head import spawn
+from gpurun.head import submit as submission
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 from gpurun.state import audit
-from gpurun.state.machines import Machine, Out, note_looks
-from gpurun.state.path import StatePath
+from gpurun.state.hosts import Machine, Out, note_looks
+from gpurun.state.paths import StatePath
 
 INVENTORY = """\
 version: 1
@@ -57,7 +58,7 @@ def waiters(monkeypatch):
 
 
 def submit(home, *specs, **options):
-    return submit_jobs(specs, load(home.parent / "inventory.yaml"), home, os.environ, **options)
+    return submit_jobs(specs, load_inventory(home.parent / "inventory.yaml"), home, os.environ, **options)
 
 
 def test_many_jobs_are_submitted_with_one_pass(home, waiters, monkeypatch):
@@ -68,7 +69,9 @@ def test_many_jobs_are_submitted_with_one_pass(home, waiters, monkeypatch):
     assert states == [State.GRANTED, State.GRANTED, State.QUEUED, State.QUEUED]
     assert [folder.record().gpus for folder in done.folders] == [4, 4, 2, 2]
     assert (done.problem, passes, waiters) == (None, [1], [home])
-    assert [entry["job"] for entry in audit.read(home) if entry["what"] == "submit"] == [f.id for f in done.folders]
+    assert [entry["job"] for entry in audit.read_audit(home) if entry["what"] == "submit"] == [
+        f.id for f in done.folders
+    ]
 
 
 def test_what_the_images_name_means_now_is_what_the_job_will_run(home):
@@ -219,7 +222,7 @@ def command(capsys, *words):
 
 
 def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
-    inventory, now_s = load(home.parent / "inventory.yaml"), time.time()
+    inventory, now_s = load_inventory(home.parent / "inventory.yaml"), time.time()
     out = Out("ssh", "no route to host", now_s)
     looks = {host.machine: Machine(host.name, now_s, out=out, inventory=inventory.source) for host in inventory.hosts}
     home.mkdir()

@@ -13,19 +13,19 @@ from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, left_over, make_user, op
 from waiting import LIMIT_S
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.head import children, spawn, takeover
-from gpurun.head.everybody import owners
-from gpurun.head.forged import check_lease, forged_leases
-from gpurun.head.takeover import held_by, ownerless_jobs, take_over
-from gpurun.inventory.load import load
-from gpurun.jobs.states import State
+from gpurun.head import children, spawn
+from gpurun.head import spawn as takeover
+from gpurun.head.claims import check_lease, forged_leases
+from gpurun.head.spawn import held_by, ownerless_jobs, take_over
+from gpurun.head.waiter import owners
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit, durable
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only, make_shared
-from gpurun.state.trusted import not_only_root_s, only_root_s
+from gpurun.state.paths import StatePath, not_only_root_s, only_root_s
+from gpurun.state.sharing import append_only, make_shared
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or open_python() is None, reason=f"needs root; {NEEDS_OPEN_PYTHON}")
 
@@ -42,7 +42,7 @@ from pathlib import Path
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.state.shared import enter
+from gpurun.state.sharing import enter
 home = Path(os.environ["GPURUN_HOME"])
 enter(home)
 spec = JobSpec(name="n", image="i", gpus=8, command=("true",))
@@ -82,7 +82,7 @@ def job(world):
 
 
 def end(world, job, inventory="root.yaml"):
-    take_over(world.home, job, load(world.top / inventory), {})
+    take_over(world.home, job, load_inventory(world.top / inventory), {})
 
 
 def is_untouched(world, job):
@@ -99,10 +99,10 @@ def test_its_gpus_stay_taken_until_root_has_fenced_them(world, job):
     assert (lease.owner_uid, lease.inventory, lease.lost) == (0, str(world.top / "root.yaml"), True)
     assert lease.found, "nobody brought the outputs home: the fence keeps them"
     assert world.leases.path(lease.name).stat().st_uid == 0, "a process that the owner left can hold no lock on it"
-    assert look(world.home, now_s=3.0).occupancy.taken(load(world.top / "root.yaml")) == {
+    assert look(world.home, now_s=3.0).occupancy.taken(load_inventory(world.top / "root.yaml")) == {
         "h1": (0, 1, 2, 3), "h2": (0, 1, 2, 3),
     }  # fmt: skip
-    (entry,) = (each for each in audit.read(world.home) if each["what"] == "take over")
+    (entry,) = (each for each in audit.read_audit(world.home) if each["what"] == "take over")
     assert (entry["job"], entry["uid"], entry["hosts"]) == (job.id, 0, ["h1", "h2"])
     assert not (world.home / "live" / job.id).exists()
 
@@ -127,7 +127,7 @@ def test_a_crash_between_the_lease_and_the_record_is_made_good(world, job, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(takeover, "_end", crash)
+        patched.setattr(takeover, "_end_of_takeover", crash)
         end(world, job)
     assert not job.record().state.ended
     end(world, job)
@@ -169,7 +169,7 @@ time.sleep(600)
 def test_an_inventory_that_others_can_change_is_refused(world, job, change):
     """It names an `ssh_config`, which can run commands: as root."""
     path = world.top / "root.yaml"
-    inventory = load(path)
+    inventory = load_inventory(path)
     if change == "owner":
         os.chown(path, BOB, BOB)
     elif change == "folder":
@@ -330,10 +330,10 @@ def test_a_damaged_lease_is_named_with_the_way_out(world, job):
 
 def test_root_has_a_supervisor_started_as_the_owner_who_has_an_account(world, job, monkeypatch):
     from gpurun.cli import cancel as command
-    from gpurun.head import everybody
+    from gpurun.head import waiter
 
-    asked, answers = [], [everybody.Recovered("alice"), everybody.Recovered("alice", problem="alice: no SSH key")]
-    monkeypatch.setattr(everybody, "recover_as", lambda uid, home, _: (asked.append((uid, home)), answers.pop(0))[1])
+    asked, answers = [], [waiter.Recovered("alice"), waiter.Recovered("alice", problem="alice: no SSH key")]
+    monkeypatch.setattr(waiter, "recover_as", lambda uid, home, _: (asked.append((uid, home)), answers.pop(0))[1])
     command._have_it_carried(job)
     with pytest.raises(StateError, match="no SSH key"):
         command._have_it_carried(job)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from gpurun.head import children, waiter
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
-from gpurun.leases.waiters import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
-from gpurun.state import lock as locks
-from gpurun.state import presence
+from gpurun.leases.look import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
+from gpurun.state import clock, locks
 
 UID = os.getuid()
 
@@ -91,13 +90,13 @@ def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_p
     others = []
 
     at_look(monkeypatch, 1, lambda: submit(tmp_path))
-    real = locks.release
+    real = locks.release_lock
 
     def let_go(descriptor):
         real(descriptor)
         others.append(take_waiter_lock(tmp_path)[0])
 
-    monkeypatch.setattr(locks, "release", let_go)
+    monkeypatch.setattr(locks, "release_lock", let_go)
     waiter.hold(tmp_path, lock, {})
     assert passes == []
     os.close(others[0])
@@ -164,7 +163,7 @@ def test_a_waiter_outlives_a_state_directory_that_is_away(home, passes, monkeypa
 def test_a_waiter_ends_if_its_state_directory_is_gone(home, passes, monkeypatch, how):
     home, lock = home
     submit(home)
-    monkeypatch.setattr(presence, "AWAY_MOST_S", 0.0 if how == "moved for good" else 1e9)
+    monkeypatch.setattr(clock, "AWAY_MOST_S", 0.0 if how == "moved for good" else 1e9)
 
     def look(*_):
         home.rename(home.with_name("elsewhere")) if how == "moved for good" else shutil.rmtree(home)
@@ -179,7 +178,7 @@ def test_who_only_looks_keeps_nobody_from_the_lock(tmp_path, lock):
     """A pass of another user may look for a waiter in the moment in which it is to be started."""
     assert waiter_lives(tmp_path, UID)
     assert take_waiter_lock(tmp_path) is None
-    locks.release(lock)
+    locks.release_lock(lock)
     assert not waiter_lives(tmp_path, UID)
     descriptor, path = take_waiter_lock(tmp_path)
     assert path.name == f"{UID}.log"
@@ -188,7 +187,7 @@ def test_who_only_looks_keeps_nobody_from_the_lock(tmp_path, lock):
 
 def test_a_read_lock_keeps_no_waiter_from_starting(tmp_path, lock):
     """Everybody of the group can read the log, so everybody can hold a read lock on it."""
-    locks.release(lock)
+    locks.release_lock(lock)
     meddler = os.open(tmp_path / "waiters" / f"{UID}.log", os.O_RDONLY)
     assert locks.try_take(meddler, shared=True)
     assert not locks.try_take(lock)
@@ -224,7 +223,7 @@ def test_what_lies_in_the_place_of_the_log_keeps_no_waiter_from_starting(tmp_pat
 
 
 def test_the_log_does_not_grow_for_ever(tmp_path, lock):
-    locks.release(lock)
+    locks.release_lock(lock)
     log = tmp_path / "waiters" / f"{UID}.log"
     log.write_bytes(b"x" * (MAX_LOG_BYTES + 1))
     descriptor, _ = take_waiter_lock(tmp_path)

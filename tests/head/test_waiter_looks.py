@@ -12,8 +12,8 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocate import Pass
-from gpurun.leases.waiters import waiter_lives
-from gpurun.state.machines import Machine, Out, note_looks, read_machines
+from gpurun.leases.look import waiter_lives
+from gpurun.state.hosts import Machine, Out, note_looks, read_machines
 
 UID = os.getuid()
 INVENTORY = """\

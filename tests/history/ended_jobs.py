@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpurun.jobs.attempts import write_use
-from gpurun.jobs.gpu_use import GpuUse, RankUse
-from gpurun.jobs.record import FirstFailure, Restart
+from gpurun.jobs.folder import write_use
+from gpurun.jobs.record import FirstFailure, GpuUse, RankUse, Restart, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 
 SPEC = JobSpec(name="train", image="me/train:1", gpus=4, command=("true",), pool="vision", project="cats")

@@ -12,11 +12,10 @@ from ended_jobs import SPEC, run, running, submit, uses
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
-from gpurun.history import database
-from gpurun.history.collect import collect, rebuild, sources
-from gpurun.history.select import Wanted, rows
-from gpurun.jobs import attempts
-from gpurun.state.path import StatePath
+from gpurun.history import store
+from gpurun.history.store import Wanted, collect, rebuild, rows, sources
+from gpurun.jobs.folder import history_folder, marked, write_use
+from gpurun.state.paths import StatePath
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_a_read_that_fails_once_loses_no_row_and_no_other_job_waits_for_it(home,
         assert (done.jobs, list(done.failed)) == ([], [first.id])
         with pytest.raises(StateUnavailable, match=first.id):
             rebuild(home)
-    assert [mark.job for mark in attempts.marked(attempts.history_folder(home, os.getuid()))] == [first.id]
+    assert [mark.job for mark in marked(history_folder(home, os.getuid()))] == [first.id]
     assert len(carry_out(home, plan, wish).jobs) == 1
     (row,) = [row for row in shown(home) if row.job == first.id]
     assert (row.image, row.use_percent) == (SPEC.image, 25.0)
@@ -100,7 +99,7 @@ def test_only_damage_is_to_be_rebuilt_and_what_may_pass_keeps_only_new_jobs_from
     collect(home)
     run(home, new, at_s=110.0, stopped_s=200.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "put", lambda *_: (_ for _ in ()).throw(error))
+        patch.setattr(store, "put", lambda *_: (_ for _ in ()).throw(error))
         with pytest.raises(StateError) as raised:
             collect(home)
         done = carry_out(home, plan_prune(home, PruneWish()), PruneWish())
@@ -114,7 +113,7 @@ def test_only_damage_is_to_be_rebuilt_and_what_may_pass_keeps_only_new_jobs_from
 
 def test_a_read_that_fails_once_hides_only_its_own_running_job(home):
     for folder in (jobs := [running(home), running(home)]):
-        attempts.write_use(folder, 1, uses(10, 20, 30, 40))
+        write_use(folder, 1, uses(10, 20, 30, 40))
     with unreadable(jobs[0], "attempt-1.use.json", errno.EIO):
         problems = []
         assert [row.job for row in shown(home, problems.append, now_s=500.0)] == [jobs[1].id]
@@ -124,7 +123,7 @@ def test_a_read_that_fails_once_hides_only_its_own_running_job(home):
 def test_a_history_whose_first_row_could_not_be_written_is_empty_not_damaged(home):
     run(home, submit(home), at_s=110.0, stopped_s=200.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "put", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("disk I/O error")))
+        patch.setattr(store, "put", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("disk I/O error")))
         problems = []
         assert shown(home, problems.append) == []
     assert [type(problem) for problem in problems] == [StateDiskError]

@@ -17,16 +17,14 @@ from ended_jobs import SPEC, fail_once, run, running, submit, uses
 
 from gpurun.errors import StateError
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
-from gpurun.history import collect as collecting
-from gpurun.history import database
-from gpurun.history.accounts import accounts
-from gpurun.history.collect import collect, rebuild, sources
+from gpurun.history import store
+from gpurun.history import store as collecting
+from gpurun.history.report import accounts
 from gpurun.history.row import HistoryRow
-from gpurun.history.select import Wanted, rows
-from gpurun.jobs import attempts
-from gpurun.jobs.record import CancelRequest
+from gpurun.history.store import Wanted, collect, rebuild, rows, sources
+from gpurun.jobs import folder as attempts
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.state import clock
 from gpurun.state.boot import ClockReading
@@ -50,7 +48,7 @@ def everything(home, wanted=None, **options):
 
 
 def file_of(home, uid=None):
-    return home / "history" / str(os.getuid() if uid is None else uid) / database.FILE
+    return home / "history" / str(os.getuid() if uid is None else uid) / store.FILE
 
 
 def a_week(home):
@@ -146,14 +144,14 @@ def test_a_collector_between_the_mark_and_the_record_of_an_end_leaves_the_mark(h
 
 def test_a_collector_that_read_an_end_before_it_was_written_again_leaves_no_old_row(home, monkeypatch):
     run(home, folder := submit(home), at_s=110.0, stopped_s=200.0)
-    (record, _), real = next(attempts.kept(folder)), database.put
+    (record, _), real = next(attempts.kept(folder)), store.put
 
     def then_again(connection, rows):
         real(connection, rows)
-        monkeypatch.setattr(database, "put", real)
-        attempts.keep(folder, record.but(ended_s=300.0))
+        monkeypatch.setattr(store, "put", real)
+        attempts.keep_attempt(folder, record.but(ended_s=300.0))
 
-    monkeypatch.setattr(database, "put", then_again)
+    monkeypatch.setattr(store, "put", then_again)
     collect(home)
     assert [row.ended_s for row in everything(home)] == [300.0]
 
@@ -214,9 +212,9 @@ def test_a_thread_that_opens_the_history_leaves_another_threads_lock(home, monke
     """Closing a file drops all POSIX locks of the process on it: others then write into the same transaction."""
     a_week(home)
     collect(home)
-    monkeypatch.setattr(database, "BUSY_S", 0.0)
-    with database.own(home, write=True):
-        with suppress(StateError), database.own(home, write=write):
+    monkeypatch.setattr(store, "BUSY_S", 0.0)
+    with store.own(home, write=True):
+        with suppress(StateError), store.own(home, write=write):
             pass
         assert not may_write(home)
     assert may_write(home)
@@ -227,7 +225,7 @@ def test_what_lies_in_the_place_of_the_history_is_refused(home, tmp_path):
     for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "elsewhere"), os.mkdir):
         make(file_of(home))
         for write in (False, True):
-            with pytest.raises(StateError, match="not a regular file"), database.own(home, write=write):
+            with pytest.raises(StateError, match="not a regular file"), store.own(home, write=write):
                 pass
         file_of(home).rename(tmp_path / secrets.token_hex(4))
     assert not (tmp_path / "elsewhere").exists()
@@ -374,15 +372,15 @@ def test_columns_of_others_may_hold_anything(home, theirs, value):
 
 
 def test_half_a_write_of_others_is_reported(home, theirs):
-    theirs.with_name(f"{database.FILE}-journal").write_bytes(b"x")
-    database_tries, database._COPY_TRIES = database._COPY_TRIES, 1
+    theirs.with_name(f"{store.FILE}-journal").write_bytes(b"x")
+    database_tries, store._COPY_TRIES = store._COPY_TRIES, 1
     try:
         problems = []
         with sources(home, problems.append) as found:
             assert rows(found, Wanted()) == []
         assert "is writing the file, or was killed" in str(problems[0])
     finally:
-        database._COPY_TRIES = database_tries
+        store._COPY_TRIES = database_tries
 
 
 # -- the command -------------------------------------------------------------------------------------------
@@ -504,7 +502,7 @@ def test_a_folder_that_an_older_version_made_under_a_lax_umask_is_closed(home):
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 def test_a_folder_in_which_somebody_else_has_put_a_file_is_not_trusted(home):
     a_week(home)
-    journal = file_of(home).with_name(f"{database.FILE}-journal")
+    journal = file_of(home).with_name(f"{store.FILE}-journal")
     journal.touch()
     os.chown(journal, 12345, -1)
     file_of(home).parent.chmod(0o775)

@@ -11,12 +11,10 @@ from ended_jobs import fail_once, run, submit, uses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.history import database
-from gpurun.history.accounts import COLUMNS_SHOWN, accounts
-from gpurun.history.database import HistorySource
-from gpurun.history.page import page
+from gpurun.history import store
+from gpurun.history.report import COLUMNS_SHOWN, accounts, page
 from gpurun.history.row import HistoryRow
-from gpurun.history.select import Wanted
+from gpurun.history.store import HistorySource, Wanted
 
 
 def row(number, at_s, ran_s, gpus, **changes):
@@ -31,7 +29,7 @@ def row(number, at_s, ran_s, gpus, **changes):
 
 def made_of(rows, wanted=None, *, user=None, **options):
     options = {"now_s": 1000.0, **options}
-    return accounts([HistorySource(database.in_memory(rows), user)], wanted or Wanted(), **options)
+    return accounts([HistorySource(store.in_memory(rows), user)], wanted or Wanted(), **options)
 
 
 ATTEMPTS = st.lists(st.tuples(st.floats(0, 990), st.floats(0.01, 500), st.integers(1, 64)), max_size=20)

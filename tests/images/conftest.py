@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from local_agents import Hosts
 
-from gpurun.images.store import LayerStore, Stored
+from gpurun.content.store import LayerStore, Stored
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.images.chain import Want, chain, star
-from gpurun.images.slow import HostPace, LinkTrial, rate_of, slow_host
+from gpurun.content.chain import HostPace, LinkTrial, Want, chain, rate_of, slow_host, star
 
 MIB = 1 << 20
 SIZES = {"a": 10, "b": 20, "c": 30, "d": 5}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.content.tree import scan
+from gpurun.content.workdir import Code, write_code
 from gpurun.errors import BadInput, StateDiskError, StateError
-from gpurun.images.code import Code, write_code
-from gpurun.images.tree import scan
-from gpurun.state.path import StatePath
+from gpurun.state.paths import StatePath
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,10 @@ from contextlib import closing
 
 import pytest
 
+from gpurun.content.export import Exporter, chain_ids, config_of, find_layers, import_save, tar_of
+from gpurun.content.images import HeadImage
+from gpurun.content.store import LayerStore
 from gpurun.errors import HostNotReady
-from gpurun.images.engine import HeadImage
-from gpurun.images.export import Exporter
-from gpurun.images.export_overlay import chain_ids, config_of, find_layers, tar_of
-from gpurun.images.export_save import import_save
-from gpurun.images.store import LayerStore
 
 
 def layer_tar(files):
@@ -187,7 +185,7 @@ class HeadsDocker:
 @pytest.fixture
 def tiny_store(monkeypatch):
     """A limit below any image."""
-    monkeypatch.setattr("gpurun.images.store.SHARE", 0.0)
+    monkeypatch.setattr("gpurun.content.store.SHARE", 0.0)
 
 
 def test_an_image_larger_than_the_stores_limit_ships_all_the_same(tmp_path, tiny_store):

@@ -8,7 +8,7 @@ from how_many import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.images.ignore import Walk, ignored, parse
+from gpurun.content.tree import Walk, ignored, parse_ignore_file
 
 _FILES = """a b.pyc build/x build/deep/y src/build/z src/a.log src/keep.log doc/a/b/c.txt doc/c.txt #hash !bang [a]
 a\\b ünï.txt -x star* q? A1 foo/bar/baz foo.d/bar .hidden/f"""
@@ -72,7 +72,7 @@ def test_several_patterns_in_two_files(repository, lines, inner):
 
 @given(st.text(alphabet="ab*?[]!^-/\\ #:", max_size=8), st.text(alphabet="ab/-", min_size=1, max_size=6))
 def test_no_pattern_breaks_it(pattern, path):
-    ignored(path.strip("/") or "a", False, parse(pattern, ""))
+    ignored(path.strip("/") or "a", False, parse_ignore_file(pattern, ""))
 
 
 def test_a_folder_inside_a_repository(tmp_path):

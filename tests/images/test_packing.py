@@ -3,10 +3,9 @@ import zlib
 
 import pytest
 
-from gpurun.images.packing import GAIN, MEASURE_S, WARM_UP_S, PackingSample, PackingTrial, promises
-from gpurun.node.agent.call import OpError
-from gpurun.node.transfer.packing import Packing, Remembered, pack, unpack
-from gpurun.node.transfer.spool import CHUNK
+from gpurun.content.relay import GAIN, MEASURE_S, WARM_UP_S, PackingSample, PackingTrial, promises
+from gpurun.node.agent.frames import OpError
+from gpurun.node.transfer.spool import CHUNK, Packing, Remembered, pack, unpack_bytes
 
 MIB = 1 << 20
 
@@ -14,7 +13,7 @@ MIB = 1 << 20
 def test_what_shrinks_is_packed_and_what_does_not_is_not():
     text = b"the same line again\n" * 10_000
     packed = pack(text)
-    assert packed is not None and len(packed) < len(text) / 10 and unpack(packed) == text
+    assert packed is not None and len(packed) < len(text) / 10 and unpack_bytes(packed) == text
     assert pack(os.urandom(100_000)) is None
 
 
@@ -22,7 +21,7 @@ def test_what_is_no_packed_chunk():
     too_long = [zlib.compress(bytes(size)) for size in (CHUNK + 1, 300 * MIB)]
     for packed in (b"", b"garbage", *too_long, zlib.compress(b"cut")[:-3]):
         with pytest.raises(OpError) as caught:
-            unpack(packed)
+            unpack_bytes(packed)
         assert caught.value.kind == "corrupt"
 
 
@@ -39,7 +38,7 @@ def test_a_host_remembers_the_last_packs_only():
 
 def test_the_head_packs_each_chunk_once_and_only_while_it_is_on(monkeypatch):
     made = []
-    monkeypatch.setattr("gpurun.node.transfer.packing.pack", lambda piece: made.append(1) or b"packed")
+    monkeypatch.setattr("gpurun.node.transfer.spool.pack", lambda piece: made.append(1) or b"packed")
     head = Packing()
     assert head.get(OneBlob, 0, b"x") is None
     head.on = True

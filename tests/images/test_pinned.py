@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpurun.content.images import Engine
+from gpurun.content.ship import _local_id
 from gpurun.errors import BadInput, HostFailure
-from gpurun.images.engine import Engine
-from gpurun.images.ship import _local_id
 
 OLD, NEW = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 

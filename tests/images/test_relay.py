@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S
 
+from gpurun.content import relay as packing
+from gpurun.content.chain import Want, chain, star
+from gpurun.content.relay import DamagedBlob, Relay
+from gpurun.content.seats import Options, make_certificate
 from gpurun.errors import HostUnreachable
-from gpurun.images import packing
-from gpurun.images.certificate import make_certificate
-from gpurun.images.chain import Want, chain, star
-from gpurun.images.relay import DamagedBlob, Relay
-from gpurun.images.seats import Options
-from gpurun.node.agent.call import OpError
-from gpurun.node.transfer import links
-from gpurun.node.transfer.pace import Pace
-from gpurun.node.transfer.spool import CHUNK
+from gpurun.node.agent.frames import OpError
+from gpurun.node.transfer import blobs
+from gpurun.node.transfer.spool import CHUNK, Pace
 
 MIB = 1 << 20
 
@@ -306,7 +304,7 @@ def knock(relay, certificate, token, stored):
     address = ("127.0.0.1", relay.seats.server.port)
     return [
         bytes(frame.payload)
-        for frame in links.fetch(address, certificate.certificate, certificate.key, token, wants, lambda s: None)
+        for frame in blobs.fetch_link(address, certificate.certificate, certificate.key, token, wants, lambda s: None)
     ]
 
 
@@ -337,8 +335,8 @@ def test_a_peer_with_another_certificate_is_refused_on_both_sides(door):
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     with pytest.raises(OSError):
         connection = trusting.wrap_socket(raw)
-        links._send(connection, {"t": "hi", "token": "good"})
-        links._send(connection, {"t": "go"})
+        blobs._send(connection, {"t": "hi", "token": "good"})
+        blobs._send(connection, {"t": "go"})
         assert connection.recv(10) == b""
         raise OSError("closed")
     assert b"".join(knock(relay, relay.seats.certificate, "good", stored)) == stored.path.read_bytes()
@@ -359,7 +357,7 @@ def test_noise_at_the_door(door, noise):
 
 def test_old_tls_is_refused(door):
     relay, _stored = door
-    old = links.context(False, relay.seats.certificate.certificate, relay.seats.certificate.key)
+    old = blobs.context(False, relay.seats.certificate.certificate, relay.seats.certificate.key)
     old.minimum_version = ssl.TLSVersion.TLSv1_2
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with socket.create_connection(("127.0.0.1", relay.seats.server.port)) as raw, pytest.raises(OSError):

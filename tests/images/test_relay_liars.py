@@ -5,17 +5,15 @@ import os
 import pytest
 from waiting import until
 
+from gpurun.content.chain import Want, chain
+from gpurun.content.relay import Relay
+from gpurun.content.seats import Options, Seat
 from gpurun.errors import HostFailure
-from gpurun.images.chain import Want, chain
-from gpurun.images.relay import Relay
-from gpurun.images.seats import Options, Seat
 from gpurun.node.agent import frames
-from gpurun.node.agent.call import OpError
-from gpurun.node.transfer import links
-from gpurun.node.transfer.links import checked_ranges
-from gpurun.node.transfer.pace import Pace
-from gpurun.node.transfer.packing import Remembered
-from gpurun.node.transfer.spool import CHUNK, Blob
+from gpurun.node.agent.frames import OpError
+from gpurun.node.transfer import blobs
+from gpurun.node.transfer.blobs import checked_ranges
+from gpurun.node.transfer.spool import CHUNK, Blob, Pace, Remembered
 
 MIB = 1 << 20
 
@@ -36,7 +34,7 @@ def run(relay, stored):
     until(is_done)
 
 
-class Liar(links.Server):
+class Liar(blobs.Server):
     """In the place of a host's own server: sends frames as a test says, to anybody who asks."""
 
     def __init__(self, relay, lies):
@@ -50,8 +48,8 @@ class Liar(links.Server):
     def _send_all(self, connection, wants):
         self.asked += 1
         for header, payload in self.lies(wants[0][0]):
-            links._send(connection, header, payload)
-        links._send(connection, {"t": "end"})
+            blobs._send(connection, header, payload)
+        blobs._send(connection, {"t": "end"})
 
 
 def put_in_place_of(relay, host, lies):
@@ -181,14 +179,14 @@ def test_a_host_that_asks_the_head_for_what_there_is_not_is_named(hosts, blob, w
 def test_what_is_no_want_ends_that_connection_and_no_thread(frame):
     incoming = iter([frames.Frame(frame, b""), frames.Frame({"t": "go"}, b"")])
     with pytest.raises((frames.FrameError, OpError)):
-        for _, ranges in links._read_wants(incoming):
+        for _, ranges in blobs._read_wants(incoming):
             list(checked_ranges(_blob(), ranges))
 
 
 def test_wants_do_not_go_on_for_ever():
     endless = iter(lambda: frames.Frame({"t": "want", "d": "x", "r": [[0, 0]] * 1000}, b""), None)
     with pytest.raises(frames.FrameError):
-        links._read_wants(endless)
+        blobs._read_wants(endless)
 
 
 def _blob():

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.content.ship import _Transfer
 from gpurun.errors import HostNotReady, HostUnreachable
-from gpurun.images.ship import _Transfer
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/cache/layers/x")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.content.export import import_save
 from gpurun.errors import HostNotReady
-from gpurun.images.export_save import import_save
 from gpurun.node.transfer import tree
 
 SIZE = 100_000

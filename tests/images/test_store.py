@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from gpurun.content.store import Hashed, LayerStore
 from gpurun.errors import HostNotReady
-from gpurun.images.store import Hashed, LayerStore
 from gpurun.node.transfer.spool import CHUNK, ZEROS_HASH, ChunkHashes, runs_of_zeros, stored_of
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gpurun.images.store import LayerStore
+from gpurun.content.store import LayerStore
 
 PUTS, SIZE, ROOM = 400, 3000, 12
 CONTENTS = 30
@@ -77,6 +77,6 @@ def test_a_blob_that_is_removed_just_before_it_is_opened_is_not_there(store, mon
     def take(descriptor, *, shared):
         stored.path.unlink()
 
-    monkeypatch.setattr("gpurun.images.store.lock.take", take)
+    monkeypatch.setattr("gpurun.content.store.locks.take", take)
     with pytest.raises(FileNotFoundError):
         stored.open()

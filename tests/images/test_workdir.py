@@ -9,15 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.content import tree, workdir
+from gpurun.content.tree import scan
+from gpurun.content.workdir import DIRECT_BYTES, Code, write_code
 from gpurun.errors import BadInput
-from gpurun.images import tree, workdir
-from gpurun.images.code import Code, write_code
-from gpurun.images.tree import scan
-from gpurun.images.workdir import DIRECT_BYTES
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.remote import RemoteOpFailed
-from gpurun.state.path import StatePath
-from gpurun.supervisor import prepare
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import start
 
 sync_workdir = partial(workdir.sync_workdir, inventory=None)
 INVENTORY = """\
@@ -191,10 +190,10 @@ def test_a_jobs_code_goes_the_ways_that_its_inventory_knows(hosts, work, tmp_pat
     places = {name: SimpleNamespace(job_folder=lambda _job, name=name: f"{tmp_path}/{name}/job") for name in names}
     job = SimpleNamespace(
         spec=SimpleNamespace(workdir=str(work), code=""), accounts=places, lease=SimpleNamespace(job="j"),
-        links=SimpleNamespace(fleet=hosts.fleet(*names)), inventory=load(tmp_path / "inventory.yaml"),
+        links=SimpleNamespace(fleet=hosts.fleet(*names)), inventory=load_inventory(tmp_path / "inventory.yaml"),
         sending=SimpleNamespace(told=lambda kind, event: events.append((kind, event))),
     )  # fmt: skip
-    prepare._send_workdir(job, names)
+    start._send_workdir(job, names)
     ends = {event.host: event for kind, event in events if kind == "workdir"}
     assert {host: event.state for host, event in ends.items()} == dict.fromkeys(names, "done")
     assert all(event.bytes == event.total > DIRECT_BYTES for event in ends.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 
 HOSTS = "[rack1]\nn[1:3] gpus=4 team=a\n[rack2]\nm1 gpus=8\n"
 
@@ -49,7 +49,12 @@ def test_what_both_changed_stays_and_is_said_until_somebody_decides(gpurun, impo
             "kept: n[1-2]: gpus stays 2; the source said 4, now 6. To use 6: `gpurun inventory set 'n[1-2]' gpus=6`"
             in err
         )
-    assert {host.name: host.gpus for host in load(Path("inventory.yaml")).hosts} == {"n1": 2, "n2": 2, "n3": 6, "m1": 8}
+    assert {host.name: host.gpus for host in load_inventory(Path("inventory.yaml")).hosts} == {
+        "n1": 2,
+        "n2": 2,
+        "n3": 6,
+        "m1": 8,
+    }
     gpurun("inventory", "set", "n[1-2]", "gpus=6", "--yes")
     assert told(imported(changed)[2]) == []
 
@@ -59,7 +64,7 @@ def test_values_that_a_probe_or_a_person_added_are_no_conflict(gpurun, imported)
     assert told(imported(HOSTS)[2]) == []
     code, _, err = imported(HOSTS.replace("m1 gpus=8", "m1 gpus=7"))
     assert (code, told(err)) == (0, ["changed: m1: gpus 8 → 7"])
-    first = load(Path("inventory.yaml")).by_name["n1"]
+    first = load_inventory(Path("inventory.yaml")).by_name["n1"]
     assert (first.gpu_model, first.generation) == ("Tesla V100-SXM2-16GB", "hopper")
 
 
@@ -72,7 +77,7 @@ def test_hosts_that_a_person_removed_or_added_stay_so(gpurun, imported):
         "kept: n2: somebody removed these hosts from the inventory, so gpurun does not add these hosts again",
         "added: m2",
     ]
-    assert set(load(Path("inventory.yaml")).by_name) == {"n1", "n3", "m1", "m2", "own1"}
+    assert set(load_inventory(Path("inventory.yaml")).by_name) == {"n1", "n3", "m1", "m2", "own1"}
 
 
 def test_a_host_that_is_gone_goes_with_a_word_about_its_labels(gpurun, imported):
@@ -141,7 +146,7 @@ def test_another_source_is_added_only_on_request(gpurun, imported):
     assert code == 0
     assert "added: k1" in err
     assert "kept: n1: gpus stays 4; the source says 1. To use 1: `gpurun inventory set n1 gpus=1`" in err
-    found = load(Path("inventory.yaml"))
+    found = load_inventory(Path("inventory.yaml"))
     assert (found.by_name["k1"].gpus, found.by_name["k1"].generation, found.by_name["n1"].gpus) == (2, "volta", 4)
     Path("more").write_text("[rack3]\nn1 gpus=1\n")
     code, _, err = gpurun("inventory", "import", "more", "--yes")  # it is known now; the hosts of the first are not its
@@ -155,7 +160,7 @@ def test_without_a_history_nothing_that_the_inventory_says_is_lost(gpurun, impor
     assert code == 0
     assert "kept: n3: the source has no such hosts; to remove: `gpurun inventory remove n3`" in err
     assert "kept: n1: gpus stays 2; the source says 4" in err
-    assert set(load(Path("inventory.yaml")).by_name) == {"n1", "n2", "n3", "m1", "m2"}
+    assert set(load_inventory(Path("inventory.yaml")).by_name) == {"n1", "n2", "n3", "m1", "m2"}
 
 
 def test_a_fabric_that_the_inventory_lacks(imported):
@@ -193,7 +198,7 @@ def test_hosts_that_exchange_their_addresses(imported):
     back = there.replace("9.2", "9.3").replace("9.1", "9.2").replace("9.3", "9.1")
     code, _, err = imported(back)
     assert (code, told(err)[-1]) == (0, "changed: n[1-2]: another address")
-    assert {host.name: host.address for host in load(Path("inventory.yaml")).hosts} == {
+    assert {host.name: host.address for host in load_inventory(Path("inventory.yaml")).hosts} == {
         "n1": "10.0.9.1",
         "n2": "10.0.9.2",
     }
@@ -203,17 +208,16 @@ def test_two_names_of_one_machine_are_one_host(imported):
     code, _, err = imported("[rack1]\nn1 gpus=4 ansible_host=10.0.0.1\nalias gpus=4 ansible_host=10.0.0.1\n")
     assert code == 0
     assert "hosts: alias: left out, because this is the same machine as n1: 10.0.0.1:22" in err
-    assert set(load(Path("inventory.yaml")).by_name) == {"n1"}
+    assert set(load_inventory(Path("inventory.yaml")).by_name) == {"n1"}
 
 
 @pytest.mark.parametrize(
     "last", [b"", b"[]", b"\xff", b'{"n1": 3}', b'{"n1": {"nosuch": "1", "gpus": "many", "labels": "x", "port": ""}}']
 )  # fmt: skip
 def test_whatever_the_record_of_the_last_import_says(place, last):
-    from gpurun.inventory.imports.again import merge
-    from gpurun.inventory.imports.compose import compose
-    from gpurun.inventory.imports.source import read
+    from gpurun.inventory.imports.again import compose_inventory, merge
+    from gpurun.inventory.imports.source import read_source
 
-    draft = read(Path("hosts"))
-    text = compose(draft, {"generation": "volta"}, {"kind": "tcp", "interface": "eth0"}).encode()
+    draft = read_source(Path("hosts"))
+    text = compose_inventory(draft, {"generation": "volta"}, {"kind": "tcp", "interface": "eth0"}).encode()
     assert merge(text, Path("/inventory.yaml"), draft, last, {}).after == text

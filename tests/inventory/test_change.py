@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S
 
-from gpurun.documents.problems import DocumentError
+from gpurun.documents.plain import DocumentError
 from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.inventory import history, write
-from gpurun.inventory.change import Conflict, InventoryFile
-from gpurun.inventory.edit import AddHosts, RemoveHosts, SetFields, apply
-from gpurun.inventory.history import BY_HAND, Author
-from gpurun.inventory.load import load
-from gpurun.inventory.settings import parse, parse_labels
-from gpurun.state import lock
+from gpurun.inventory import change as history
+from gpurun.inventory import change as write
+from gpurun.inventory.change import BY_HAND, Author, Conflict, InventoryFile
+from gpurun.inventory.edit import AddHosts, RemoveHosts, SetFields, apply, parse_labels, parse_settings
+from gpurun.inventory.read import load_inventory
+from gpurun.state import locks
 
 TEXT = """\
 version: 1  # ours
@@ -51,7 +50,7 @@ def file(path: Path, tmp_path: Path) -> InventoryFile:
 def set_(path: Path, hosts: str, *words: str):
     from gpurun.inventory.hostset import expand
 
-    return lambda data: apply(data, path, SetFields(expand(hosts), parse(words)))
+    return lambda data: apply(data, path, SetFields(expand(hosts), parse_settings(words)))
 
 
 def test_a_change_is_recorded_with_who_when_command_and_diff(file: InventoryFile, path: Path) -> None:
@@ -61,7 +60,7 @@ def test_a_change_is_recorded_with_who_when_command_and_diff(file: InventoryFile
     assert kept == change
     assert (kept.who, kept.command, kept.when_s, kept.number) == (ME.who, ME.command, ME.when_s, 1)
     assert '+  r1: {hosts: {"gpu-r1-[01-06,08-16]": {}, "gpu-r1-07": {gpus: 8}}}  # row a' in kept.diff
-    assert load(path).by_name["gpu-r1-07"].gpus == 8
+    assert load_inventory(path).by_name["gpu-r1-07"].gpus == 8
     assert file.commit(set_(path, "gpu-r1-07", "gpus=8"), ME) is None
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
 
@@ -196,7 +195,7 @@ def _crash_at(step: int, path: Path, state: Path) -> None:
 
 def test_a_crash_at_every_step_leaves_the_old_file_or_the_new(path: Path, tmp_path: Path) -> None:
     old = TEXT.encode()
-    new = apply(old, path, SetFields(("gpu-r1-07",), parse(["gpus=8"])))
+    new = apply(old, path, SetFields(("gpu-r1-07",), parse_settings(["gpus=8"])))
     context = multiprocessing.get_context("fork")
     seen = set()
     for step in range(1, 2000):
@@ -238,7 +237,7 @@ def test_two_processes_lose_no_change(path: Path, tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
-    names = {host.name for host in load(path).hosts}
+    names = {host.name for host in load_inventory(path).hosts}
     assert {f"{host}-{count}" for host in ("one", "two") for count in range(EDITS)} <= names
     assert len(InventoryFile(path, state).history.changes()) == 2 * EDITS
 
@@ -251,7 +250,7 @@ def test_the_record_has_an_end(file: InventoryFile, path: Path, monkeypatch: pyt
     assert numbers == [4, 5, 6, 7]
     assert len((file.history.folder / "texts").names()) == 5
     file.undo(ME)
-    assert load(path).by_name["gpu-r1-01"].gpus == 6
+    assert load_inventory(path).by_name["gpu-r1-01"].gpus == 6
 
 
 def test_a_damaged_record_is_named(file: InventoryFile, path: Path) -> None:
@@ -280,7 +279,7 @@ def test_who_keeps_the_lock_of_the_file_is_named_then_given_up_on(
 ) -> None:
     """Everybody who may write in the folder can hold it."""
     monkeypatch.setattr(write, "PATIENCE_S", 0.1)
-    with lock.alone(path.with_name(f".{path.name}.gpurun.lock")):
+    with locks.alone(path.with_name(f".{path.name}.gpurun.lock")):
         with pytest.raises(StateUnavailable, match="the file is locked by") as refused:
             file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
         assert "fuser" in (refused.value.hint or "")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
 from gpurun.errors import GpurunError
-from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetFields, apply
+from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetFields, apply, parse_settings
 from gpurun.inventory.hostset import expand
-from gpurun.inventory.load import parse
-from gpurun.inventory.settings import parse as parse_settings
+from gpurun.inventory.read import parse_inventory
 
 SOURCE = Path("/inventory.yaml")
 SETTINGS = [
@@ -30,7 +29,7 @@ relaxed = examples("inventories with a change")
 
 
 def names_of(written: Written) -> list[str]:
-    return [host.name for host in parse(written.text.encode(), SOURCE).hosts]
+    return [host.name for host in parse_inventory(written.text.encode(), SOURCE).hosts]
 
 
 def changed(written: Written, edit: Edit) -> bytes:
@@ -76,9 +75,9 @@ def test_set(written: Written, data: st.DataObject) -> None:
     names = names_of(written)
     hosts = tuple(name for name in names if data.draw(st.booleans(), label=name))
     word, field, value = data.draw(st.sampled_from(SETTINGS))
-    before = parse(written.text.encode(), SOURCE)
+    before = parse_inventory(written.text.encode(), SOURCE)
     after_bytes = changed(written, SetFields(hosts, parse_settings([word])))
-    after = parse(after_bytes, SOURCE)
+    after = parse_inventory(after_bytes, SOURCE)
     for host in after.hosts:
         expected = {**vars(before.by_name[host.name])}
         if host.name in hosts:
@@ -94,13 +93,13 @@ def test_set(written: Written, data: st.DataObject) -> None:
 def test_label_and_back(written: Written, data: st.DataObject) -> None:
     hosts = tuple(name for name in names_of(written) if data.draw(st.booleans(), label=name))
     labelled = changed(written, SetFields(hosts, parse_settings(["labels.shelf=7"])))
-    found = parse(labelled, SOURCE)
+    found = parse_inventory(labelled, SOURCE)
     assert {host.name for host in found.hosts if host.labels.get("shelf") == "7"} == set(hosts)
     assert_other_lines_stay(written, labelled.decode(), set(hosts))
     assert_comments_stay(written, labelled.decode())
     back = apply(labelled, SOURCE, SetFields(hosts, parse_settings(["labels.shelf="])))
-    assert {h.name: h for h in parse(back, SOURCE).hosts} == {
-        h.name: h for h in parse(written.text.encode(), SOURCE).hosts
+    assert {h.name: h for h in parse_inventory(back, SOURCE).hosts} == {
+        h.name: h for h in parse_inventory(written.text.encode(), SOURCE).hosts
     }
 
 
@@ -109,9 +108,9 @@ def test_label_and_back(written: Written, data: st.DataObject) -> None:
 def test_remove(written: Written, data: st.DataObject) -> None:
     names = names_of(written)
     hosts = tuple(name for name in names if data.draw(st.booleans(), label=name))
-    before = parse(written.text.encode(), SOURCE)
+    before = parse_inventory(written.text.encode(), SOURCE)
     after = changed(written, RemoveHosts(hosts))
-    left = parse(after, SOURCE)
+    left = parse_inventory(after, SOURCE)
     assert {h.name: h for h in left.hosts} == {h.name: h for h in before.hosts if h.name not in hosts}
     assert_other_lines_stay(written, after.decode(), set(hosts))
     assert_comments_stay(written, after.decode(), set(hosts))
@@ -120,10 +119,10 @@ def test_remove(written: Written, data: st.DataObject) -> None:
 @relaxed
 @given(inventories(), st.sampled_from(["r0", "r1", "new"]), st.sampled_from(["n-1", "n-[01-04]"]))
 def test_add(written: Written, rack: str, folded: str) -> None:
-    before = parse(written.text.encode(), SOURCE)
+    before = parse_inventory(written.text.encode(), SOURCE)
     edit = AddHosts(expand(folded), rack, parse_settings(["gpus=2", "labels.row=z"]))
     after = changed(written, edit)
-    found = parse(after, SOURCE)
+    found = parse_inventory(after, SOURCE)
     assert {h.name: h for h in found.hosts if h.name in before.by_name} == dict(before.by_name)
     new = [host for host in found.hosts if host.name not in before.by_name]
     assert [host.name for host in new] == list(expand(folded))
@@ -137,7 +136,7 @@ def test_add(written: Written, rack: str, folded: str) -> None:
 def test_move(written: Written, data: st.DataObject) -> None:
     hosts = tuple(name for name in names_of(written) if data.draw(st.booleans(), label=name))
     after = changed(written, SetFields(hosts, parse_settings(["rack=r0"])))
-    found, before = parse(after, SOURCE), parse(written.text.encode(), SOURCE)
+    found, before = parse_inventory(after, SOURCE), parse_inventory(written.text.encode(), SOURCE)
     for host in found.hosts:
         assert host.rack == ("r0" if host.name in hosts else before.by_name[host.name].rack)
     assert_other_lines_stay(written, after.decode(), set(hosts), "r0")

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.inventory.imports.compose import compose
+from gpurun.inventory.imports.again import (
+    compose_inventory,
+    guessed_hosts,
+    guesses,
+    is_imported,
+    settled,
+    with_interface,
+)
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.imports.guesses import guessed_hosts, guesses, is_imported, settled, with_interface
-from gpurun.inventory.load import parse
+from gpurun.inventory.read import parse_inventory
 
 PATH = Path("/inventory.yaml")
 
@@ -20,7 +26,7 @@ def imported(*hosts: str, given: dict[str, str] | None = None, **gpus: str) -> s
         draft.host(host, "x")
     for host, count in gpus.items():
         draft.put(host, "gpus", count, "x")
-    return compose(draft, given or {}, {"kind": "tcp", "interface": "eth0"})
+    return compose_inventory(draft, given or {}, {"kind": "tcp", "interface": "eth0"})
 
 
 def test_what_compose_guesses_is_found_again():
@@ -63,7 +69,7 @@ def test_what_hosts_have_told_is_no_guess_any_more():
     for guess in guesses(text):
         text = settled(text, guess, {"gpus": "4", "generation": "ada-2.x"}[guess.key], ())
     assert "Guessed: gpus" not in text and "Guessed: generation" not in text and "# Guessed: rack r1" in text
-    assert {(host.gpus, host.generation) for host in parse(text.encode(), PATH).hosts} == {(4, "ada-2.x")}
+    assert {(host.gpus, host.generation) for host in parse_inventory(text.encode(), PATH).hosts} == {(4, "ada-2.x")}
 
 
 def test_hosts_that_have_not_told_are_named_in_what_stays_a_guess():

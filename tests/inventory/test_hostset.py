@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.inventory.hostset import expand, fold, is_host_name, select
-from gpurun.inventory.load import parse
+from gpurun.inventory.hostset import expand, fold_by_clustershell, is_host_name, select
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.read import parse_inventory
 
 TEXT = b"""\
 version: 1
@@ -28,7 +28,7 @@ racks:
 
 @pytest.fixture
 def inventory() -> Inventory:
-    return parse(TEXT, Path("/inventory.yaml"))
+    return parse_inventory(TEXT, Path("/inventory.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def inventory() -> Inventory:
     ],
 )
 def test_select(inventory: Inventory, selection: str, folded: str) -> None:
-    assert fold(select(inventory, selection, {"cordoned": ["gpu-r1-07", "gone"]})) == folded
+    assert fold_by_clustershell(select(inventory, selection, {"cordoned": ["gpu-r1-07", "gone"]})) == folded
 
 
 def test_the_order_is_the_inventorys(inventory: Inventory) -> None:
@@ -94,7 +94,7 @@ def test_simple_ranges_are_what_clustershell_says(first: int, last: int, width: 
 
 @given(st.text(max_size=40))
 def test_any_text_selects_or_is_refused(text: str) -> None:
-    found = parse(TEXT, Path("/inventory.yaml"))
+    found = parse_inventory(TEXT, Path("/inventory.yaml"))
     with suppress(BadInput):
         assert set(select(found, text)) <= found.by_name.keys()
 
@@ -102,4 +102,4 @@ def test_any_text_selects_or_is_refused(text: str) -> None:
 @given(st.sets(st.from_regex(r"[a-z]{1,3}(-?[0-9]{1,3}){1,2}", fullmatch=True), min_size=1, max_size=30))
 def test_fold_and_expand_are_each_others_inverse(names: set[str]) -> None:
     assert all(is_host_name(name) for name in names)
-    assert set(expand(fold(names))) == names
+    assert set(expand(fold_by_clustershell(names))) == names

@@ -7,22 +7,21 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.inventory.hostset import fold
-from gpurun.inventory.imports.compose import compose
-from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.imports.generations import generation_of
-from gpurun.inventory.imports.source import detect, read
-from gpurun.inventory.load import parse
+from gpurun.inventory.folding import fold
+from gpurun.inventory.imports.again import compose_inventory
+from gpurun.inventory.imports.draft import Draft, generation_of
+from gpurun.inventory.imports.source import detect, read_source
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.read import parse_inventory
 
 CASES = Path(__file__).parent / "cases"
 TCP = {"kind": "tcp", "interface": "eth0"}
 
 
 def imported(path: Path, kind: str | None = None, **given: str) -> tuple[Inventory, Draft, str]:
-    draft = read(path, kind)
-    text = compose(draft, given, TCP)
-    return parse(text.encode(), Path("/inventory.yaml")), draft, text
+    draft = read_source(path, kind)
+    text = compose_inventory(draft, given, TCP)
+    return parse_inventory(text.encode(), Path("/inventory.yaml")), draft, text
 
 
 def racks(inventory: Inventory) -> dict[str, str]:
@@ -74,7 +73,7 @@ def test_a_model_as_nvml_names_it_is_a_model(kind: str, tmp_path: Path) -> None:
 
 
 def test_an_exported_roce_cluster_can_be_imported_again_with_all_that_hosts_have() -> None:
-    from gpurun.inventory.exports.ansible import ansible
+    from gpurun.inventory.exports import ansible
     from gpurun.inventory.imports import ansible as importer
 
     text = """\
@@ -87,11 +86,11 @@ racks:
   r1: {hosts: {"a[1-3]": {nvlink: [0-3, 4-7], near_hca: 0-3, gpu_memory_mib: 16GiB, labels: {row: a, 'x.y': "1: 2"}}}}
   r2: {hosts: {b1: {fabric: roce100, gpu_model: v100, user: train, port: 2222, fabric_address: 'fd00::1'}}}
 """
-    before = parse(text.encode(), Path("/inventory.yaml"))
+    before = parse_inventory(text.encode(), Path("/inventory.yaml"))
     again = Draft("again")
     importer.read_yaml(ansible(before.hosts).encode(), again, "again.yml", lambda _: ())
     roce = {"kind": "roce", "interface": "ens1f0", "hcas": "[mlx5_0]"}
-    after = parse(compose(again, {}, roce).encode(), Path("/inventory.yaml"))
+    after = parse_inventory(compose_inventory(again, {}, roce).encode(), Path("/inventory.yaml"))
     assert not again.left
     assert after.by_name == before.by_name
     assert set(after.fabrics) == set(before.fabrics)
@@ -160,15 +159,14 @@ def test_csv() -> None:
 
 
 def test_what_is_exported_can_be_imported_again() -> None:
-    from gpurun.inventory.exports.ansible import ansible
-    from gpurun.inventory.exports.hostfile import deepspeed, openmpi
+    from gpurun.inventory.exports import ansible, deepspeed, openmpi
 
     found, _, _ = imported(CASES / "slurm")
     again = Draft("again")
     from gpurun.inventory.imports import ansible as importer
 
     importer.read_yaml(ansible(found.hosts).encode(), again, "again.yml", lambda _: ())
-    back = parse(compose(again, {}, TCP).encode(), Path("/inventory.yaml"))
+    back = parse_inventory(compose_inventory(again, {}, TCP).encode(), Path("/inventory.yaml"))
     for host in found.hosts:
         other = back.by_name[host.name]
         assert (other.gpus, other.generation, other.address, other.rack) == (
@@ -243,7 +241,7 @@ def test_what_is_no_list_of_hosts_is_refused_with_its_name(tmp_path: Path, name:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(BadInput) as refused:
-        read(path)
+        read_source(path)
     assert name in str(refused.value)
 
 
@@ -253,10 +251,10 @@ def test_an_include_that_includes_itself(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / ".ssh" / "config"
     path.write_text("Host a\nInclude config\n")
     with pytest.raises(BadInput, match="does a file include itself"):
-        read(path)
+        read_source(path)
     slurm = tmp_path / "slurm.conf"
     slurm.write_text("NodeName=a Gres=gpu:1\nInclude slurm.conf\n")
-    assert list(read(slurm).values) == ["a"]
+    assert list(read_source(slurm).values) == ["a"]
 
 
 def test_a_huge_file(tmp_path: Path) -> None:
@@ -264,4 +262,4 @@ def test_a_huge_file(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(100 * 1024 * 1024)
     with pytest.raises(BadInput, match="larger than 8 MiB"):
-        read(path)
+        read_source(path)

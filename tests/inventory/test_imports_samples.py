@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.inventory.hostset import fold
-from gpurun.inventory.load import load, parse
+from gpurun.inventory.folding import fold
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.read import load_inventory, parse_inventory
 
 CASES = Path(__file__).parent / "cases"
 
@@ -24,7 +24,7 @@ def importing(gpurun, tmp_path, monkeypatch):
     def run(source: Path, *flags: str) -> tuple[Inventory, list[str]]:
         code, out, err = gpurun("inventory", "import", str(source), "-i", str(target), *flags)
         assert (code, out) == (0, "")
-        return load(target), err.splitlines()
+        return load_inventory(target), err.splitlines()
 
     return run
 
@@ -271,7 +271,7 @@ def test_what_is_exported_for_ansible_is_the_same_inventory_again(gpurun, import
     assert code == 0, err
     (tmp_path / "again.yml").write_text(out)
     found, said = imported(tmp_path / "again.yml")
-    before = parse(EVERY_KEY.encode(), Path("/x"))
+    before = parse_inventory(EVERY_KEY.encode(), Path("/x"))
     assert not_mapped(said) == ""
     assert found.by_name == before.by_name
     assert [(rack.name, rack.hosts) for rack in found.racks] == [(rack.name, rack.hosts) for rack in before.racks]

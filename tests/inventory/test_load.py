@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.documents.problems import DocumentError
+from gpurun.documents.plain import DocumentError
 from gpurun.errors import BadInput
-from gpurun.inventory.load import load, parse
 from gpurun.inventory.model import FabricKind, Inventory
+from gpurun.inventory.read import load_inventory, parse_inventory
 
 DESIGN = """\
 version: 1
@@ -35,7 +35,7 @@ fabrics: {tcp: {kind: tcp, interface: eno1}}
 
 def read(text: str | bytes) -> Inventory:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return parse(data, Path("/etc/gpurun/inventory.yaml"), shown_as="inventory.yaml")
+    return parse_inventory(data, Path("/etc/gpurun/inventory.yaml"), shown_as="inventory.yaml")
 
 
 def problems(text: str | bytes) -> list[str]:
@@ -139,7 +139,7 @@ def test_ssh_config_and_head(tmp_path: Path) -> None:
     path.write_text(
         HEAD + "ssh_config: ssh/config\nhead: {docker_host: 'unix:///run/docker.sock', outputs_limit: 2GiB}\n"
     )
-    found = load(path)
+    found = load_inventory(path)
     assert found.ssh_config == str(tmp_path / "ssh" / "config")
     assert (found.docker_host, found.outputs_limit_mib) == ("unix:///run/docker.sock", 2048)
     (problem,) = problems(HEAD + "head: {outputs_limit: 500}\n")
@@ -341,12 +341,12 @@ def test_a_huge_file(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(100 * 1024 * 1024)
     with pytest.raises(DocumentError, match="larger than 8 MiB"):
-        load(path)
+        load_inventory(path)
 
 
 def test_what_is_not_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/zero"), tmp_path / "none"):
         with pytest.raises(BadInput) as refused:
-            load(path)
+            load_inventory(path)
         assert str(path) in str(refused.value)

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
-from gpurun.documents.problems import DocumentError
+from gpurun.documents.plain import DocumentError
 from gpurun.errors import GpurunError
-from gpurun.inventory.edit import SetFields, apply
-from gpurun.inventory.load import parse
-from gpurun.inventory.settings import parse as parse_settings
+from gpurun.inventory.edit import SetFields, apply, parse_settings
+from gpurun.inventory.read import parse_inventory
 
 SOURCE = Path("/inventory.yaml")
 SNIPPETS = [
@@ -56,7 +55,7 @@ SNIPPETS = [
 
 def read_or_refused(data: bytes) -> None:
     try:
-        parse(data, SOURCE)
+        parse_inventory(data, SOURCE)
     except DocumentError as error:
         lines = data.count(b"\n") + 1
         assert error.problems
@@ -89,4 +88,4 @@ def test_inventories_with_something_in_them(written: Written, data: st.DataObjec
     except GpurunError as error:
         assert "bug in gpurun" not in str(error)
     else:
-        assert parse(after, SOURCE).by_name["gpu-r0-01"].gpus == 3
+        assert parse_inventory(after, SOURCE).by_name["gpu-r0-01"].gpus == 3

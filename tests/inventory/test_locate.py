@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.inventory.load import load
-from gpurun.inventory.locate import find
+from gpurun.inventory.read import find_inventory, load_inventory
 
 
 def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,27 +16,27 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.parent.mkdir(parents=True)
     environ = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     with pytest.raises(BadInput) as nowhere:
-        find(None, environ)
+        find_inventory(None, environ)
     assert str(tmp_path / "inventory.yaml") in str(nowhere.value)
     assert str(config) in str(nowhere.value)
     assert "/etc/gpurun/inventory.yaml" in str(nowhere.value)
     config.touch()
-    assert find(None, environ) == config
+    assert find_inventory(None, environ) == config
     (tmp_path / "inventory.yaml").touch()
-    assert find(None, environ) == tmp_path / "inventory.yaml"
+    assert find_inventory(None, environ) == tmp_path / "inventory.yaml"
     other = tmp_path / "a'; touch x #.yaml"
     other.touch()
-    assert find(None, {**environ, "GPURUN_INVENTORY": str(other)}) == other
-    assert find(other.name, environ) == other
+    assert find_inventory(None, {**environ, "GPURUN_INVENTORY": str(other)}) == other
+    assert find_inventory(other.name, environ) == other
 
 
 def test_a_named_one_is_never_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "inventory.yaml").touch()
     with pytest.raises(BadInput, match="no inventory at"):
-        find("nope.yaml", {})
+        find_inventory("nope.yaml", {})
     with pytest.raises(BadInput, match="no inventory at"):
-        find(None, {"GPURUN_INVENTORY": "/nope.yaml"})
+        find_inventory(None, {"GPURUN_INVENTORY": "/nope.yaml"})
 
 
 @pytest.mark.parametrize(
@@ -45,4 +44,4 @@ def test_a_named_one_is_never_skipped(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_a_name_that_cannot_be_looked_up(named: str, why: str) -> None:
     with pytest.raises(BadInput, match=why):
-        load(find(named, {}))
+        load_inventory(find_inventory(named, {}))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from difflib import ndiff
 from pathlib import Path
 
-from gpurun.inventory.edit import SetFields, apply
-from gpurun.inventory.settings import parse
+from gpurun.inventory.edit import SetFields, apply, parse_settings
 
 TEXT = """\
 version: 1
@@ -53,7 +52,7 @@ def test_a_moved_host_keeps_its_comments():
     for newline in ("\n", "\r\n"):
         text = TEXT.replace("\n", newline)
         for (hosts, settings), lines in MOVED.items():
-            edit = SetFields(tuple(hosts.split(",")), parse(settings.split()))
+            edit = SetFields(tuple(hosts.split(",")), parse_settings(settings.split()))
             after = apply(text.encode(), Path("/i.yaml"), edit).decode()
             come = [line[2:].rstrip() for line in ndiff(text.splitlines(), after.splitlines()) if line[0] == "+"]
             assert come == list(lines), (hosts, settings, after)
@@ -64,8 +63,8 @@ def test_a_moved_host_keeps_its_comments():
 
 def test_there_and_back_again_is_the_same_set_of_lines():
     for host in ("n1", "n2"):
-        there = apply(TEXT.encode(), Path("/i.yaml"), SetFields((host,), parse(["rack=r2"])))
-        back = apply(there, Path("/i.yaml"), SetFields((host,), parse(["rack=r1"])))
+        there = apply(TEXT.encode(), Path("/i.yaml"), SetFields((host,), parse_settings(["rack=r2"])))
+        back = apply(there, Path("/i.yaml"), SetFields((host,), parse_settings(["rack=r1"])))
         assert sorted(back.decode().splitlines()) == sorted(TEXT.splitlines()), host
 
 
@@ -101,7 +100,7 @@ def test_a_host_in_braces_over_several_lines_keeps_its_comments():
     for newline in ("\n", "\r\n"):
         text = BRACES.replace("\n", newline)
         for (hosts, rack), lines in OUT_OF_BRACES.items():
-            edit = SetFields(tuple(hosts.split(",")), parse([f"rack={rack}"]))
+            edit = SetFields(tuple(hosts.split(",")), parse_settings([f"rack={rack}"]))
             after = apply(text.encode(), Path("/i.yaml"), edit).decode()
             come = [line[2:].rstrip() for line in ndiff(text.splitlines(), after.splitlines()) if line[0] == "+"]
             assert [line for line in lines if line not in come] == [], (hosts, after)

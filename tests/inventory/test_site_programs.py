@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.documents.problems import DocumentError
+from gpurun.documents.plain import DocumentError
 from gpurun.errors import BadInput
-from gpurun.inventory.edit import SetFields, apply
-from gpurun.inventory.load import parse
-from gpurun.inventory.schema import schema
-from gpurun.inventory.settings import parse as parse_settings
+from gpurun.inventory.edit import SetFields, apply, parse_settings
+from gpurun.inventory.fields import inventory_schema
+from gpurun.inventory.read import parse_inventory
 
 TEXT = """\
 version: 1
@@ -31,7 +30,7 @@ racks:
 
 
 def read(text):
-    return parse(text.encode(), Path("/x"))
+    return parse_inventory(text.encode(), Path("/x"))
 
 
 def test_programs_are_inherited_like_every_other_key():
@@ -79,6 +78,6 @@ def test_a_command_sets_and_removes_them():
 
 
 def test_the_schema_describes_them():
-    keys = schema()["properties"]["defaults"]["properties"]
+    keys = inventory_schema()["properties"]["defaults"]["properties"]
     for name in ("health", "prolog", "epilog"):
         assert keys[name]["oneOf"][0]["type"] == "array" and keys[name]["description"]

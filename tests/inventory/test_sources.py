@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from listed_sources import SOURCES, Listed
 
-from gpurun.inventory.hostset import expand, fold
-from gpurun.inventory.imports.draft import says_gpu
-from gpurun.inventory.imports.generations import is_slice
-from gpurun.inventory.imports.jumps import jumps_of, jumps_of_command
-from gpurun.inventory.load import load
+from gpurun.inventory.folding import fold
+from gpurun.inventory.hostset import expand
+from gpurun.inventory.imports.draft import is_slice, jumps_of, jumps_of_command, says_gpu
+from gpurun.inventory.read import load_inventory
 
 
 @pytest.fixture(name="place")
@@ -34,7 +33,7 @@ def write(files: dict[str, str]) -> None:
 
 def gpus_of(path: Path) -> str:
     by_gpus = defaultdict(list)
-    for host in load(path).hosts:
+    for host in load_inventory(path).hosts:
         by_gpus[host.gpus].append(host.name)
     return " ".join(f"{fold(names)}={gpus}" for gpus, names in sorted(by_gpus.items()))
 
@@ -64,7 +63,7 @@ def check(gpurun, name: str, listed: Listed) -> None:
     assert code == 0, (name, err)
     assert gpus_of(inventory) == in_order(listed.found), (name, err)
 
-    kept = next(host.name for host in load(inventory).hosts if host.name in expand_all(listed.found_after))
+    kept = next(host.name for host in load_inventory(inventory).hosts if host.name in expand_all(listed.found_after))
     assert gpurun("inventory", "label", kept, "mine=yes", "--yes")[0] == 0
     inventory.write_text(inventory.read_text().replace("racks:\n", "racks:  # ours\n"))
     edited = inventory.read_bytes()
@@ -77,7 +76,7 @@ def check(gpurun, name: str, listed: Listed) -> None:
     code, _, err = gpurun(*command, "--yes")
     assert code == 0, (name, err)
     assert gpus_of(inventory) == in_order(listed.found_after), (name, err, inventory.read_text())
-    assert load(inventory).by_name[kept].labels["mine"] == "yes", name
+    assert load_inventory(inventory).by_name[kept].labels["mine"] == "yes", name
     assert b"racks:  # ours\n" in inventory.read_bytes(), name
 
     merged = inventory.read_bytes()

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.folding import fold
+from gpurun.inventory.hostset import expand
 
 FIELDS = ("gpus: 8", "generation: volta", "port: 2222", "user: bob", "labels: {team: nlp}", "gpu_memory_mib: 32GiB")
 

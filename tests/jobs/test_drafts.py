@@ -20,10 +20,9 @@ import pytest
 from waiting import LIMIT_S
 
 from gpurun.errors import StateError
-from gpurun.jobs.drafts import ABANDONED_S, PREFIX
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
+from gpurun.jobs.store import ABANDONED_S, PREFIX, JobStore
 from gpurun.state import durable
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
@@ -166,7 +165,7 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-faults.arm("command")
+faults.arm_fault("command")
 specs = [JobSpec("n", "i", 1, ("true",))] * int(sys.argv[2])
 JobStore(Path(sys.argv[1])).create_many(specs, inventory=Path("/i"), now_s=1.0)
 """

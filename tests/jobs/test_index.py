@@ -9,13 +9,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gpurun.jobs import index, store
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import CancelRequest, FirstFailure, JobRecord, Restart, Setback
+from gpurun.jobs import store
+from gpurun.jobs import store as index
+from gpurun.jobs.record import CancelRequest, FirstFailure, JobRecord, Restart, Setback, State
 from gpurun.jobs.spec import Constraints, DataSource, Grant, JobSpec, Wants
-from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
-from gpurun.state import durable, own_cache
+from gpurun.jobs.store import JobStore, LiveJob
+from gpurun.state import caches, durable
 from gpurun.state.clock import head_clock
 
 SPECS = (
@@ -36,7 +35,7 @@ def jobs(tmp_path, monkeypatch):
     """A store with some jobs that an index is worth, and whose folders can be taken for settled at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(index, "FEW", 1)
-    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
+    monkeypatch.setattr(caches, "is_settled", lambda *_: True)
     found = JobStore(tmp_path / "state dir")
     for number in range(6):
         found.create(SPECS[number % 3], inventory=tmp_path / "inventory.yaml", now_s=float(number))
@@ -200,7 +199,7 @@ def test_a_folder_that_has_just_changed_is_read_again(jobs, read, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(jobs.home.parent / "cache"))
     monkeypatch.setattr(index, "FEW", 1)
-    time.sleep(own_cache.SETTLED_NS / 1e9 + 0.05)
+    time.sleep(caches.SETTLED_NS / 1e9 + 0.05)
     folder = jobs.get(jobs.ids()[0])
     for priority in range(50):
         folder.write(folder.record().but(priority=priority))
@@ -243,7 +242,7 @@ def test_an_index_that_is_cut_is_made_again(jobs, tmp_path, read, cut):
 def test_content_that_is_no_index_is_made_again(jobs, tmp_path, content):
     """Another version of gpurun may have written it, with a right checksum."""
     look(jobs)
-    own_cache.keep(kept(tmp_path), content)
+    caches.keep_cache(kept(tmp_path), content)
     look(jobs)
 
 
@@ -258,7 +257,7 @@ def test_every_flipped_byte_is_noticed(jobs, tmp_path, read):
 def test_an_index_of_another_boot_or_another_gpurun_is_made_again(jobs, read, monkeypatch):
     """After a power cut, a job's files may be older than what the index says of them."""
     look(jobs)
-    for name, value in (("boot_id", lambda: "another"), ("CODE", "another")):
+    for name, value in (("boot_id", lambda: "another"), ("INDEX_CODE", "another")):
         monkeypatch.setattr(index, name, value)
         read.clear()
         jobs.live_jobs(pytest.fail)
@@ -280,7 +279,7 @@ def test_an_index_of_another_state_directory_is_ignored(jobs, tmp_path, read):
     shutil.copytree(jobs.home, other.home)
     folder = other.get(other.ids()[0])
     folder.write(folder.record().but(priority=9))
-    mine = own_cache.place(tmp_path / "cache" / "gpurun" / "jobs", os.path.realpath(other.folder.plain))
+    mine = caches.cache_file(tmp_path / "cache" / "gpurun" / "jobs", os.path.realpath(other.folder.plain))
     shutil.copy(kept(tmp_path), mine)
     look(other)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import build, convert_flag, read
+from gpurun.jobs.recipe import build_spec, convert_flag, read_recipe
 from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, HOROVOD, PYTHON, ROLES, SWEEP
 
 GOOD = """\
@@ -32,7 +32,7 @@ def recipe(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_whole_recipe(tmp_path):
-    spec = build(read(recipe(tmp_path, GOOD)), {}, {})
+    spec = build_spec(read_recipe(recipe(tmp_path, GOOD)), {}, {})
     assert spec.name == "a'; echo foo"
     assert spec.command == ("python3", "train.py", "--epochs", "3")
     assert spec.workdir == str(tmp_path / "a'; echo foo")
@@ -45,7 +45,9 @@ def test_a_whole_recipe(tmp_path):
 
 def test_flags_win_and_env_is_merged(tmp_path):
     text = GOOD + "env: {A: '1', B: '2'}\n"
-    spec = build(read(recipe(tmp_path, text)), {"gpus": 8, "env": {"B": "x y"}}, {"generations": ("hopper",)})
+    spec = build_spec(
+        read_recipe(recipe(tmp_path, text)), {"gpus": 8, "env": {"B": "x y"}}, {"generations": ("hopper",)}
+    )
     assert spec.gpus == 8
     assert spec.env == {"A": "1", "B": "x y"}
     assert spec.constraints.generations == ("hopper",)
@@ -55,7 +57,7 @@ def test_flags_win_and_env_is_merged(tmp_path):
 @pytest.mark.parametrize("gpus", ["0", "-1", "3.5", "four", "1e3", "", "null", "[1]", "{}", "99999999999999999999"])
 def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
     with pytest.raises(BadInput, match=r"recipe.yaml:2:\d+: gpus.* \(allowed: 1 to 1000000\)"):
-        read(recipe(tmp_path, GOOD.replace("gpus: 4", f"gpus: {gpus}")))
+        read_recipe(recipe(tmp_path, GOOD.replace("gpus: 4", f"gpus: {gpus}")))
 
 
 @pytest.mark.parametrize(
@@ -105,14 +107,14 @@ def test_wrong_values_name_their_place(tmp_path, line, message):
     key = line.split(":")[0]
     kept = "".join(one + "\n" for one in GOOD.splitlines() if not one.startswith(key + ":"))
     with pytest.raises(BadInput, match=message) as caught:
-        read(recipe(tmp_path, kept + line + "\n"))
+        read_recipe(recipe(tmp_path, kept + line + "\n"))
     assert "recipe.yaml:" in str(caught.value)
     assert caught.value.exit_code == 2
 
 
 def test_every_problem_is_said_at_once(tmp_path):
     with pytest.raises(BadInput) as caught:
-        read(recipe(tmp_path, "gpus: 0\nimage: ''\nwhat: 1\n"))
+        read_recipe(recipe(tmp_path, "gpus: 0\nimage: ''\nwhat: 1\n"))
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -120,34 +122,34 @@ def test_every_problem_is_said_at_once(tmp_path):
 def test_what_a_job_needs(tmp_path, missing):
     kept = "".join(one + "\n" for one in GOOD.splitlines() if not one.startswith(missing + ":"))
     with pytest.raises(BadInput, match=f"no {missing}"):
-        build(read(recipe(tmp_path, kept)), {}, {})
+        build_spec(read_recipe(recipe(tmp_path, kept)), {}, {})
 
 
 def test_contradictions(tmp_path):
-    given_recipe = read(recipe(tmp_path, GOOD))
+    given_recipe = read_recipe(recipe(tmp_path, GOOD))
     with pytest.raises(BadInput, match="cannot be split"):
-        build(given_recipe, {}, {"gpus_per_host": 3})
+        build_spec(given_recipe, {}, {"gpus_per_host": 3})
     with pytest.raises(BadInput, match="min_gpus"):
-        build(given_recipe, {"min_gpus": 9}, {})
+        build_spec(given_recipe, {"min_gpus": 9}, {})
     with pytest.raises(BadInput, match=r"memory is 8 MiB; at least 16 MiB"):
-        build(given_recipe, {"memory_mib": 8}, {})
+        build_spec(given_recipe, {"memory_mib": 8}, {})
     with pytest.raises(BadInput, match=r"shm_size \(64 MiB\) is more than memory \(32 MiB\)"):
-        build(given_recipe, {"memory_mib": 32, "shm_size_mib": 64}, {})
+        build_spec(given_recipe, {"memory_mib": 32, "shm_size_mib": 64}, {})
     with pytest.raises(BadInput, match="the folder does not exist"):
-        build(given_recipe, {"workdir": "/nonexistent"}, {})
+        build_spec(given_recipe, {"workdir": "/nonexistent"}, {})
 
 
 def test_no_recipe_there(tmp_path):
     with pytest.raises(BadInput, match="none: the recipe does not exist"):
-        read(tmp_path / "none")
+        read_recipe(tmp_path / "none")
     with pytest.raises(BadInput, match=r"the folder has no recipe\.yaml"):
-        read(tmp_path)
+        read_recipe(tmp_path)
     (tmp_path / "my train.py").write_text("print('a'); b: int = 1")
     with pytest.raises(BadInput, match="the file is a program, not a recipe") as caught:
-        read(tmp_path / "my train.py")
+        read_recipe(tmp_path / "my train.py")
     assert caught.value.hint.endswith(f"-- python3 '{tmp_path}/my train.py'")
     with pytest.raises(BadInput, match="empty"):
-        read(recipe(tmp_path, "# nothing\n"))
+        read_recipe(recipe(tmp_path, "# nothing\n"))
 
 
 def test_arguments_arrive_byte_for_byte(tmp_path):
@@ -166,11 +168,11 @@ def test_a_time_without_a_unit_is_refused_whatever_its_key(tmp_path):
     kept = kept.replace("horovod: {fusion_threshold_mb: 64, cycle_time_ms: 1}\n", "")
     for key in keys:
         with pytest.raises(BadInput, match=r": '30' has no unit; write 30s, 30m, 30h or 30d"):
-            read(recipe(tmp_path, kept + key.format("30") + "\n"))
-        read(recipe(tmp_path, kept + key.format("1h30") + "\n"))
-    assert build(read(recipe(tmp_path, kept + "time_limit: 1h30\n")), {}, {}).time_limit_s == 5400
+            read_recipe(recipe(tmp_path, kept + key.format("30") + "\n"))
+        read_recipe(recipe(tmp_path, kept + key.format("1h30") + "\n"))
+    assert build_spec(read_recipe(recipe(tmp_path, kept + "time_limit: 1h30\n")), {}, {}).time_limit_s == 5400
     with pytest.raises(BadInput, match=r"gloo_timeout: '0.4s' is less than 1s"):
-        read(recipe(tmp_path, kept + "horovod: {gloo_timeout: 0.4s}\n"))
+        read_recipe(recipe(tmp_path, kept + "horovod: {gloo_timeout: 0.4s}\n"))
 
 
 @given(st.text(max_size=200))
@@ -178,7 +180,7 @@ def test_no_text_is_a_traceback(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("recipe")
     (folder / "recipe.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        build(read(folder), {}, {})
+        build_spec(read_recipe(folder), {}, {})
     except BadInput as error:
         assert error.exit_code == 2
 
@@ -186,28 +188,28 @@ def test_no_text_is_a_traceback(tmp_path_factory, text):
 @pytest.mark.parametrize("place", ["x" * 5000, "a" * 300 + "/recipe.yaml"])
 def test_a_path_that_cannot_be_looked_at(place):
     with pytest.raises(BadInput, match="cannot read the recipe: File name too long"):
-        read(Path(place))
+        read_recipe(Path(place))
 
 
 def test_a_pipe_is_no_recipe(tmp_path):
     os.mkfifo(tmp_path / "recipe.yaml")
     with pytest.raises(BadInput, match="must be a regular file"):
-        read(tmp_path)
+        read_recipe(tmp_path)
 
 
 def test_a_recipe_that_fails_while_it_is_read():
     with pytest.raises(BadInput, match="cannot read the recipe"):
-        read(Path("/proc/self/mem"))
+        read_recipe(Path("/proc/self/mem"))
 
 
 def test_a_recipe_without_end():
     with pytest.raises(BadInput, match="regular file"):
-        read(Path("/dev/zero"))
+        read_recipe(Path("/dev/zero"))
 
 
 def test_packages_are_named_relative_to_the_recipe(tmp_path):
     (tmp_path / "recipe.yaml").write_text("python: {requirements: r.txt, index: ./wheels, secret: ../n}")
-    found = read(tmp_path).given["python"]
+    found = read_recipe(tmp_path).given["python"]
     assert (found.kind, found.path, found.index) == ("requirements", f"{tmp_path}/r.txt", f"{tmp_path}/wheels")
     assert found.secret == f"{tmp_path}/../n"
     assert convert_flag("--requirements", "python", {"requirements": "/r.txt"})[1].path == "/r.txt"
@@ -228,14 +230,14 @@ def test_packages_are_named_relative_to_the_recipe(tmp_path):
 def test_packages_come_from_one_source(tmp_path, python, why):
     (tmp_path / "recipe.yaml").write_text(f"python: {python}")
     with pytest.raises(BadInput, match=why) as caught:
-        read(tmp_path)
+        read_recipe(tmp_path)
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"command": ("a\ud800",)}, {"name": "\udcff"}, {"env": {"A": "\udcff"}}])
 def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
     with pytest.raises(BadInput, match="is not UTF-8"):
-        build(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})
+        build_spec(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})
 
 
 SECTIONS = {
@@ -254,7 +256,7 @@ def test_the_examples_of_a_key_are_right(tmp_path, section, key, example):
     line = f"{key}: {example}\n"
     line += "  requirements: r.txt\n" if key in ("index", "secret") else ""
     (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
-    found = read(tmp_path)
+    found = read_recipe(tmp_path)
     assert found.sweep if "sweep" in (section, key) else found.given
 
 
@@ -275,22 +277,22 @@ def test_every_key_says_what_it_means_with_an_example():
 def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(fits, longer, why):
     """Horovod quotes the environment a second time, and hands all of it to one ``sh -c``."""
     given = {"image": "i", "gpus": 1, "command": ("true",)}
-    assert build(None, {**given, **fits}, {})
+    assert build_spec(None, {**given, **fits}, {})
     with pytest.raises(BadInput, match=why):
-        build(None, {**given, **longer}, {})
+        build_spec(None, {**given, **longer}, {})
 
 
 @pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW"])
 def test_what_a_rank_needs_to_say_how_it_ends_is_not_a_persons_to_set(tmp_path, name):
     """A rank without its folder was a container that ended with 70, and its host was blamed and left."""
-    source = read(recipe(tmp_path, GOOD))
+    source = read_recipe(recipe(tmp_path, GOOD))
     with pytest.raises(BadInput, match=f"env: gpurun itself sets {name}"):
-        build(source, {"env": {name: "/x", "GPURUN_PARAMETERS": "{}"}}, {})
-    assert build(source, {"env": {"GPURUN_PARAMETERS": "{}", "gpurun_x": ""}}, {})
+        build_spec(source, {"env": {name: "/x", "GPURUN_PARAMETERS": "{}"}}, {})
+    assert build_spec(source, {"env": {"GPURUN_PARAMETERS": "{}", "gpurun_x": ""}}, {})
 
 
 @pytest.mark.parametrize("word", ["", "-", "--", "-x", "--help"])
 def test_a_command_begins_with_a_program(tmp_path, word):
     """A shell took ``exec --`` for nothing to do, and the gang had succeeded."""
     with pytest.raises(BadInput, match="is not a program"):
-        build(read(recipe(tmp_path, GOOD)), {"command": (word, "true")}, {})
+        build_spec(read_recipe(recipe(tmp_path, GOOD)), {"command": (word, "true")}, {})

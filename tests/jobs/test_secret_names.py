@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpurun.jobs.secret_names import visible_secrets
+from gpurun.jobs.spec import visible_secrets
 
 SECRET = ["HF_TOKEN", "TOKEN", "GITHUBTOKEN", "WANDB_API_KEY", "KEY", "aws_secret_access_key", "DB_PASSWORD",
           "PASSWORD_OF_DB", "MYSQL_PASSWD", "MY_SECRET_THING", "GIT_PAT", "GOOGLE_CREDENTIALS"]  # fmt: skip

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from gpurun.errors import BadInput, StateDiskError, StateError
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import ENDED, WAYS, CancelRequest, JobRecord, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import ENDED, WAYS, State
-from gpurun.jobs.store import JobStore, finish
+from gpurun.jobs.store import JobStore, LiveJob, finish
 from gpurun.state import durable
-from gpurun.state.home import home
-from gpurun.state.path import StatePath
+from gpurun.state.paths import StatePath, home
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 
@@ -201,7 +198,7 @@ def test_a_cancelled_job_is_not_queued_again(store):
 def test_a_preemption_at_the_same_moment_takes_no_cancel_with_it(store, monkeypatch):
     """A pass asks the gang to give way, or its end is noted, just when somebody cancels it."""
     folder = create(store)
-    for name in ("write_record", "remove"):
+    for name in ("write_record", "remove_file"):
         real = getattr(durable, name)
 
         def cancelled_first(*args, name=name, real=real):

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from gpurun.jobs.usage import DOOMED, Freed, each_counted_once, measure
+from gpurun.jobs.folder import DOOMED, Freed, each_counted_once, measure
 from gpurun.node.folder import below
-from gpurun.state.path import StatePath
+from gpurun.state.paths import StatePath
 
 
 @pytest.fixture

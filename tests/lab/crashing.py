@@ -21,14 +21,13 @@ from faulting import kill_supervisor
 from stand_in import TAKE_COMMAND
 
 from gpurun.errors import StateError
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.states import State
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
 from gpurun.lab import engine
+from gpurun.leases.look import waiter_lives
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.waiters import waiter_lives
 from gpurun.node.agent.processes import list_processes
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, changing_cordons
 
 IMAGE = "gpurun/crashtest:3"
 LINES = 8

@@ -16,7 +16,7 @@ import forked
 from waiting import LIMIT_S
 
 from gpurun.node.agent import frames
-from gpurun.remote import Agent, Fleet, Target, bootstrap
+from gpurun.remote import Agent, Fleet, Target, agent
 
 
 class PipeChannel:
@@ -87,8 +87,8 @@ class Hosts:
 
     def _start(self, name: str, env: dict[str, str]) -> Agent:
         self.home(name).mkdir(exist_ok=True)
-        code, nonce = bootstrap.agent_zip(), secrets.token_hex(8)
-        command = bootstrap.command(len(code), nonce, 600.0, Target("local", python=sys.executable))
+        code, nonce = agent.agent_zip(), secrets.token_hex(8)
+        command = agent.command(len(code), nonce, 600.0, Target("local", python=sys.executable))
         words = [sys.executable, "-c", shlex.split(command)[-1]] if forked.are_used() else ["sh", "-c", command]
         usual = {
             name: value for name, value in os.environ.items() if name.startswith(("PATH", *forked.OF_THE_INTERPRETER))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import debian
 
-from gpurun.lab.docker_socket import answers
+from gpurun.lab.process import answers
 
 SUITE = "sid"
 PACKAGES = ("docker.io", "containerd", "runc", "iptables", "ca-certificates")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from waiting import until
 
 from gpurun.lab import Lab, LabSpec
-from gpurun.lab.paths import RUNTIME
+from gpurun.lab.spec import RUNTIME
 
 _SLOTS = 9
 FORGET_JOBS = """

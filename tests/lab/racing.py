@@ -17,8 +17,8 @@ from pathlib import Path
 
 from stand_in import TAKE_COMMAND
 
-from gpurun.head.submission import submit_jobs
-from gpurun.inventory.load import load
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.lab import Lab, engine
@@ -46,7 +46,7 @@ class Side:
     def submit(self, gpus: int, seconds: int, image: str = IMAGE) -> str:
         spec = JobSpec(name="race", image=image, gpus=gpus, command=(str(seconds),))
         environ = {**os.environ, "GPURUN_HOME": str(self.home), "DOCKER_HOST": engine.ensure()}
-        return submit_jobs([spec], load(self.inventory), self.home, environ).folders[0].id
+        return submit_jobs([spec], load_inventory(self.inventory), self.home, environ).folders[0].id
 
     def record(self, job: str):
         return JobStore(self.home).get(job).record()

@@ -20,7 +20,7 @@ from waiting import until
 
 from gpurun.jobs.store import JobStore
 from gpurun.lab import LabSpec, engine
-from gpurun.state.machines import read_machines
+from gpurun.state.hosts import read_machines
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("broken hosts")]
 
@@ -238,7 +238,7 @@ def test_the_only_host_is_off_and_ten_jobs_run_after_the_repair(cluster, only_ho
 
 
 def test_a_timer_takes_a_host_out_and_back_though_nobody_waits(cluster, only_host):
-    """`gpurun.head.timer` runs the same command each minute."""
+    """`gpurun.head.waiter` runs the same command each minute."""
     cluster.environ["GPURUN_INVENTORY"] = str(cluster.inventory)
     cluster.home.mkdir()  # a timer makes none
     faults = Faults(cluster, only_host)

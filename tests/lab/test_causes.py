@@ -10,10 +10,10 @@ from cluster import Cluster
 from faulting import events, hosts_of, stopping_reason, wait_until
 from own_labs import own_lab
 
-from gpurun.lab.gpus import state
-from gpurun.lab.paths import HostFolder
+from gpurun.lab.gpus import FILE, change, healthy, load_gpus, save
+from gpurun.lab.spec import HostFolder
 from gpurun.leases.store import LeaseStore
-from gpurun.state.cordons import read_cordons
+from gpurun.state.hosts import read_cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("causes")]
 
@@ -37,7 +37,7 @@ def cluster(causes_lab, tmp_path):
     for host in causes_lab.hosts:
         causes_lab.boot(host.name)
         hardware(made, host.name).joinpath("kmsg").write_text("")
-        state.save(state.healthy(causes_lab.name, host), hardware(made, host.name) / state.FILE)
+        save(healthy(causes_lab.name, host), hardware(made, host.name) / FILE)
     made.cancel_all()
     wait_until(lambda: not list((made.home / "leases").glob("[!.]*")))
     made.assert_nothing_left()
@@ -63,7 +63,7 @@ def gpu_of(cluster, job, host):
 def bus_of(cluster, job, host):
     """Return the job's GPU on the host as the kernel's log names it."""
     gpu = gpu_of(cluster, job, host)
-    return state.load(hardware(cluster, host) / state.FILE)[f"gpu {gpu}"]["pci"].rpartition(".")[0]
+    return load_gpus(hardware(cluster, host) / FILE)[f"gpu {gpu}"]["pci"].rpartition(".")[0]
 
 
 def row_of(cluster, host):
@@ -111,7 +111,7 @@ def test_a_stranger_keeps_the_gpu_out_of_use_until_it_is_gone(cluster):
     job, host = start(cluster)
     stranger = cluster.lab.run(host, ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"], user="alice")
     pid = stranger.stdout.decode().strip()
-    state.change(hardware(cluster, host) / state.FILE, gpu_of(cluster, job, host), {"processes": f"{pid}:512"})
+    change(hardware(cluster, host) / FILE, gpu_of(cluster, job, host), {"processes": f"{pid}:512"})
     assert cluster.gpurun("cancel", job).code == 0
     row = row_of(cluster, host)
     assert (row["state"], row["free"]) == ("lost", 1)
@@ -140,14 +140,14 @@ def test_hardware_that_fails_takes_its_host_out_of_use_and_the_gang_elsewhere(cl
     assert "Xid 79" in cordon.reason and "(rank 1)" in cordon.reason and job in cordon.reason
     assert cordon.evidence.startswith(f"NVRM: Xid (PCI:{bus}): 79")
 
-    gpus = hardware(cluster, hosts[1]) / state.FILE
-    state.change(gpus, gpu_of(cluster, job, hosts[1]), {"error": "15"})
+    gpus = hardware(cluster, hosts[1]) / FILE
+    change(gpus, gpu_of(cluster, job, hosts[1]), {"error": "15"})
     wait_until(lambda: cluster.record(job)["state"] == "FAILED")
     row = row_of(cluster, hosts[1])
     assert (row["state"], row["free"]) == ("cordoned", 1)
     assert "lost" in read_cordons(cluster.home)[hosts[1]].reason
     for gpu in range(2):
-        state.change(gpus, gpu, {"error": "0"})
+        change(gpus, gpu, {"error": "0"})
     wait_until(lambda: not list((cluster.home / "leases").glob("[!.]*")))
     assert row_of(cluster, hosts[1])["free"] == 2
     assert read_cordons(cluster.home)[hosts[1]].state == "cordoned", "hardware stays out of use until a person says so"

@@ -16,18 +16,17 @@ from faulting import kill_supervisor, wait_until
 from own_labs import own_lab
 from racing import IMAGE, LAUNCHER, SCENARIOS, Side, race, two_heads
 
-from gpurun.facts.claims import held
-from gpurun.inventory.load import load
+from gpurun.facts import held
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.store import JobStore
-from gpurun.lab import engine
-from gpurun.lab.gpus import state as gpus
-from gpurun.lab.paths import HostFolder
+from gpurun.lab import engine, gpus
+from gpurun.lab.spec import HostFolder
 from gpurun.leases.store import LeaseStore
-from gpurun.node.gpu.claim_rules import Claimant, container_labels, volume_labels, volume_name
+from gpurun.node.claim_rules import Claimant, container_labels, volume_labels, volume_name
 from gpurun.remote import Fleet
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.remote.target import target_of
-from gpurun.state.identity import state_id
+from gpurun.remote.route import target_of
+from gpurun.state.sharing import state_id
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("claims")]
 
@@ -50,7 +49,7 @@ def claims_lab(tmp_path_factory):
         saved = subprocess.run(["docker", "save", IMAGE], env=environ, check=True, stdout=subprocess.PIPE).stdout
         for host in HOSTS:
             lab.run(host, ["docker", "load"], stdin=saved)
-        cards = gpus.load(hardware(lab) / gpus.FILE)
+        cards = gpus.load_gpus(hardware(lab) / gpus.FILE)
         CARDS[:] = [(index, cards[f"gpu {index}"]["uuid"]) for index in range(4)]
         yield lab
 
@@ -71,7 +70,7 @@ def hardware(lab):
 @pytest.fixture
 def agent(lab):
     """Open an agent on the host, as another head would. Each agent is a separate process."""
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     opened = []
 
     def open_one():

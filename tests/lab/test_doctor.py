@@ -11,13 +11,11 @@ import pytest
 from own_labs import own_lab
 from waiting import LIMIT_S, until
 
-from gpurun.doctor.preflight import preflight
-from gpurun.doctor.survey import probe
-from gpurun.doctor.watch import Watch
-from gpurun.inventory.load import load
-from gpurun.lab.gpus import state
+from gpurun.doctor.survey import Watch, preflight, probe
+from gpurun.inventory.read import load_inventory
+from gpurun.lab import gpus
 from gpurun.remote.fleet import Fleet
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("doctor")]
 
@@ -74,12 +72,12 @@ class Host:
         return done.stdout.decode().strip()
 
     def gpu(self, number, **facts):
-        state.change(self.hardware / state.FILE, number, {key: str(value) for key, value in facts.items()})
+        gpus.change(self.hardware / gpus.FILE, number, {key: str(value) for key, value in facts.items()})
 
     def driver(self, **facts):
-        ini = state.load(self.hardware / state.FILE)
+        ini = gpus.load_gpus(self.hardware / gpus.FILE)
         ini["driver"].update({key: str(value) for key, value in facts.items()})
-        state.save(ini, self.hardware / state.FILE)
+        gpus.save(ini, self.hardware / gpus.FILE)
 
 
 def gpurun(lab, *args, home):
@@ -99,7 +97,7 @@ def faults(document):
 
 
 def fleet_of(lab, hosts):
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     return inventory, Fleet.open([target_of(inventory.by_name[name], inventory) for name in hosts])
 
 
@@ -242,7 +240,7 @@ def test_probe_writes_what_it_found(healthy, tmp_path):
     done = subprocess.run([*argv, "--write", "--yes"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "pascal" in done.stderr
-    assert load(inventory).by_name["gpu-r1-01"].generation == "pascal"
+    assert load_inventory(inventory).by_name["gpu-r1-01"].generation == "pascal"
     assert "  # the first" in inventory.read_text()
 
 

@@ -15,7 +15,7 @@ from cluster import ONE_THREAD, TINY
 from faulting import adopt, events, hosts_of, kill_supervisor, stopping_reason, wait_until
 
 from gpurun.leases.store import LeaseStore
-from gpurun.state.cordons import read_cordons
+from gpurun.state.hosts import read_cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
 

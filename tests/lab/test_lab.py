@@ -17,8 +17,8 @@ from waiting import until
 
 from gpurun.errors import BadInput
 from gpurun.lab import Lab, LabSpec, host
-from gpurun.lab.errors import LabFailed, NoSuchLab
-from gpurun.lab.gpus import state
+from gpurun.lab.gpus import FILE, change
+from gpurun.lab.process import LabFailed, NoSuchLab
 
 pytestmark = pytest.mark.lab
 
@@ -203,10 +203,10 @@ print(json.dumps(found))
 def test_the_real_pynvml_sees_gpus_and_the_faults_planted_in_them(lab):
     pid = lab.run("gpu-r2-01", ["sh", "-c", "sleep 300 > /dev/null 2>&1 & echo $!"]).stdout.decode().strip()
     lab.run("gpu-r2-01", ["tee", "/tmp/pynvml.py"], user="bob", stdin=Path(pynvml.__file__).read_bytes())
-    gpus = lab.folder / "hosts/gpu-r2-01/hardware" / state.FILE
-    state.change(gpus, 1, {"processes": f"{pid}:512 4194000:100"})
-    state.change(gpus, 2, {"error": "15"})
-    state.change(gpus, 3, {"ecc_uncorrected": "2"})
+    gpus = lab.folder / "hosts/gpu-r2-01/hardware" / FILE
+    change(gpus, 1, {"processes": f"{pid}:512 4194000:100"})
+    change(gpus, 2, {"error": "15"})
+    change(gpus, 3, {"ecc_uncorrected": "2"})
     seen = json.loads(lab.run("gpu-r2-01", ["python3", "-c", NVML], user="train").stdout)
     assert [each if isinstance(each, str) else each["name"] for each in seen] == [
         "Tesla P100-SXM2-16GB",

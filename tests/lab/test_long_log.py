@@ -9,7 +9,7 @@ from cluster import TINY, Cluster
 from own_labs import own_lab
 
 from gpurun.jobs.store import JobStore
-from gpurun.supervisor.loglines import LogTail
+from gpurun.supervisor.lines import LogTail
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("long log")]
 

@@ -11,7 +11,7 @@ from cluster import TINY, Cluster
 from faulting import events, wait_until
 from own_labs import own_lab
 
-from gpurun.lab import machine
+from gpurun.lab import host
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("neighbours")]
 
@@ -103,7 +103,7 @@ def counted(cluster, job, name):
     """Return a file of the control group of the job's container; the names are those of cgroup v1 or v2."""
     found = cluster.lab.run(HOST, ["docker", "inspect", "-f", "{{.Id}}", f"gpurun-{job}-1"])
     ident = found.stdout.decode().strip()
-    for place in machine.cgroup(cluster.lab.name, HOST).places():
+    for place in host.cgroup(cluster.lab.name, HOST).places():
         for file in place.glob(f"**/{ident}/{name}"):
             return file.read_text().strip()
     return None
@@ -189,7 +189,7 @@ def test_who_fills_the_disk_is_ended_and_named_and_its_neighbour_saves_on(cluste
 def test_the_victim_of_a_host_without_memory_is_told_that_the_host_is_at_fault(cluster):
     """The limit of the group of all containers stands for the memory of the host."""
     trainer = start(cluster, TRAINER)
-    place = next(each for each in machine.cgroup(cluster.lab.name, HOST).places() if (each / "memory.stat").exists())
+    place = next(each for each in host.cgroup(cluster.lab.name, HOST).places() if (each / "memory.stat").exists())
     limit = next(each for name in ("memory.max", "memory.limit_in_bytes") if (each := place / name).exists())
     limit.write_text(str(250 << 20))
     try:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 from cluster import SHELL
 
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.lab import engine
 from gpurun.launch.jobssh import HOLD
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import RANK_SCRIPT, rank_script
 from gpurun.remote import Fleet
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("rank_containers")]
 
@@ -32,7 +32,7 @@ def host(lab):
     environ = {**os.environ, "DOCKER_HOST": engine.ensure()}
     saved = subprocess.run(["docker", "save", SHELL], env=environ, check=True, stdout=subprocess.PIPE).stdout
     lab.run(HOST, ["docker", "load"], stdin=saved)
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     with Fleet.open([target_of(inventory.by_name[HOST], inventory)]) as fleet:
         agent = fleet.agents[HOST]
         account = agent.call("gang.prepare", job=JOB, attempt=1, interface="", first=True, outputs=False).value

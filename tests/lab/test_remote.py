@@ -10,9 +10,9 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.remote import Fleet, Target
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 
 pytestmark = [pytest.mark.lab]
 
@@ -21,7 +21,7 @@ HOSTS = ["gpu-r1-01", "gpu-r1-02", "gpu-r2-01", "gpu-r2-02"]
 
 @pytest.fixture
 def targets(lab):
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     return [target_of(inventory.by_name[host], inventory) for host in HOSTS]
 
 

@@ -18,8 +18,8 @@ from users import NEEDS_OPEN_PYTHON, open_folder, open_python
 from waiting import until
 
 from gpurun.lab import engine
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only
 
 pytestmark = [
     pytest.mark.lab,

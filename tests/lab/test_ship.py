@@ -14,13 +14,13 @@ import pytest
 from imaging import MIB, NAMES, Head, OnHost, layer
 from waiting import until
 
+from gpurun.content import chain, images
+from gpurun.content.ship import ShipCancelled, plan, ship
 from gpurun.errors import BadInput, HostFailure, HostNotReady, HostUnreachable
-from gpurun.images import census, slow
-from gpurun.images.ship import ShipCancelled, plan, ship
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("ship")]
 
@@ -52,7 +52,7 @@ def lab(ship_lab):
 
 @pytest.fixture
 def inventory(lab):
-    return load(lab.inventory)
+    return load_inventory(lab.inventory)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_hosts_that_go_in_the_middle_stop_no_other(lab, head, send):
 
 
 def test_a_slow_host_does_not_hold_up_the_others(lab, head, send, monkeypatch):
-    monkeypatch.setattr(slow, "BACKLOG_BYTES", 3 * MIB)  # seen sooner, so that a small image is enough
+    monkeypatch.setattr(chain, "BACKLOG_BYTES", 3 * MIB)  # seen sooner, so that a small image is enough
     head.make(f"{NAMES}/e:1", [layer("e", 24 * MIB)])
     loading = []
 
@@ -302,7 +302,7 @@ def test_two_ships_at_once_send_it_once(lab, inventory, head, send):
 
 
 def test_a_layer_that_went_away_between_asking_and_loading_is_sent_after_all(lab, head, fleet, inventory, monkeypatch):
-    from gpurun.images import ship as module
+    from gpurun.content import ship as module
 
     base = layer("m1", MIB)
     head.make(f"{NAMES}/m:1", [base])
@@ -343,12 +343,12 @@ def test_prune_takes_back_what_gpurun_put_there_and_nothing_else(lab, head, flee
     there.docker("create", "--name", "keeps", f"{NAMES}/q:2")
     there.docker("tag", f"{NAMES}/q:4", "somebody/else:1")
     try:
-        listed = {one.id: one for one in census.placed(fleet, ["gpu-r1-01"]).ok["gpu-r1-01"]}
+        listed = {one.id: one for one in images.placed(fleet, ["gpu-r1-01"]).ok["gpu-r1-01"]}
         assert set(listed) == {mine.id, used.id, also.id}
         assert listed[used.id].used_by == ("keeps",) and listed[mine.id].names == (f"{NAMES}/q:1",)
-        kept = census.prune(fleet, ["gpu-r1-01"], keep=[mine.id]).ok["gpu-r1-01"]
+        kept = images.prune(fleet, ["gpu-r1-01"], keep=[mine.id]).ok["gpu-r1-01"]
         assert {one.id for one in kept} == {also.id}
-        gone = census.prune(fleet, ["gpu-r1-01"], keep=[]).ok["gpu-r1-01"]
+        gone = images.prune(fleet, ["gpu-r1-01"], keep=[]).ok["gpu-r1-01"]
         assert {one.id: one.freed for one in gone} == {mine.id: True}
         assert there.images() == {used.id, theirs.id, also.id}
         assert there.inspect("somebody/else:1") is not None and there.inspect(f"{NAMES}/q:4") is None

@@ -13,13 +13,13 @@ from imaging import MIB, Head, digest_of, layer
 from local_agents import Hosts
 from newer_engine import NotToBeHad, newer_engine
 
-from gpurun.images import census
-from gpurun.images.engine import Engine
-from gpurun.images.export import Exporter
-from gpurun.images.ship import ship
+from gpurun.content import images
+from gpurun.content.export import Exporter
+from gpurun.content.images import Engine
+from gpurun.content.ship import ship
 from gpurun.inventory.model import Inventory
 from gpurun.lab import engine
-from gpurun.node.image import thin
+from gpurun.node.images import full_name
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship_engines"), pytest.mark.timeout(1500)]
 
@@ -45,7 +45,7 @@ def graph():
     """The lab's engine for the head, with its graph driver."""
     address = engine.ensure(keep=False)
     yield address
-    engine.release()
+    engine.release_engine()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_from_a_graph_driver_to_the_containerd_store(hosts, heads, graph, contai
     there.docker("rmi", "-f", "eng/a:1", "eng/a:2")
     assert states(ship("eng/a:2", fleet, inventory=NOWHERE, hosts=["h0"], docker_host=graph)) == ["done"]
     assert layers_of(there, "eng/a:2") == list(second.layers)
-    pruned = census.prune(fleet, ["h0"], keep=[]).raise_first()["h0"]
+    pruned = images.prune(fleet, ["h0"], keep=[]).raise_first()["h0"]
     assert [one.freed for one in pruned] == [True]
     assert there.docker("images", "-q").strip() == b""
 
@@ -155,8 +155,8 @@ def test_docker_save_gives_the_same_layers_as_dockers_folder(heads, tmp_path, re
     contents = {}
     for way in ("folder", "save"):
         if way == "save":
-            monkeypatch.setattr("gpurun.images.export.find_layers", lambda root, layers: {})
-            monkeypatch.setattr("gpurun.images.export.config_of", lambda root, image: None)
+            monkeypatch.setattr("gpurun.content.export.find_layers", lambda root, layers: {})
+            monkeypatch.setattr("gpurun.content.export.config_of", lambda root, image: None)
         (tmp_path / way).mkdir()
         exporter = Exporter(Engine(address), Engine(address).image("eng/d:1"), tmp_path / way)
         contents[way] = [exporter.layer(digest).path.read_bytes() for digest in made.layers]
@@ -186,7 +186,7 @@ def test_an_engine_that_says_loaded_but_is_not_believed(hosts, heads, graph, con
 
 
 def test_names_as_containerd_keeps_them():
-    assert thin.full_name("a:1") == "docker.io/library/a:1"
-    assert thin.full_name("gpurun/train:tf2.15") == "docker.io/gpurun/train:tf2.15"
-    assert thin.full_name("localhost/a:1") == "localhost/a:1"
-    assert thin.full_name("registry:5000/a/b:1") == "registry:5000/a/b:1"
+    assert full_name("a:1") == "docker.io/library/a:1"
+    assert full_name("gpurun/train:tf2.15") == "docker.io/gpurun/train:tf2.15"
+    assert full_name("localhost/a:1") == "localhost/a:1"
+    assert full_name("registry:5000/a/b:1") == "registry:5000/a/b:1"

@@ -7,11 +7,11 @@ import os
 import pytest
 from imaging import MIB, Head, OnHost, layer
 
-from gpurun.images.ship import ship
-from gpurun.inventory.load import load
+from gpurun.content.ship import ship
+from gpurun.inventory.read import load_inventory
 from gpurun.lab import Lab, LabSpec, network
 from gpurun.remote import Fleet
-from gpurun.remote.target import target_of
+from gpurun.remote.route import target_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship_many"), pytest.mark.timeout(1200)]
 
@@ -26,7 +26,7 @@ def cluster(tmp_path, monkeypatch):
     spec = LabSpec(lab.name, racks=4, hosts=4, gpus=1, host_link_bps=200_000_000, rack_uplink_bps=200_000_000)
     lab.up(spec)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # after up: the lab's own things are not moved
-    inventory = load(lab.inventory)
+    inventory = load_inventory(lab.inventory)
     head = Head(inventory.docker_host)
     try:
         with Fleet.open([target_of(host, inventory) for host in inventory.hosts]) as fleet:
@@ -67,7 +67,7 @@ def test_ten_layers_to_sixteen_hosts_that_have_none_some_or_all_of_them(cluster)
 @pytest.mark.train
 def test_the_training_image(train_lab, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    inventory = load(train_lab.inventory)
+    inventory = load_inventory(train_lab.inventory)
     names = [host.name for host in inventory.hosts]
     with Fleet.open([target_of(host, inventory) for host in inventory.hosts]) as fleet:
         report = ship("gpurun/train:tf2.15", fleet, inventory=inventory, hosts=names, docker_host=inventory.docker_host)

@@ -15,8 +15,8 @@ from cluster import LOOK_S, TINY
 from faulting import kill_supervisor, wait_until
 from waiting import until
 
-from gpurun.lab.errors import NoSuchLab
-from gpurun.sweeps.store import SweepStore
+from gpurun.lab.process import NoSuchLab
+from gpurun.studies.sweep_store import SweepStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("sweep")]
 
@@ -81,7 +81,10 @@ def conductor(ident):
     """The process of a sweep; None if it has none."""
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"gpurun.sweeps\0{ident}\0".encode() in (entry / "cmdline").read_bytes():
+            if (
+                entry.name.isdigit()
+                and f"gpurun.studies.sweep_main\0{ident}\0".encode() in (entry / "cmdline").read_bytes()
+            ):
                 return int(entry.name)
         except OSError:
             continue

@@ -17,17 +17,18 @@ from faulting import kill_supervisor
 from waiting import until
 
 import gpurun
-from gpurun.sweeps.store import SweepStore
+from gpurun.studies.sweep_store import SweepStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("upgrade")]
 
 TOP = Path(__file__).parents[2]
 PACKAGE = Path(gpurun.__file__).parent
-STANDS_ALONE = ("runtime/", "environments/inside.py", "doctor/bench_job/", "__init__.py")
+STANDS_ALONE = ("runtime/", "content/inside.py", "doctor/bench_job/", "__init__.py")
 """Modules that run where there is no gpurun; and the one that says the version."""
 MOVED = {
     "gpurun.remote.opening": "gpurun.remote.connecting", "gpurun.leases.allocate": "gpurun.leases.granting",
-    "gpurun.supervisor.verdicts": "gpurun.supervisor.judgement", "gpurun.inventory.validate": "gpurun.inventory.check2",
+    "gpurun.supervisor.verdict.decide": "gpurun.supervisor.verdict.judge",
+    "gpurun.inventory.validate": "gpurun.inventory.check2",
 }  # fmt: skip
 """What the newer version has renamed: modules that functions import, and one that a module does."""
 FROM_ONE_BUILD = """

@@ -35,8 +35,8 @@ from waiting import until
 
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only, make_shared
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only, make_shared
 
 pytestmark = [
     pytest.mark.lab,

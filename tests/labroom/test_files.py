@@ -9,12 +9,25 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.inventory.load import load
-from gpurun.lab import folder, identity, machine, paths, rdma, requirements
-from gpurun.lab.inside.boot import Boot, Copy, File
-from gpurun.lab.inside.init import Service
-from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node.probe import sysfs_facts
+from gpurun.inventory.read import load_inventory
+from gpurun.lab import process
+from gpurun.lab.host import _services, cgroup, write_sysfs
+from gpurun.lab.inside.init import Boot, Copy, File, Service
+from gpurun.lab.spec import (
+    INVENTORY,
+    LabSpec,
+    cache,
+    group_file,
+    hosts_file,
+    hosts_of,
+    lab_inventory,
+    lab_known_hosts,
+    lab_ssh_config,
+    passwd_file,
+    shadow,
+    sshd_config,
+)
+from gpurun.node.probe import facts
 
 NET = IPv4Network("10.200.3.0/24")
 
@@ -22,9 +35,9 @@ NET = IPv4Network("10.200.3.0/24")
 @pytest.mark.parametrize("fabric", ["tcp", "roce"])
 def test_the_inventory_is_one_that_gpurun_reads(tmp_path, fabric):
     spec = LabSpec(racks=2, hosts=3, gpus=8, generation=("pascal", "hopper"), fabric=fabric)
-    path = tmp_path / folder.INVENTORY
-    path.write_text(folder.inventory(spec, hosts_of(spec, NET), "unix:///run/docker.sock"))
-    found = load(path)
+    path = tmp_path / INVENTORY
+    path.write_text(lab_inventory(spec, hosts_of(spec, NET), "unix:///run/docker.sock"))
+    found = load_inventory(path)
     assert found.total_gpus == 48 and found.generations == ("hopper", "pascal")
     assert [rack.name for rack in found.racks] == ["r1", "r2"]
     assert found.ssh_config == str(tmp_path / "ssh_config") and found.docker_host == "unix:///run/docker.sock"
@@ -38,7 +51,7 @@ def test_openssh_reads_the_ssh_config_wherever_the_folder_is(tmp_path, name):
     place = tmp_path / name
     place.mkdir()
     spec = LabSpec(racks=1, hosts=1)
-    (place / "ssh_config").write_text(folder.ssh_config(place, hosts_of(spec, NET)))
+    (place / "ssh_config").write_text(lab_ssh_config(place, hosts_of(spec, NET)))
     argv = ["ssh", "-G", "-F", str(place / "ssh_config"), "gpu-r1-01"]
     options = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
     assert "hostname 10.200.3.11" in options and "user train" in options
@@ -50,28 +63,28 @@ def test_openssh_reads_the_ssh_config_wherever_the_folder_is(tmp_path, name):
 def test_known_hosts_lists_each_key_under_name_and_address():
     hosts = hosts_of(LabSpec(racks=1, hosts=2), NET)
     keys = {host.name: f"ssh-ed25519 KEY{host.number} comment" for host in hosts}
-    assert folder.known_hosts(hosts, keys).splitlines()[1] == "gpu-r1-02,10.200.3.12 ssh-ed25519 KEY1"
+    assert lab_known_hosts(hosts, keys).splitlines()[1] == "gpu-r1-02,10.200.3.12 ssh-ed25519 KEY1"
 
 
 def test_hosts_have_the_machines_system_accounts_and_their_own_people():
     machine = "root:x:0:0:root:/root:/bin/bash\nsshd:x:105:65534::/run/sshd:/x\n"
     machine += "ada:x:1000:1000::/home/ada:/bin/sh\n\nbroken\n"
-    passwd = identity.passwd(machine)
+    passwd = passwd_file(machine)
     assert "sshd:" in passwd and "train:x:1500:" in passwd and "ada" not in passwd and "broken" not in passwd
-    assert identity.shadow(machine).splitlines()[0].startswith("root:*:")
-    group = identity.group("root:x:0:\ndocker:x:103:ada\nada:x:1000:\n")
+    assert shadow(machine).splitlines()[0].startswith("root:*:")
+    group = group_file("root:x:0:\ndocker:x:103:ada\nada:x:1000:\n")
     assert "docker:x:1490:train,alice,bob" in group and "103" not in group and "ada" not in group
 
 
 def test_names_resolve_or_do_not():
     addresses = {"head": IPv4Address("10.0.0.1"), "a": IPv4Address("10.0.0.2")}
-    assert "10.0.0.2 a\n" in identity.hosts("a", addresses, resolve_names=True)
-    assert identity.hosts("a", addresses, resolve_names=False) == "127.0.0.1 localhost\n127.0.1.1 a\n"
+    assert "10.0.0.2 a\n" in hosts_file("a", addresses, resolve_names=True)
+    assert hosts_file("a", addresses, resolve_names=False) == "127.0.0.1 localhost\n127.0.1.1 a\n"
 
 
 @pytest.mark.parametrize("penalties", [True, False])
 def test_sshd_takes_its_configuration(tmp_path, penalties):
-    text = identity.sshd_config("internal-sftp", has_penalties=penalties)
+    text = sshd_config("internal-sftp", has_penalties=penalties)
     assert ("PerSourcePenalties no" in text) is penalties
     assert "PasswordAuthentication no" in text and "PermitRootLogin no" in text
 
@@ -96,8 +109,8 @@ def test_what_a_host_is_told_survives_its_json_and_is_for_root_only(tmp_path):
 
 def test_the_probe_reads_the_sysfs_stand_in(tmp_path):
     (host,) = hosts_of(LabSpec(racks=1, hosts=1), NET)
-    rdma.write_sysfs(tmp_path, host)
-    (hca,) = sysfs_facts.hcas(str(tmp_path))
+    write_sysfs(tmp_path, host)
+    (hca,) = facts.hcas(str(tmp_path))
     (port,) = hca["ports"]
     assert (hca["name"], hca["uverbs"], hca["numa_node"]) == ("mlx5_0", "uverbs0", 0)
     assert hca["interfaces"] == ["eth0"] and hca["pci_path"][-1] == "0000:0f:00.0"
@@ -109,18 +122,18 @@ def test_the_probe_reads_the_sysfs_stand_in(tmp_path):
 @pytest.mark.parametrize(("value", "expected"), [("/c", "/c/gpurun"), ("", "~"), ("relative", "~")])
 def test_the_cache_is_where_xdg_says_if_it_says_so_well(value, expected):
     wanted = Path.home() / ".cache/gpurun" if expected == "~" else Path(expected)
-    assert paths.cache({"XDG_CACHE_HOME": value}) == wanted
+    assert cache({"XDG_CACHE_HOME": value}) == wanted
 
 
 @pytest.mark.parametrize("value", ["/a,b", '/a"b', "/a\nb"])
 def test_folders_that_docker_or_openssh_cannot_name_are_refused(value):
     with pytest.raises(BadInput):
-        paths.cache({"XDG_CACHE_HOME": value})
+        cache({"XDG_CACHE_HOME": value})
 
 
 def test_the_two_services_of_a_host_are_programs_of_this_machine():
-    if not all(requirements.find(name) for name in ("sshd", "dockerd")):
+    if not all(process.find_program(name) for name in ("sshd", "dockerd")):
         pytest.skip("needs sshd and dockerd: apt-get install openssh-server docker.io")
-    services = machine._services(machine.cgroup("lab", "host"))
+    services = _services(cgroup("lab", "host"))
     assert [service.name for service in services] == ["sshd", "dockerd"]
     assert "--cgroup-parent=/gpurun-lab/lab/host" in services[1].argv

@@ -12,11 +12,9 @@ from ipaddress import IPv4Network
 import pynvml
 import pytest
 
-from gpurun.lab.gpus import stand_in, state
-from gpurun.lab.gpus.models import MODELS
-from gpurun.lab.gpus.topology import bus, link_ends, numa_node, nvlink_groups
-from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node.gpu import nvml_facts
+from gpurun.lab.gpus import FILE, build_stand_in, change, healthy, load_gpus, save
+from gpurun.lab.spec import MODELS, LabSpec, bus, hosts_of, link_ends, numa_node, nvlink_groups
+from gpurun.node import nvml
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
@@ -29,13 +27,13 @@ def host(generation="pascal", gpus=4):
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
     """The file that the stand-in reads in this process; pynvml uses the stand-in and no other library."""
-    path = tmp_path / state.FILE
+    path = tmp_path / FILE
     monkeypatch.setenv("GPURUN_LAB_GPUS", str(path))
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stand_in.build().library)))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(build_stand_in().library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
     def write(made):
-        state.save(state.healthy("lab", made), path)
+        save(healthy("lab", made), path)
         return path
 
     return write
@@ -46,7 +44,7 @@ def gpus(tmp_path, monkeypatch):
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
 def test_the_probe_finds_each_generation_as_it_is(gpus, generation, count):
     gpus(host(generation, count))
-    found = nvml_facts.read(pynvml)
+    found = nvml.read_nvml(pynvml)
     assert [gpu["model"] for gpu in found["gpus"]] == [MODELS[generation].name] * count
     assert {gpu["generation"] for gpu in found["gpus"]} == {generation}
     assert {gpu["memory_mib"] for gpu in found["gpus"]} == {MODELS[generation].memory_mib}
@@ -69,8 +67,8 @@ def test_planted_faults_are_answered_at_once(gpus):
             {"error": "15"},
         ]
     ):
-        state.change(path, index, facts)
-    first, hot, unlinked, lost = nvml_facts.read(pynvml)["gpus"]
+        change(path, index, facts)
+    first, hot, unlinked, lost = nvml.read_nvml(pynvml)["gpus"]
     assert (first["ecc_uncorrected"], first["retired_pages"], first["retirement_pending"]) == (3, 2, True)
     assert hot["throttle"] == ["hardware thermal slowdown"]
     assert unlinked["nvlink_inactive"] == [1]
@@ -85,7 +83,7 @@ def test_planted_faults_are_answered_at_once(gpus):
 @needs_gcc
 def test_only_processes_that_live_are_listed(gpus):
     path = gpus(host())
-    state.change(path, 0, {"processes": f"{os.getpid()}:512 4194000:100 nonsense 1", "used_mib": "3"})
+    change(path, 0, {"processes": f"{os.getpid()}:512 4194000:100 nonsense 1", "used_mib": "3"})
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetComputeRunningProcesses_v2):
@@ -96,14 +94,14 @@ def test_only_processes_that_live_are_listed(gpus):
 @needs_gcc
 def test_an_xid_is_told_once_to_those_who_listen(gpus):
     path = gpus(host())
-    state.change(path, 0, {"xids": "31"})
+    change(path, 0, {"xids": "31"})
     pynvml.nvmlInit()
     events = pynvml.nvmlEventSetCreate()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait_v2(events, 10)
-    state.change(path, 0, {"xids": "31 79"})
+    change(path, 0, {"xids": "31 79"})
     assert pynvml.nvmlEventSetWait_v2(events, 100_000).eventData == 79
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait_v2(events, 10)
@@ -117,10 +115,10 @@ def test_no_driver_and_a_hung_driver(gpus):
     with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
         pynvml.nvmlInit()
     gpus(host())
-    made = state.load(path)
+    made = load_gpus(path)
     made["driver"]["hang_s"] = "30"
-    state.save(made, path)
-    code = f"import ctypes; ctypes.CDLL({str(stand_in.build().library)!r}).nvmlInit_v2()"
+    save(made, path)
+    code = f"import ctypes; ctypes.CDLL({str(build_stand_in().library)!r}).nvmlInit_v2()"
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, "-c", code], timeout=1)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.lab import neighbours
-from gpurun.lab.errors import LabFailed
+from gpurun.lab import network
+from gpurun.lab.process import LabFailed
 from gpurun.lab.spec import LabSpec
 
 SETTING = "net/ipv4/neigh/default/gc_thresh3"
@@ -19,22 +19,22 @@ def proc(tmp_path):
 
 
 def test_labs_that_fit_into_the_table_are_not_refused(proc):
-    neighbours.check([LabSpec("large", hosts=15), LabSpec("small")], proc)
-    neighbours.check([], proc)
+    network.check_neighbours([LabSpec("large", hosts=15), LabSpec("small")], proc)
+    network.check_neighbours([], proc)
 
 
 def test_a_lab_that_could_fill_it_is_refused_with_the_command_that_makes_room(proc):
     with pytest.raises(LabFailed, match=r"at most 1024 entries.* may need 4160") as refused:
-        neighbours.check([LabSpec("huge", hosts=32)], proc)
+        network.check_neighbours([LabSpec("huge", hosts=32)], proc)
     command, room = refused.value.hint.split("=")
     assert command == "run: sudo sysctl -w net.ipv4.neigh.default.gc_thresh3"
     (proc / SETTING).write_text(room)
-    neighbours.check([LabSpec("huge", hosts=32), LabSpec("other", hosts=16)], proc)
+    network.check_neighbours([LabSpec("huge", hosts=32), LabSpec("other", hosts=16)], proc)
 
 
 def test_all_labs_share_it(proc):
     with pytest.raises(LabFailed):
-        neighbours.check([LabSpec(f"lab-{number}", hosts=8) for number in range(4)], proc)
+        network.check_neighbours([LabSpec(f"lab-{number}", hosts=8) for number in range(4)], proc)
 
 
 @pytest.mark.parametrize("said", ["", "many", "-\n", "1e9", "\x00", None])
@@ -42,4 +42,4 @@ def test_a_kernel_that_does_not_say_is_not_asked(proc, said):
     (proc / SETTING).unlink()
     if said is not None:
         (proc / SETTING).write_text(said)
-    neighbours.check([LabSpec("huge", hosts=64)], proc)
+    network.check_neighbours([LabSpec("huge", hosts=64)], proc)

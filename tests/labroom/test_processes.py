@@ -19,12 +19,11 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.errors import GpurunError
-from gpurun.lab import cgroups, commands, docker_socket, engine, record, requirements
-from gpurun.lab.errors import LabFailed, NotInstalled
-from gpurun.lab.host import listens
-from gpurun.lab.keys import make_key
-from gpurun.lab.lock import alone
-from gpurun.lab.process import ProcessId
+from gpurun.lab import engine, spec
+from gpurun.lab import process as cgroups
+from gpurun.lab import process as requirements
+from gpurun.lab.host import listens, make_key
+from gpurun.lab.process import LabFailed, NotInstalled, ProcessId, answers, lab_alone, run_command
 from gpurun.lab.spec import LabSpec
 
 
@@ -90,15 +89,15 @@ def read(path):
 
 def test_what_a_program_says_is_in_the_error():
     with pytest.raises(LabFailed, match=r"Cannot find device|does not exist") as caught:
-        commands.run(["ip", "link", "show", "dev", "no-such-link"])
+        run_command(["ip", "link", "show", "dev", "no-such-link"])
     assert caught.value.hint and caught.value.exit_code == 4
     with pytest.raises(LabFailed):
-        commands.run(["/no/such/program"])
+        run_command(["/no/such/program"])
 
 
 def test_everything_that_is_missing_is_named_at_once(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(requirements, "find", lambda program: None if program in ("tc", "ip", "sshd") else "/x")
+    monkeypatch.setattr(requirements, "find_program", lambda program: None if program in ("tc", "ip", "sshd") else "/x")
     with pytest.raises(NotInstalled) as caught:
         requirements.require(*requirements.PACKAGE_OF)
     assert "ip, sshd, tc" in caught.value.message
@@ -121,7 +120,7 @@ def test_a_key_is_made_once_and_whole(tmp_path):
 
 
 def _hold(path, started, seconds):
-    with alone(Path(path)):
+    with lab_alone(Path(path)):
         started.set()
         time.sleep(seconds)
 
@@ -135,7 +134,7 @@ def test_a_lock_is_waited_for_and_outlives_the_dead(tmp_path):
     got = threading.Event()
 
     def take():
-        with alone(tmp_path / "lock"):
+        with lab_alone(tmp_path / "lock"):
             got.set()
 
     taker = threading.Thread(target=take)
@@ -151,7 +150,7 @@ def test_a_lock_whose_file_was_removed_is_nobodys_any_more(tmp_path):
     path, inside = tmp_path / "lock", []
 
     def work(_):
-        with alone(path):
+        with lab_alone(path):
             inside.append(1)
             assert len(inside) == 1
             time.sleep(0.001)
@@ -164,8 +163,8 @@ def test_a_lock_whose_file_was_removed_is_nobodys_any_more(tmp_path):
 
 def test_a_program_started_under_the_lock_keeps_it_when_its_starter_is_killed(tmp_path):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom gpurun.lab.lock import alone\nfrom gpurun.lab import commands\n"
-        "with alone(Path(sys.argv[1])):\n    commands.run(['sh', '-c', sys.argv[2]])\n"
+        "import sys\nfrom pathlib import Path\nfrom gpurun.lab.process import lab_alone, run_command\n"
+        "with lab_alone(Path(sys.argv[1])):\n    run_command(['sh', '-c', sys.argv[2]])\n"
     )
     go, begun, ended = tmp_path / "go", tmp_path / "begun", tmp_path / "ended"
     program = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done; sleep 0.1; touch {ended}"
@@ -174,33 +173,33 @@ def test_a_program_started_under_the_lock_keeps_it_when_its_starter_is_killed(tm
     starter.kill()
     starter.wait()
     go.touch()
-    with alone(tmp_path / "lock"):
+    with lab_alone(tmp_path / "lock"):
         assert ended.exists()
 
 
 def test_records_of_another_boot_or_of_nonsense_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "RUNTIME", tmp_path)
-    made = record.Record(LabSpec("x"), IPv4Network("10.1.2.0/24"), Path("/folder"))
+    monkeypatch.setattr(spec, "RUNTIME", tmp_path)
+    made = spec.Record(LabSpec("x"), IPv4Network("10.1.2.0/24"), Path("/folder"))
     made.save()
-    assert record.load("x") == made and [each.spec.name for each in record.labs()] == ["x"]
+    assert spec.load_record("x") == made and [each.spec.name for each in spec.labs()] == ["x"]
     made.completed().save()
-    assert record.load("x").complete
+    assert spec.load_record("x").complete
     fields = json.loads((tmp_path / "x/record.json").read_text())
     for broken in ({**fields, "boot_id": "another"}, {**fields, "subnet": "x"}, {**fields, "spec": {"racks": 0}}, []):
         (tmp_path / "x/record.json").write_text(json.dumps(broken))
-        assert record.load("x") is None
-    record.forget("x")
-    record.forget("x")
-    assert list(record.labs()) == []
+        assert spec.load_record("x") is None
+    spec.forget("x")
+    spec.forget("x")
+    assert list(spec.labs()) == []
 
 
 def test_an_engine_is_one_that_answers_a_ping(tmp_path):
-    assert not docker_socket.answers(tmp_path / "none")
+    assert not answers(tmp_path / "none")
     path = tmp_path / "socket"
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()
-    assert not docker_socket.answers(path, timeout_s=0.2)  # it accepts, and says nothing
+    assert not answers(path, timeout_s=0.2)  # it accepts, and says nothing
 
     def reply(text):
         connection, _ = server.accept()
@@ -217,7 +216,7 @@ def test_an_engine_is_one_that_answers_a_ping(tmp_path):
     ):
         thread = threading.Thread(target=reply, args=(text,))
         thread.start()
-        assert docker_socket.answers(path) is expected
+        assert answers(path) is expected
         thread.join()
     server.close()
 
@@ -228,7 +227,7 @@ def test_an_engine_whose_socket_path_is_too_long_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(engine, "require", lambda *programs: None)
     with pytest.raises(GpurunError, match="too long"):
         engine.ensure()
-    assert engine.stop() is False
+    assert engine.stop_engine() is False
 
 
 def test_cgroups_are_removed_with_all_below(tmp_path, monkeypatch):

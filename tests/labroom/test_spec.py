@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput, GpurunError
-from gpurun.lab import subnet
-from gpurun.lab.errors import LabFailed
+from gpurun.lab import network
 from gpurun.lab.lab import Lab
 from gpurun.lab.network import head_interface
+from gpurun.lab.process import LabFailed
 from gpurun.lab.spec import LabSpec, hosts_of, netns_prefix
 
 NET = IPv4Network("10.200.3.0/24")
@@ -79,10 +79,10 @@ def test_interface_names_fit_the_kernel_and_differ():
 
 
 def test_a_lab_gets_the_same_addresses_again_unless_they_are_taken():
-    first = subnet.choose("lab", [])
-    assert subnet.choose("lab", []) == first
-    assert subnet.choose("lab", [IPv4Network("192.168.0.0/16")]) == first
-    second = subnet.choose("lab", [first])
+    first = network.choose_subnet("lab", [])
+    assert network.choose_subnet("lab", []) == first
+    assert network.choose_subnet("lab", [IPv4Network("192.168.0.0/16")]) == first
+    second = network.choose_subnet("lab", [first])
     assert second != first and not second.overlaps(first)
     with pytest.raises(LabFailed):
-        subnet.choose("lab", [IPv4Network("10.0.0.0/8")])
+        network.choose_subnet("lab", [IPv4Network("10.0.0.0/8")])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gpurun.inventory.load import parse
+from gpurun.inventory.read import parse_inventory
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch.launchers import PlacedGang
 from gpurun.launch.launchers.direct import environment
 from gpurun.launch.plan import make_plan
-from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.claim_rules import Claimant
 
 GANG = PlacedGang(
     "j-00000001.2", (Grant("h2", (1, 3)), Grant("h3", (0,))), {"h2": "eth0", "h3": "ens5"},
@@ -34,6 +34,6 @@ def plan(launcher, *hosts, roles=None, hardware=None, spec=SPEC):
     return make_plan(
         claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
         grants=[Grant(host, (0, 1) if host.startswith("h") else ()) for host in hosts],
-        inventory=parse(INVENTORY.encode(), Path("i.yaml")),
+        inventory=parse_inventory(INVENTORY.encode(), Path("i.yaml")),
         accounts={}, ssh_port=23022, hardware=hardware or {},
     )  # fmt: skip

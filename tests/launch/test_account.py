@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpurun.launch.account import HostAccount, contradictions
+from gpurun.launch.container import HostAccount, contradictions
 
 
 def account(hostname, address):

@@ -14,8 +14,8 @@ import pytest
 from placed_gangs import plan
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import build
-from gpurun.jobs.words import as_bytes, as_text, quoted
+from gpurun.jobs.recipe import build_spec
+from gpurun.jobs.spec import as_bytes, as_text, quoted
 from gpurun.launch.jobssh import scripts
 from gpurun.launch.launchers import NAMES, settled
 
@@ -39,7 +39,7 @@ PRINT = "import sys, os; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sy
 def spec(*words, launcher="tasks"):
     """Return the spec of a job whose command has these words, as the shell of a person gives them to gpurun."""
     command = ("python3", "-c", PRINT, *map(os.fsdecode, words))
-    job = build(None, {"image": "i:1", "gpus": 4, "command": command, "launcher": launcher}, {})
+    job = build_spec(None, {"image": "i:1", "gpus": 4, "command": command, "launcher": launcher}, {})
     return settled(job, is_named=True)[0]
 
 
@@ -77,7 +77,7 @@ def test_argv_is_what_was_typed_with_every_launcher_that_runs_itself_on_each_hos
         (tmp_path / program).write_text(f"#!{sys.executable}\n{PRINT}\n")
         (tmp_path / program).chmod(0o755)
         command = (program, *flags, "t.py", *map(os.fsdecode, words))
-        job = build(None, {"image": "i:1", "gpus": 4, "command": command, "one_per_host": True}, {})
+        job = build_spec(None, {"image": "i:1", "gpus": 4, "command": command, "one_per_host": True}, {})
         job, _ = settled(job, is_named=False)
         assert (job.launcher, job.one_per_host) == ("tasks", True), line
         environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NNODES": "2", "NPROC_PER_NODE": "4"}
@@ -97,7 +97,7 @@ def test_argv_is_what_was_typed_behind_wrappers_and_launchers_that_gpurun_replac
              "horovodrun -np 4", "deepspeed --no_python", "bash -ec 'exec \"$@\"' x")  # fmt: skip
     for line in typed:
         command = (*shlex.split(line), sys.executable, "-c", PRINT, *map(os.fsdecode, words))
-        job = build(None, {"image": "i:1", "gpus": 4, "command": command}, {})
+        job = build_spec(None, {"image": "i:1", "gpus": 4, "command": command}, {})
         job, _ = settled(job, is_named=False)
         done = subprocess.run([script_of(tmp_path, job)], capture_output=True, check=True)
         assert done.stdout.split(b"\0") == words, line
@@ -132,7 +132,7 @@ def test_each_word_has_one_text_and_each_text_one_word_and_records_and_scripts_h
 
 def test_a_text_that_is_no_bytes_is_refused():
     with pytest.raises(BadInput, match="is not UTF-8 text"):
-        build(None, {"image": "i", "gpus": 1, "command": ("a", "\ud800")}, {})
+        build_spec(None, {"image": "i", "gpus": 1, "command": ("a", "\ud800")}, {})
 
 
 @pytest.mark.parametrize("size", [131_071, 131_072])

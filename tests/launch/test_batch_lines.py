@@ -9,9 +9,8 @@ from placed_gangs import SPEC
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Constraints
-from gpurun.launch.launchers.choosing.choice import ProgramClues, choose_launcher
-from gpurun.launch.launchers.lines.batch import about_directives, directives_of
-from gpurun.launch.launchers.lines.script import launches_in
+from gpurun.launch.launchers.choosing import ProgramClues, choose_launcher
+from gpurun.launch.launchers.line import about_directives, directives_of, launches_in
 
 SPEC8 = replace(SPEC, gpus=8, name="x")
 CASES = [

@@ -7,11 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.launch.launchers import NAMES
-from gpurun.launch.launchers.choosing import sources
-from gpurun.launch.launchers.choosing.choice import ProgramClues, agreed, choose_launcher, needs_choice
-from gpurun.launch.launchers.choosing.programs import programs_in, programs_of
-from gpurun.launch.launchers.choosing.sources import read_source
+from gpurun.launch.launchers import NAMES, choosing
+from gpurun.launch.launchers.choosing import (
+    ProgramClues,
+    agreed,
+    choose_launcher,
+    needs_choice,
+    programs_in,
+    programs_of,
+    read_source,
+)
 
 SPEC = JobSpec("n", "i:1", 4, ("python3", "train.py"))
 ONCE = "gpurun starts one process (tasks)"
@@ -152,7 +157,7 @@ def test_a_file_that_is_no_python_is_an_answer_and_no_error(data):
 
 
 def test_a_very_long_file_is_read_only_in_part(monkeypatch):
-    monkeypatch.setattr(sources, "MANY", 100)
+    monkeypatch.setattr(choosing, "MANY", 100)
     source = read_source("x = [" + "1," * 100 + "]\nimport horovod\n")
     assert not source.damage and not source.clues
 

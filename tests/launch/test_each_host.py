@@ -12,8 +12,7 @@ from placed_gangs import GANG, SPEC
 
 from gpurun.errors import BadInput
 from gpurun.launch.launchers import launcher_of, settled
-from gpurun.launch.launchers.choosing.choice import ProgramClues, choose_launcher
-from gpurun.launch.launchers.choosing.sources import Clue
+from gpurun.launch.launchers.choosing import Clue, ProgramClues, choose_launcher
 from gpurun.launch.launchers.direct import SRUN, TASKS, environment
 
 EACH = replace(GANG, one_per_host=True)

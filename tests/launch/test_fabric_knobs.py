@@ -3,7 +3,7 @@
 import pytest
 
 from gpurun.jobs.spec import HorovodKnobs
-from gpurun.launch.horovod_knobs import environment, flags, reuse
+from gpurun.launch.launchers.horovod import flags, knob_variables, reuse
 
 HEADER = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,"
@@ -36,8 +36,8 @@ def test_files_only_with_their_knob():
 
 
 def test_affinity_of_several_ranks_goes_by_environment():
-    assert environment(HorovodKnobs(thread_affinity=(0, 8))) == {"HOROVOD_THREAD_AFFINITY": "0,8"}
-    assert environment(HorovodKnobs()) == {}
+    assert knob_variables(HorovodKnobs(thread_affinity=(0, 8))) == {"HOROVOD_THREAD_AFFINITY": "0,8"}
+    assert knob_variables(HorovodKnobs()) == {}
 
 
 def test_a_finished_autotune_is_used_again():

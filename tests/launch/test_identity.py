@@ -11,8 +11,7 @@ from placed_gangs import GANG, SPEC, plan
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Roles
 from gpurun.launch.launchers import NAMES, launcher_of, settled
-from gpurun.launch.launchers.identity import IDENTITIES, PLACES, is_told, unset_names
-from gpurun.launch.seats import seats_of
+from gpurun.launch.launchers.launcher import IDENTITIES, PLACES, is_told, seats_of, unset_names
 
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID")
 OF_OTHERS = (

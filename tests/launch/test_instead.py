@@ -13,7 +13,7 @@ from placed_gangs import SPEC
 
 from gpurun.errors import BadInput
 from gpurun.launch.launchers import settled
-from gpurun.launch.launchers.lines.table import LAUNCHERS
+from gpurun.launch.launchers.table import LAUNCHERS
 
 INSTEAD = [
     # what is typed with -n 8, and what is proposed

@@ -14,7 +14,7 @@ from placed_gangs import GANG, SPEC, plan, told
 from waiting import LIMIT_S, until
 
 from gpurun.errors import BadInput
-from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.facts import DockerFacts, Gpu, Hardware
 from gpurun.jobs.spec import Grant, HorovodKnobs
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import TASKS, TORCHRUN, UNTOLD, environment, start_script

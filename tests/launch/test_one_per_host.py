@@ -10,13 +10,13 @@ import pytest
 from placed_gangs import GANG, SPEC, plan
 
 from gpurun.errors import BadInput
-from gpurun.facts.hardware import DockerFacts, Hardware
+from gpurun.facts import DockerFacts, Hardware
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import NAMES, settled
 from gpurun.launch.launchers.direct import JAX, TASKS, TORCHRUN, environment
-from gpurun.launch.seats import seats_of
-from gpurun.supervisor.gang_seen import GangSeen
-from gpurun.supervisor.seating import Seating
+from gpurun.launch.launchers.launcher import seats_of
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.verdict.decide import GangSeen
 
 EACH = replace(GANG, one_per_host=True)
 ONCE = replace(SPEC, one_per_host=True)

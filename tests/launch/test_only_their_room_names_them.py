@@ -14,9 +14,10 @@ NOT_THE_LAUNCHER = {
     "jobs/spec.py": "what a job is started by that says nothing",
     "jobs/recipe_keys.py": "an example of the documents",
     "jobs/recipe.py": "the recipe's section of Horovod's knobs",
-    "campaigns/plan.py": "the recipe's section of Horovod's knobs",
-    "cli/bench.py": "the program that `gpurun bench` has the gang run",
-    "cli/inventory_exchange.py": "a file format",
+    "studies/campaign_plan.py": "the recipe's section of Horovod's knobs",
+    "cli/options.py": "the program that `gpurun bench` has the gang run",
+    "cli/inventory_edit.py": "a file format",
+    "inventory/exports.py": "a file format",
     "cli/foreign.py": "words that people type in the place of a command",
     "doctor/bench_job/bench.py": "runs in the container: modules of Python",
 }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.launch.output import Failure, Line, excerpt, first_failure, parse
+from gpurun.launch.output import Failure, Line, excerpt_of, first_failure, parse_line
 
 GLOO = """\
 [2]<stderr>:Traceback (most recent call last):
@@ -27,7 +27,7 @@ SIGNALLED = "mpirun noticed that process rank 3 with PID 0 on node gpu-r1-02 exi
 
 
 def lines(text):
-    return [parse(line, "stderr") for line in text.splitlines()]
+    return [parse_line(line, "stderr") for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def lines(text):
     ],
 )
 def test_whose_line_it_is(text, line):
-    assert parse(text, "stdout") == line
+    assert parse_line(text, "stdout") == line
 
 
 def test_the_first_rank_to_fail():
@@ -67,4 +67,4 @@ def test_a_rank_cannot_pretend_to_be_the_launcher():
 
 def test_excerpt_is_of_one_rank_and_short():
     many = [Line(2, "stderr", f"line {i}") for i in range(100)] + [Line(1, "stderr", "other"), Line(2, "stderr", " ")]
-    assert excerpt(many, 2) == tuple(f"line {i}" for i in range(88, 100))
+    assert excerpt_of(many, 2) == tuple(f"line {i}" for i in range(88, 100))

@@ -9,14 +9,13 @@ import pytest
 from own_sshd import own_sshd
 
 from gpurun.errors import BadInput
-from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.facts import DockerFacts, Gpu, Hardware
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import jobssh
-from gpurun.launch.account import HostAccount
-from gpurun.launch.docker import Mount
+from gpurun.launch.container import HostAccount, Mount
 from gpurun.launch.plan import make_plan
-from gpurun.node.gpu.claim_rules import Claimant, read_cards, read_claimant
+from gpurun.node.claim_rules import Claimant, read_cards, read_claimant
 
 HOSTS = tuple(Host(name=f"h{i}", rack=f"r{i // 2}", generation="pascal", gpus=4, fabric="tcp") for i in range(4))
 INVENTORY = Inventory(
@@ -249,7 +248,7 @@ def test_host_keys_are_verified_whatever_horovodrun_asks():
     assert "StrictHostKeyChecking yes" in config
     assert "HostKeyAlias h3" in config
     assert 'ssh -F /gpurun/ssh/config -o StrictHostKeyChecking=yes "$@"' in jobssh.SSH_WRAPPER
-    assert jobssh.known_hosts([("h3", "ssh-ed25519 AAAA")]) == "h3 ssh-ed25519 AAAA\n"
+    assert jobssh.known_hosts_lines([("h3", "ssh-ed25519 AAAA")]) == "h3 ssh-ed25519 AAAA\n"
 
 
 def test_openssh_accepts_the_configurations(tmp_path):

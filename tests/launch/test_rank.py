@@ -20,7 +20,7 @@ from gpurun.launch.fabric import Setting
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.launcher import Launcher
 from gpurun.launch.rank import rank_script
-from gpurun.node.job.cgroup import counted_in
+from gpurun.node.job.watch import counted_in
 
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "busybox": ["busybox", "sh"], "bash as sh": ["bash", "--posix"]}
 JOB = f"j-3{os.getpid():07x}"

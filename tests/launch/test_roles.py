@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from placed_gangs import GANG, SPEC, plan
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import read
+from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import environment
-from gpurun.launch.seats import seats_of
-from gpurun.node.gpu.claim_rules import read_cards
+from gpurun.launch.launchers.launcher import seats_of
+from gpurun.node.claim_rules import read_cards
 
 TENSORFLOW = replace(SPEC, launcher="tensorflow")
 ALL = Roles(ps=2, chief=True, evaluator=True)
@@ -206,13 +206,13 @@ def test_roles_that_cannot_be_are_refused_with_what_is_wrong(changes, word):
 def test_roles_in_a_recipe_that_mean_nothing_are_refused_where_they_stand(tmp_path, line):
     (tmp_path / "recipe.yaml").write_text(f"image: i\ngpus: 2\ncommand: [x]\nroles: {line}\n")
     with pytest.raises(BadInput, match=r"recipe\.yaml:4:"):
-        read(tmp_path)
+        read_recipe(tmp_path)
 
 
 def test_a_recipe_has_its_roles(tmp_path):
     (tmp_path / "recipe.yaml").write_text("roles: {ps: 2, workers: 4, chief: true, evaluator: false}\n")
-    assert read(tmp_path).given["roles"] == Roles(ps=2, workers=4, chief=True)
+    assert read_recipe(tmp_path).given["roles"] == Roles(ps=2, workers=4, chief=True)
     (tmp_path / "recipe.yaml").write_text("roles: {ps: 5, ps_hosts: [c1, role=ps]}\n")
-    given = read(tmp_path).given["roles"]
+    given = read_recipe(tmp_path).given["roles"]
     assert given == Roles(ps=5, ps_hosts=("c1", "role=ps"))
     assert settle(roles=given).roles.ps == 5, "more than there are workers"

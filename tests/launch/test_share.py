@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.facts.hardware import DockerFacts, Gpu, Hardware
+from gpurun.facts import DockerFacts, Gpu, Hardware
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import LEAST_MEMORY_MIB, Grant, JobSpec
-from gpurun.launch.share import KILLED_FIRST, alike, share_of, shares, size, threads
+from gpurun.launch.container import KILLED_FIRST, alike, share_of, shares, size, threads
 
 HOST = Host("h", rack="r", generation="hopper", gpus=8, fabric="tcp")
 SPEC = JobSpec("n", "image:1", 1, ("true",))

@@ -13,10 +13,10 @@ from placed_gangs import GANG, SPEC
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Constraints
 from gpurun.launch.launchers import settled
+from gpurun.launch.launchers.choosing import once_on_hosts
 from gpurun.launch.launchers.direct import SRUN, environment
-from gpurun.launch.launchers.lines.script import MOST_LAUNCHES, launches_in
-from gpurun.launch.launchers.lines.shell import simple_commands
-from gpurun.launch.launchers.texts import once_on_hosts
+from gpurun.launch.launchers.line import MOST_LAUNCHES, launches_in
+from gpurun.launch.launchers.words import simple_commands
 
 
 def command_lines(text):

@@ -19,7 +19,7 @@ from typed_lines import LINES
 from gpurun.errors import BadInput
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import PYTHON, with_local_rank
-from gpurun.launch.launchers.lines.table import LAUNCHERS, SRUN
+from gpurun.launch.launchers.table import LAUNCHERS, SRUN
 
 WITH_LOCAL_RANK = shlex.join(with_local_rank(PYTHON))
 

@@ -20,12 +20,11 @@ from waiting import LIMIT_S, until
 
 from gpurun import faults
 from gpurun.errors import GpurunError
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import mark_granted, run_pass
-from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
 
 WARM_UP = """\
 version: 1
@@ -154,7 +153,7 @@ def _serve(home: Path, connection: socket.socket) -> None:
     for line in connection.makefile("r"):
         request = json.loads(line)
         os.environ["GPURUN_FAULT"] = f"actor:{request.pop('fault')}"
-        faults.arm("actor")
+        faults.arm_fault("actor")
         try:
             answer = getattr(carrier, request.pop("what"))(**request)
         except GpurunError as error:

@@ -16,14 +16,14 @@ from forked import PopenOfCode
 from waiting import LIMIT_S, until
 
 from gpurun.errors import StateError
-from gpurun.leases.allocator import PATIENCE_S, allocator_lock, holder
-from gpurun.leases.waiters import waiter_lives
-from gpurun.state import lock
+from gpurun.leases.look import waiter_lives
+from gpurun.leases.store import PATIENCE_S, allocator_lock, holder
+from gpurun.state import locks
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 sys.argv = ["gpurun", "--verbose", "submit", "--token=hunter2"]
 with allocator_lock(Path({home!r})):
     print("held", flush=True)
@@ -33,7 +33,7 @@ print("done", flush=True)
 CONTEND = """
 import os, sys, time
 from pathlib import Path
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 home, name = Path(sys.argv[1]), sys.argv[2]
 log = open(home / "order", "a", buffering=1)
 print("ready", flush=True)
@@ -87,7 +87,7 @@ def clock(monkeypatch):
         made.whenever()
 
     made.sleep = sleep
-    monkeypatch.setattr(lock, "time", made)
+    monkeypatch.setattr(locks, "time", made)
     return made
 
 

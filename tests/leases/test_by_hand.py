@@ -11,20 +11,20 @@ import pytest
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec, Roles
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases import allocate, members
-from gpurun.leases.allocate import run_pass
+from gpurun.leases import allocate
+from gpurun.leases.allocate import grow, run_pass
 from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
-from gpurun.state import lock as locks
-from gpurun.state.path import StatePath
+from gpurun.state import locks
+from gpurun.state.paths import StatePath
 from gpurun.supervisor import __main__ as process
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.lost import lose_rest
+from gpurun.supervisor.stop import lose_rest
 
 HEAD = """\
 version: 1
@@ -229,7 +229,7 @@ def test_a_gang_keeps_its_machines_when_somebody_changes_their_addresses(invento
     """Else a fence of another machine would free the GPUs of the one on which the gang runs."""
     _, lease, lock = running
     inventory.write_text(HEAD + "racks: {r1: {hosts: {h1: {address: h2}, h2: {address: 10.0.0.9, port: 2222}}}}\n")
-    found = as_granted(load(inventory), lease)
+    found = as_granted(load_inventory(inventory), lease)
     assert [(host.name, host.machine) for host in found.hosts] == [("h1", "h1:22"), ("h2", "h2:22")]
     assert machines_of(found, lease.grants) == dict(lease.machines)
     lock.close()
@@ -239,7 +239,7 @@ def test_a_gang_keeps_its_machines_when_somebody_changes_their_addresses(invento
 def test_a_host_that_was_removed_from_the_inventory_is_still_reached_for_its_gang(inventory, running, hosts):
     _, lease, lock = running
     inventory.write_text(HEAD + f"racks: {{r1: {{hosts: {hosts}}}}}\n")
-    found = as_granted(load(inventory), lease)
+    found = as_granted(load_inventory(inventory), lease)
     assert found.by_name["h2"].machine == "h2:22"
     assert found.by_name["h2"].user == "train"
     assert found.fabric_of(found.by_name["h2"]).interface == "eth0"
@@ -250,7 +250,7 @@ def test_a_host_that_was_removed_from_the_inventory_is_still_reached_for_its_gan
 def test_a_gang_is_still_reached_when_somebody_removed_every_host_from_the_inventory(inventory, running, racks):
     _, lease, lock = running
     inventory.write_text(HEAD + f"racks: {racks}\n")
-    found = as_granted(load(inventory), lease)
+    found = as_granted(load_inventory(inventory), lease)
     assert [(host.name, host.machine) for host in found.hosts] == [("h1", "h1:22"), ("h2", "h2:22")]
     lock.close()
 
@@ -338,7 +338,7 @@ def test_a_lease_of_as_many_ports_as_no_host_has_is_damaged_so_nothing_is_grante
 def test_hosts_of_a_lease_of_an_older_version_are_as_the_inventory_says(inventory, running):
     _, lease, lock = running
     inventory.write_text(HEAD + "racks: {r1: {hosts: {h1: {address: 10.0.0.9}}}}\n")
-    found = as_granted(load(inventory), replace(lease, machines={}))
+    found = as_granted(load_inventory(inventory), replace(lease, machines={}))
     assert [(host.name, host.machine) for host in found.hosts] == [("h1", "10.0.0.9:22"), ("h2", "h2:22")]
     lock.close()
 
@@ -348,7 +348,7 @@ def test_a_gang_whose_record_is_damaged_does_not_grow(home, inventory, running, 
     folder, lease, lock = running
     (folder.path / "state.json").plain.write_bytes(damage)
     smaller = replace(lease, grants=lease.grants[:1])
-    assert members.grow(home, (smaller, lock), load(inventory), now_s=3.0) == ((smaller, lock), ())
+    assert grow(home, (smaller, lock), load_inventory(inventory), now_s=3.0) == ((smaller, lock), ())
     lock.close()
 
 

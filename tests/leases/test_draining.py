@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.draining import DrainWatch, departures_of
 from gpurun.leases.lease import Lease
 from gpurun.leases.look import look
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.state import durable
-from gpurun.state.cordons import Cordon, changing_cordons, cordons_file, deadlines_file, read_cordons
+from gpurun.state.hosts import Cordon, changing_cordons, cordons_file, deadlines_file, read_cordons
 
 INVENTORY = """\
 version: 1

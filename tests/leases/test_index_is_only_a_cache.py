@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.jobs import index
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs import store as index
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
-from gpurun.state import own_cache
+from gpurun.state import caches
 
 INVENTORY = """\
 version: 1
@@ -31,7 +30,7 @@ def home(tmp_path, monkeypatch):
     """A state directory in which no job may start yet, and an index that knows all of them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(index, "FEW", 0)
-    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
+    monkeypatch.setattr(caches, "is_settled", lambda *_: True)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     return tmp_path / "home"
 

@@ -4,14 +4,12 @@ import json
 
 import pytest
 
-from gpurun.jobs.record import JobRecord, Kept
+from gpurun.jobs.record import JobRecord, Kept, State
 from gpurun.jobs.spec import Grant, JobSpec, Placement
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import LeaseStore
-from gpurun.scheduler.policy import DEFAULT
+from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.scheduler.model import DEFAULT
 
 INVENTORY = """\
 version: 1

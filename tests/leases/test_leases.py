@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 
 from gpurun.errors import StateError
 from gpurun.head.spawn import finish_interrupted, own_jobs
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 
 INVENTORY = """\
 version: 1

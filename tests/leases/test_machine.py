@@ -22,12 +22,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpurun.head.spawn import finish_interrupted, own_jobs
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2
 INVENTORY = f"""\

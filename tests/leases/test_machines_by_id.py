@@ -10,21 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostUnreachable
-from gpurun.facts.hardware import Hardware
-from gpurun.inventory.load import load
-from gpurun.jobs.record import FirstFailure
+from gpurun.facts import Hardware
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.cluster import Cluster
 from gpurun.leases.draining import DrainWatch, departures_of
-from gpurun.leases.known import known_hosts
-from gpurun.leases.look import look
-from gpurun.state.cordons import Cordon, changing_cordons, put_cordon, read_cordons
-from gpurun.state.machines import Machine, note_looks
-from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
-from gpurun.supervisor.lost import found_again
+from gpurun.leases.look import Cluster, look
+from gpurun.leases.occupancy import known_machines
+from gpurun.state.hosts import Cordon, Machine, changing_cordons, note_looks, put_cordon, read_cordons
+from gpurun.supervisor.stop import cordon_lost, cordon_suspect, found_again
 
 HEAD = """\
 version: 1
@@ -47,7 +43,7 @@ def inventory(home, name, hosts):
 
 def told(home, path, **ids):
     """What this user's looks at hosts of an inventory found."""
-    hosts = load(path).by_name
+    hosts = load_inventory(path).by_name
     note_looks(
         home, {hosts[name].machine: Machine(name, time.time(), id_, None, str(path)) for name, id_ in ids.items()}
     )
@@ -55,7 +51,9 @@ def told(home, path, **ids):
 
 def cordon(home, path, host, state="cordoned", **more):
     with changing_cordons(home) as cordons:
-        put_cordon(cordons, Cluster(load(path), home).known[host], Cordon(state, "gpurun", 1.0, "Xid 79", **more))
+        put_cordon(
+            cordons, Cluster(load_inventory(path), home).known[host], Cordon(state, "gpurun", 1.0, "Xid 79", **more)
+        )
 
 
 def submit(home, path, **wants):
@@ -80,7 +78,7 @@ def test_a_cordon_holds_in_an_inventory_that_calls_the_machine_otherwise(home):
     done = run_pass(home, now_s=2.0)
     assert done.granted == () and folder.record().state is State.QUEUED
     assert done.snapshots[str(theirs)].unusable == {"node1": "cordoned: Xid 79"}
-    assert [row.state for row in Cluster(load(theirs), home).rows(look(home, now_s=2.0))] == ["cordoned"]
+    assert [row.state for row in Cluster(load_inventory(theirs), home).rows(look(home, now_s=2.0))] == ["cordoned"]
 
 
 @pytest.mark.parametrize("machine_id", [ONE, ""])
@@ -90,25 +88,29 @@ def test_a_host_that_is_renamed_keeps_its_cordon_if_it_has_said_which_machine_it
     cordon(home, path, "h1")
     inventory(home, "i.yaml", "node1: {}, h2: {}")
     told(home, path, node1=machine_id)
-    assert list(look(home, now_s=2.0).cordoned(load(path))) == (["node1"] if machine_id else [])
+    assert list(look(home, now_s=2.0).cordoned(load_inventory(path))) == (["node1"] if machine_id else [])
 
 
 def test_a_name_that_is_another_machine_now_does_not_inherit_the_cordon(home):
     path = inventory(home, "i.yaml", "h1: {}")
     told(home, path, h1=ONE)
     cordon(home, path, "h1")
-    assert list(look(home, now_s=2.0).cordoned(load(path))) == ["h1"]
+    assert list(look(home, now_s=2.0).cordoned(load_inventory(path))) == ["h1"]
     told(home, path, h1=OTHER)
-    assert look(home, now_s=2.0).cordoned(load(path)) == {}
+    assert look(home, now_s=2.0).cordoned(load_inventory(path)) == {}
     assert len(submit(home, path).path.name) and len(run_pass(home, now_s=2.0).granted) == 1
 
 
 def test_an_id_that_two_hosts_of_an_inventory_give_says_nothing(home):
     path = inventory(home, "i.yaml", "h1: {}, h2: {}, h3: {}")
     told(home, path, h1=ONE, h2=ONE, h3=OTHER)
-    assert [each.id for each in known_hosts(load(path), look(home, now_s=1.0).machines).values()] == ["", "", OTHER]
+    assert [each.id for each in known_machines(load_inventory(path), look(home, now_s=1.0).machines).values()] == [
+        "",
+        "",
+        OTHER,
+    ]
     cordon(home, path, "h1")
-    assert list(look(home, now_s=2.0).cordoned(load(path))) == ["h1"]
+    assert list(look(home, now_s=2.0).cordoned(load_inventory(path))) == ["h1"]
     submit(home, path, gpus=8)
     ((lease, _),) = run_pass(home, now_s=2.0).granted
     assert lease.ids == {"h3": OTHER} and len(lease.grants) == 2
@@ -123,11 +125,11 @@ def test_a_drain_asks_gangs_that_know_the_machine_by_another_name(home):
     assert lease.grants[0].host == "h1" and lease.ids == {"h1": ONE}
     cordon(home, theirs, "node1", "draining")
     view = look(home, now_s=10.0)
-    (left,) = departures_of(view, load)
+    (left,) = departures_of(view, load_inventory)
     assert (left.gang, left.hosts, left.fate) == (folder.id, ("h1",), "moves")
-    (shown,) = Cluster(load(theirs), home).departures(view, ["node1"])
+    (shown,) = Cluster(load_inventory(theirs), home).departures(view, ["node1"])
     assert shown.hosts == ("node1",)
-    (row,) = Cluster(load(theirs), home).rows(view)
+    (row,) = Cluster(load_inventory(theirs), home).rows(view)
     assert (row.state, row.shown) == ("draining", "draining: 1 gang leaves")
     assert DrainWatch(home, lambda: lease).hosts(["h1"]) == ["h1"]
     assert DrainWatch(home, lambda: replace(lease, ids={"h1": OTHER})).hosts(["h1"]) == []
@@ -144,10 +146,11 @@ def test_a_host_that_is_renamed_while_a_gang_holds_it_is_not_free(home):
     inventory(home, "i.yaml", "node1: {}")
     told(home, path, node1=ONE)
     view = look(home, now_s=5.0)
-    (row,) = Cluster(load(path), home).rows(view)
+    (row,) = Cluster(load_inventory(path), home).rows(view)
     assert (row.free, row.held) == (0, 4)
     assert {
-        holder.job for holder in view.occupancy.on(row.host, known_hosts(load(path), view.machines)["node1"]).values()
+        holder.job
+        for holder in view.occupancy.on(row.host, known_machines(load_inventory(path), view.machines)["node1"]).values()
     } == {folder.id}
     submit(home, path)
     assert run_pass(home, now_s=6.0).granted == ()
@@ -171,9 +174,9 @@ def test_a_lost_host_is_lost_whatever_it_is_called_and_its_fence_brings_it_back_
     job = SimpleNamespace(home=home, lease=lease, clock=lambda: 9.0, note=lambda _: None, hardware={})
     cordon_lost(job, {"h1": HostUnreachable("no answer", host="h1")})
     seen = look(home, now_s=10.0)
-    assert {name: found.state for name, found in seen.cordoned(load(theirs)).items()} == {"node1": "lost"}
+    assert {name: found.state for name, found in seen.cordoned(load_inventory(theirs)).items()} == {"node1": "lost"}
     found_again(home, lease, ["h2"])
-    assert look(home, now_s=10.0).cordoned(load(theirs))
+    assert look(home, now_s=10.0).cordoned(load_inventory(theirs))
     found_again(home, lease, ["h1"])
     assert look(home, now_s=10.0).cordons == {}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases import members
+from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
 
@@ -34,7 +34,7 @@ def submit(home: Path, gpus: int, least: int | None = None) -> str:
 
 
 def grow(home, held):
-    return members.grow(home, held, load(home / "inventory.yaml"), now_s=3.0)
+    return allocate.grow(home, held, load_inventory(home / "inventory.yaml"), now_s=3.0)
 
 
 def granted(home):
@@ -46,7 +46,7 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     job, store = submit(home, 6, least=2), LeaseStore(home)
     held = granted(home)
     assert [grant.host for grant in held[0].members] == ["h1", "h2", "h3"]
-    held = members.put_apart(home, held, ["h2"])
+    held = allocate.put_apart(home, held, ["h2"])
     assert [grant.host for grant in store.read(job).members] == ["h1", "h3"]
     assert store.is_alive(job)
     assert run_pass(home, now_s=2.0).granted == ()
@@ -54,7 +54,7 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     assert run_pass(home, now_s=2.0).granted == (), "GPUs of a host that is not fenced were given away"
     held, joined = grow(home, held)
     assert joined == ()
-    held = members.let_go(home, held, ["h2"])
+    held = allocate.let_go(home, held, ["h2"])
     ((lease, lock),) = run_pass(home, now_s=2.0).granted
     assert (lease.job, lease.grants) == (other, (Grant("h2", (0, 1)),))
     assert grow(home, held)[1] == ()
@@ -63,7 +63,7 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     held, joined = grow(home, held)
     assert joined == ("h2",)
     assert store.read(job).apart == ("h2",)
-    held = members.take_in(home, held, joined)
+    held = allocate.take_in(home, held, joined)
     assert (held[0].apart, held[0].joins) == ((), ("h2",))
     assert held[1].is_current() and store.read(job) == held[0]
 
@@ -73,12 +73,13 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
     job, store = submit(home, 2), LeaseStore(home)
     held = granted(home)
     before = held[0].ssh_port
-    monkeypatch.setattr(members.random, "randrange", lambda low, high: low)  # the first free one
-    moved = members.move_ports(home, held)
+    monkeypatch.setattr(allocate.random, "randrange", lambda low, high: low)  # the first free one
+    moved = allocate.move_ports(home, held)
     assert store.read(job).ssh_port == moved[0].ssh_port == before + 1 and moved[1].is_current()
-    monkeypatch.setattr(members, "free_ports", lambda *_, **__: None)
-    with pytest.raises(StateError, match="all ports that gpurun uses for jobs are in use"):
-        members.move_ports(home, moved)
+    with monkeypatch.context() as full:
+        full.setattr(allocate, "free_ports", lambda *_, **__: None)
+        with pytest.raises(StateError, match="all ports that gpurun uses for jobs are in use"):
+            allocate.move_ports(home, moved)
     assert store.read(job) == moved[0]
     submit(home, 2)
     assert granted(home)[0].ssh_port == before
@@ -86,7 +87,7 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
 
 def test_it_does_not_grow_while_a_lease_is_damaged_or_anybody_waits(home):
     submit(home, 6, least=2)
-    held = members.let_go(home, members.put_apart(home, granted(home), ["h3"]), ["h3"])
+    held = allocate.let_go(home, allocate.put_apart(home, granted(home), ["h3"]), ["h3"])
     waiting = submit(home, 6)
     assert grow(home, held)[1] == ()
     JobStore(home).get(waiting).path.plain.rename(home / "gone")

@@ -4,13 +4,12 @@ import os
 
 import pytest
 
-from gpurun.jobs.record import Kept, Restart
+from gpurun.jobs.record import Kept, Restart, State
 from gpurun.jobs.spec import Grant, JobSpec, Placement
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.not_granted import with_refused
+from gpurun.leases.lease import with_refused
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.model import Decisions, Gang, Reason, Wait
 from gpurun.views.waiting import waiting_jobs, why_it_waits

@@ -12,19 +12,16 @@ from waiting import LIMIT_S
 
 from gpurun.errors import StateError
 from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
-from gpurun.inventory.load import load
-from gpurun.jobs.record import GpuHolder, HostRefusal
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import GpuHolder, HostRefusal, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.cluster import Cluster
 from gpurun.leases.lease import Lease, machines_of
-from gpurun.leases.look import look
+from gpurun.leases.look import Cluster, look
 from gpurun.leases.occupancy import Occupancy
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.state import durable
 
 HEAD = """\
@@ -106,7 +103,7 @@ def test_paths_that_are_links_are_one_cluster_with_one_queue(home, tmp_path, inv
     for path in paths:
         submit(home, path, gpus=1)
     assert list(run_pass(home, now_s=2.0, commit=False).decisions) == [str(inventory)]
-    assert {load(path).source for path in paths} == {str(inventory)}
+    assert {load_inventory(path).source for path in paths} == {str(inventory)}
 
 
 def test_the_same_name_at_another_address_is_another_machine(home, tmp_path, inventory):
@@ -125,9 +122,9 @@ def test_gpus_that_are_kept_for_a_gang_are_not_given_to_another_inventory(home, 
     large = submit(home, inventory, gpus=8)
     view = look(home, now_s=2.0)
     placement = [Grant("h1", (0, 1, 2, 3)), Grant("h2", (0, 1, 2, 3))]
-    view.occupancy.promise(large.id, placement, load(inventory))
-    assert view.occupancy.taken(load(clone)) == {"h1": (0, 1, 2, 3), "h2": (0, 1, 2, 3)}
-    assert view.occupancy.taken(load(clone), but=[large.id]) == {}
+    view.occupancy.promise(large.id, placement, load_inventory(inventory))
+    assert view.occupancy.taken(load_inventory(clone)) == {"h1": (0, 1, 2, 3), "h2": (0, 1, 2, 3)}
+    assert view.occupancy.taken(load_inventory(clone), but=[large.id]) == {}
     assert first.record().state is State.QUEUED
 
 
@@ -164,7 +161,7 @@ def test_growth_is_checked_like_a_grant(home):
 
 def test_leases_that_overlap_on_disk_are_reported_and_neither_is_dropped(home, inventory):
     leases = LeaseStore(home)
-    named = machines_of(load(inventory), LEASE.grants)
+    named = machines_of(load_inventory(inventory), LEASE.grants)
     locks = [leases.grant(replace(LEASE, job=job, machines=named), Occupancy()) for job in ("j-00000001", "j-00000002")]
     submit(home, inventory, gpus=3)
     submit(home, inventory, gpus=2)
@@ -241,7 +238,7 @@ def test_a_host_that_refused_is_left_alone_by_its_owner_s_gangs_until_the_pause_
     folder.write(folder.record().but(refusals=(refusal,)))
     ((lease, lock),) = run_pass(home, now_s=2.0).granted
     assert lease.grants == (Grant("h1", (2, 3)),)
-    rows = Cluster(load(inventory), home).rows(look(home, now_s=3.0))
+    rows = Cluster(load_inventory(inventory), home).rows(look(home, now_s=3.0))
     assert [(row.free, [each.user for each in row.foreign]) for row in rows] == [(0, ["eve"])]
     LeaseStore(home).release(lock)
 
@@ -251,8 +248,8 @@ def test_refusals_in_another_user_s_record_keep_nobody_away(home, inventory):
     refusal = HostRefusal("h1", GpuHolder((0, 1, 2, 3), "j-0000000f", 1, "eve", head="head2"), until_s=7.0, pause_s=5.0)
     folder.write(folder.record().but(refusals=(refusal,)))
     view = replace(look(home, now_s=3.0), uid=os.getuid() + 1)
-    view.keep(view.queued(), load(inventory))
-    assert view.occupancy.taken(load(inventory)) == {}
+    view.keep(view.queued(), load_inventory(inventory))
+    assert view.occupancy.taken(load_inventory(inventory)) == {}
 
 
 def test_a_lease_that_a_crash_left_under_another_name_is_renamed_in_no_pass(home, inventory):

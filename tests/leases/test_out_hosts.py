@@ -4,15 +4,14 @@ import os
 
 import pytest
 
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import look_ahead, run_pass, snapshot
 from gpurun.leases.look import look
 from gpurun.scheduler.explain import explain
-from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.state.machines import Machine, Out, note_looks
+from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
 
 INVENTORY = """\
 version: 1
@@ -35,7 +34,7 @@ def submit(home, gpus, hosts=(), now_s=1.0):
 
 
 def note(home, out, *hosts):
-    inventory = load(home / "inventory.yaml")
+    inventory = load_inventory(home / "inventory.yaml")
     note_looks(home, {inventory.by_name[host].machine: Machine(host, 2.0, out=out) for host in hosts})
 
 
@@ -78,7 +77,7 @@ def test_a_gang_on_a_host_that_goes_out_keeps_it(home):
     job = submit(home, 4)
     (host,) = granted(home)[job.id]
     note(home, OUT, host)
-    inventory = load(home / "inventory.yaml")
+    inventory = load_inventory(home / "inventory.yaml")
     seen = snapshot(look(home, now_s=4.0), inventory)
     assert [run.placement.hosts for run in seen.running] == [(host,)]
     assert seen.unusable == {host: "out: no route to host"}
@@ -90,7 +89,10 @@ def test_a_cordon_is_named_before_what_a_check_found(home):
     with changing_cordons(home) as cordons:
         cordons["h1"] = Cordon("cordoned", "alice", 1.0, "fan")
     view = look(home, now_s=3.0)
-    assert view.unusable(load(home / "inventory.yaml")) == {"h1": "cordoned: fan", "h2": "out: no route to host"}
+    assert view.unusable(load_inventory(home / "inventory.yaml")) == {
+        "h1": "cordoned: fan",
+        "h2": "out: no route to host",
+    }
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")

@@ -6,16 +6,8 @@ from dataclasses import replace
 
 import msgspec
 
-from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord
-from gpurun.jobs.states import State
-from gpurun.leases.refusals import (
-    FIRST_PAUSE_S,
-    FORGET_S,
-    LONGEST_PAUSE_S,
-    next_try_s,
-    refused_gpus,
-    remember,
-)
+from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord, State
+from gpurun.leases.lease import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, next_try_s, refused_gpus, remember
 from gpurun.msgspec_types import ready
 
 BOB = GpuHolder((2, 3), "j-0000000b", 1, "bob", 1002, "head-2")

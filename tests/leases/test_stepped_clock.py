@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
-from gpurun.scheduler.policy import DEFAULT
+from gpurun.scheduler.model import DEFAULT
 from gpurun.state import clock
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock

@@ -15,17 +15,15 @@ import pytest
 from ended_jobs import fail_once, run, submit, uses
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpurun import metrics
 from gpurun.errors import BadInput, StateError
-from gpurun.inventory.load import load
-from gpurun.jobs.attempts import write_use
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.folder import write_use
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
-from gpurun.leases.cluster import Cluster
-from gpurun.metrics import measures
-from gpurun.metrics.exposition import MetricFamily, exposition
-from gpurun.metrics.measures import measure_all
-from gpurun.metrics.publish import Scraped, address_of, server, write_textfile
-from gpurun.state.machines import Machine, Out, machines_folder, note_looks, users_who_looked
+from gpurun.leases.look import Cluster
+from gpurun.metrics import MetricFamily, Scraped, address_of, exposition, measure_all, server, write_textfile
+from gpurun.state.hosts import Machine, Out, machines_folder, note_looks, users_who_looked
 
 INVENTORY = """\
 version: 1
@@ -56,7 +54,7 @@ def home(tmp_path, monkeypatch):
 
 
 def text(home, now_s=1000.0):
-    return exposition(measure_all(Cluster(load(home / "inventory.yaml"), home), now_s=now_s))
+    return exposition(measure_all(Cluster(load_inventory(home / "inventory.yaml"), home), now_s=now_s))
 
 
 def test_what_is_told(home):
@@ -86,7 +84,7 @@ def test_what_is_told(home):
 
 def test_hosts_that_are_out_are_told_by_user_and_their_gpus_are_not_free(home, monkeypatch):
     """Here, `monitor` measures, and has looked at no host; a host that only alice cannot reach is not out for all."""
-    inventory, me = load(home / "inventory.yaml"), os.getuid()
+    inventory, me = load_inventory(home / "inventory.yaml"), os.getuid()
     broken = Out("reach", "no answer", 900.0)
     outs = {"alice": {"h1": broken, "h2": broken, "h3": None}, "bob": {"h1": broken, "h2": None}}
     looks = {
@@ -94,9 +92,9 @@ def test_hosts_that_are_out_are_told_by_user_and_their_gpus_are_not_free(home, m
             inventory.by_name[name].machine: Machine(name, 940.0, out=out) for name, out in outs[user].items()
         } for uid, user in ((61001, "alice"), (61002, "bob"))
     }  # fmt: skip
-    monkeypatch.setattr(measures, "users_who_looked", lambda _: sorted(looks))
-    monkeypatch.setattr(measures, "read_machines", lambda _, uid: looks.get(uid, {}))
-    monkeypatch.setattr(measures, "user_name", {61001: "alice", 61002: "bob"}.get)
+    monkeypatch.setattr(metrics, "users_who_looked", lambda _: sorted(looks))
+    monkeypatch.setattr(metrics, "read_machines", lambda _, uid: looks.get(uid, {}))
+    monkeypatch.setattr(metrics, "user_name", {61001: "alice", 61002: "bob"}.get)
     lines = text(home, now_s=1000.0).splitlines()
     for line in (
         'gpurun_hosts{state="out"} 1', 'gpurun_hosts{state="ok"} 3',

@@ -15,7 +15,7 @@ from waiting import LIMIT_S
 
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import rank_script
-from gpurun.node.agent.call import Call, Cancelled
+from gpurun.node.agent.frames import Call, Cancelled
 from gpurun.node.job import ranks
 
 JOB = f"j-1{os.getpid():07x}"  # processes of other test runs on this machine are other jobs'

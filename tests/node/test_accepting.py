@@ -10,11 +10,10 @@ import threading
 import pytest
 from waiting import until
 
-from gpurun.images.certificate import make_certificate
-from gpurun.node.transfer import links
-from gpurun.node.transfer.links import Server
-from gpurun.node.transfer.pace import Pace
-from gpurun.node.transfer.packing import Packing
+from gpurun.content.seats import make_certificate
+from gpurun.node.transfer import blobs
+from gpurun.node.transfer.blobs import Server
+from gpurun.node.transfer.spool import Pace, Packing
 
 ERRORS = [OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED)]
 
@@ -37,12 +36,12 @@ class Socket:
 @pytest.fixture
 def server(monkeypatch):
     """A server that accepts in a thread which the test starts."""
-    monkeypatch.setattr(links, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(blobs, "ACCEPT_AGAIN_S", 0.01)
     monkeypatch.setattr(Server, "_accept", lambda self: None)
     certificate = make_certificate()
     made = Server("127.0.0.1", certificate.certificate, certificate.key, {}.get, Pace(None), Packing())
     monkeypatch.undo()
-    monkeypatch.setattr(links, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(blobs, "ACCEPT_AGAIN_S", 0.01)
     yield made
     made.close()
 
@@ -80,7 +79,7 @@ def test_a_thread_that_cannot_start_costs_one_connection(server, monkeypatch):
             server._closed = True
 
     listening = accepting.__globals__["threading"].Thread(target=server._accept, daemon=True)
-    monkeypatch.setattr(links.threading, "Thread", Thread)
+    monkeypatch.setattr(blobs.threading, "Thread", Thread)
     listening.start()
     with socket.create_connection(("127.0.0.1", server.port)), socket.create_connection(("127.0.0.1", server.port)):
         until(lambda: len(served) == 1)

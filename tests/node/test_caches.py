@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import caches, job_parts
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.job import caches, parts
 
 OWNER, OTHER = f"{'a' * 16}-1000", f"{'a' * 16}-1001"
 JOB, SECOND = "j-00000001", "j-00000002"
@@ -30,13 +30,13 @@ def home(tmp_path, monkeypatch):
 
 
 def begin(job=JOB, owner=OWNER, most=1 << 40):
-    Path(job_parts.folder(job)).mkdir(parents=True, exist_ok=True)
+    Path(parts.job_folder(job)).mkdir(parents=True, exist_ok=True)
     caches.join(call(), job, owner, most)
-    return Path(caches.folder(owner))
+    return Path(caches.caches_folder(owner))
 
 
 def end(job=JOB):
-    Path(job_parts.folder(job), caches.USE_FILE).unlink()
+    Path(parts.job_folder(job), caches.USE_FILE).unlink()
 
 
 def model(top, name, used_s, size=MODEL):
@@ -61,7 +61,7 @@ def test_jobs_of_a_user_share_a_folder_and_no_other_user_sees_it():
     assert top.parent.stat().st_mode & 0o777 == 0o700 == other.stat().st_mode & 0o777
     assert caches.folder_of_job(SECOND) == str(top)
     assert caches.folder_of_job(JOB) == ""
-    assert caches.list_(call(), OWNER)["jobs"] == [SECOND]
+    assert caches.list_caches(call(), OWNER)["jobs"] == [SECOND]
 
 
 def test_the_least_recently_used_model_goes_as_a_whole_and_only_beyond_the_limit():
@@ -73,7 +73,7 @@ def test_the_least_recently_used_model_goes_as_a_whole_and_only_beyond_the_limit
     checkpoint.write_bytes(os.urandom(MODEL))
     os.utime(checkpoint, (1500, 1500))
     end()
-    assert caches.list_(call(), OWNER)["entries"] == 4
+    assert caches.list_caches(call(), OWNER)["entries"] == 4
     told = caches.trim(call(), OWNER, 2 * MODEL + (40 << 10))
     assert (told["jobs"], told["stuck"]) == ([], [])
     assert MODEL <= told["freed_bytes"] < 2 * MODEL
@@ -86,7 +86,7 @@ def test_the_least_recently_used_model_goes_as_a_whole_and_only_beyond_the_limit
     end(SECOND)
     told = caches.trim(call(), OWNER, 0)
     assert told["bytes"] == 0
-    assert caches.list_(call(), OWNER) == {"bytes": 0, "entries": 0, "jobs": []}
+    assert caches.list_caches(call(), OWNER) == {"bytes": 0, "entries": 0, "jobs": []}
     assert not list((top.parent / "gone").iterdir())
 
 
@@ -129,7 +129,7 @@ def test_a_job_does_not_wait_long_for_what_is_too_large(monkeypatch):
     end()
     monkeypatch.setattr(caches, "_JOIN_S", -1.0)
     begin(SECOND, most=1)
-    assert caches.list_(call(), OWNER)["jobs"] == [SECOND]
+    assert caches.list_caches(call(), OWNER)["jobs"] == [SECOND]
     assert old.exists()
 
 
@@ -162,7 +162,7 @@ def test_what_this_account_cannot_remove_is_said_and_counts(monkeypatch):
     top = begin()
     old, young = model(top, "models--old", 1000), model(top, "models--young", 2000)
     end()
-    usual = caches.below.remove
+    usual = caches.below.remove_entry
 
     def refuse(above, name):
         if Path(f"/proc/self/fd/{above}", os.fsdecode(name), "blobs/mine").exists():
@@ -170,24 +170,24 @@ def test_what_this_account_cannot_remove_is_said_and_counts(monkeypatch):
         usual(above, name)
 
     (old / "blobs/mine").write_text("root's")
-    monkeypatch.setattr(caches.below, "remove", refuse)
+    monkeypatch.setattr(caches.below, "remove_entry", refuse)
     told = caches.trim(call(), OWNER, 0)
     assert told["stuck"] == ["'huggingface/hub/models--old': Operation not permitted"]
     assert not young.exists()
-    assert caches.list_(call(), OWNER)["bytes"] >= MODEL
+    assert caches.list_caches(call(), OWNER)["bytes"] >= MODEL
     begin(SECOND)
     end(SECOND)
     monkeypatch.undo()
     monkeypatch.setenv("HOME", str(top.parents[3]))
     assert caches.trim(call(), OWNER, 0)["stuck"] == []
-    assert caches.list_(call(), OWNER)["bytes"] == 0
+    assert caches.list_caches(call(), OWNER)["bytes"] == 0
 
 
 def test_a_folder_that_a_job_has_closed_is_still_seen_trimmed_and_used_again():
     top = begin()
     model(top, "models--old", 1000)
     top.chmod(0)
-    assert caches.list_(call(), OWNER)["bytes"] >= MODEL
+    assert caches.list_caches(call(), OWNER)["bytes"] >= MODEL
     top.chmod(0)
     end()
     assert caches.trim(call(), OWNER, 0)["freed_bytes"] >= MODEL
@@ -201,7 +201,7 @@ def test_empty_folders_count_and_go_and_leave_none_behind():
         (top / name).mkdir(parents=True)
     model(top, "models--old", 1000)
     end()
-    assert caches.list_(call(), OWNER)["entries"] == 4
+    assert caches.list_caches(call(), OWNER)["entries"] == 4
     assert caches.trim(call(), OWNER, 0)["bytes"] == 0
     assert not list(top.iterdir())
 
@@ -218,8 +218,8 @@ def test_a_job_that_begins_waits_neither_for_a_long_prune_nor_for_a_large_entry(
     assert old.exists()
     end(SECOND)
     goes = threading.Event()
-    usual = caches.below.remove
-    monkeypatch.setattr(caches.below, "remove", lambda *each: goes.wait(60) and usual(*each))
+    usual = caches.below.remove_entry
+    monkeypatch.setattr(caches.below, "remove_entry", lambda *each: goes.wait(60) and usual(*each))
     begin(SECOND, most=0)
     assert caches._users(OWNER) == [SECOND]
     assert not old.exists()
@@ -234,7 +234,7 @@ def test_a_prune_stops_when_a_job_has_not_waited_for_it(monkeypatch):
     usual = caches._moved
 
     def moved(*each):
-        Path(job_parts.folder(SECOND)).mkdir(parents=True, exist_ok=True)
+        Path(parts.job_folder(SECOND)).mkdir(parents=True, exist_ok=True)
         caches._note_use(SECOND, OWNER)
         return usual(*each)
 
@@ -265,7 +265,11 @@ def test_a_second_step_of_the_same_attempt_removes_nothing():
 
 @pytest.mark.parametrize("owner", ["", "..", "../../x", f"{'a' * 16}-1000/..", f"{'a' * 16}-1000\n", "A" * 16 + "-1"])
 def test_a_folder_that_is_nobodys_is_refused(owner):
-    for ask in (lambda: caches.list_(call(), owner), lambda: caches.trim(call(), owner, 0), lambda: begin(owner=owner)):
+    for ask in (
+        lambda: caches.list_caches(call(), owner),
+        lambda: caches.trim(call(), owner, 0),
+        lambda: begin(owner=owner),
+    ):
         with pytest.raises(OpError) as error:
             ask()
         assert error.value.kind == "bad-request"

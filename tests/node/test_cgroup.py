@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpurun.node.job.cgroup import Counted, counted, counted_in
+from gpurun.node.job.watch import Counted, counted, counted_in
 
 V2 = {
     "memory.events": "low 0\nhigh 0\nmax 17\noom 2\noom_kill 1\noom_group_kill 0\n", "memory.max": "1073741824\n",

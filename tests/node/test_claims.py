@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from gpurun.node.gpu.claim_rules import (
+from gpurun.node.claim_rules import (
     Claimant,
     Container,
     Seen,
@@ -31,8 +31,8 @@ from gpurun.node.gpu.claim_rules import (
     volume_labels,
     volume_name,
 )
-from gpurun.node.job import claim_store
-from gpurun.node.job.claims import release, take
+from gpurun.node.job import claims
+from gpurun.node.job.claims import release_claims, take
 
 ALICE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 1, "b" * 16, "bob", 1002, "head-2")
@@ -234,8 +234,8 @@ def test_release_removes_this_attempts_claims_and_nothing_else():
     take(host, BOB, CARDS[2:])
     host.volumes["gpurun-gpu-"] = {}
     host.volumes["somebody's-data"] = volume_labels(ALICE, CARDS[0], 0, 0)
-    assert release(host, ALICE) == []
-    assert release(host, ALICE) == []
+    assert release_claims(host, ALICE) == []
+    assert release_claims(host, ALICE) == []
     assert sorted(host.volumes) == ["gpurun-gpu-", "gpurun-gpu-GPU-2", "gpurun-gpu-GPU-3", "somebody's-data"]
 
 
@@ -303,8 +303,8 @@ def test_uuids_tell_gpus_apart_and_indices_only_where_one_is_missing():
 
 SHOW = """
 import sys, time
-from gpurun.node.job import claim_store
-from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.job import claims as claim_store
+from gpurun.node.claim_rules import Claimant
 claim_store.show_life(Claimant(*eval(sys.argv[1])))
 print("up", flush=True)
 exec(sys.argv[2])
@@ -314,7 +314,7 @@ time.sleep(600)
 
 def is_alive(me, account=None):
     volume = Volume("x", CARDS[0], me, os.getuid() if account is None else account)
-    return claim_store._is_alive(volume, claim_store._seen_signs())
+    return claims._is_alive(volume, claims._seen_signs())
 
 
 @pytest.fixture
@@ -368,11 +368,11 @@ def test_what_the_agent_forked_does_not_stand_for_it(me, agent):
 
 
 def test_a_sign_that_was_taken_back_is_gone(me):
-    claim_store.show_life(me)
-    claim_store.show_life(me)
+    claims.show_life(me)
+    claims.show_life(me)
     assert is_alive(me)
-    claim_store.hide_life(me)
-    claim_store.hide_life(me)
+    claims.hide_life(me)
+    claims.hide_life(me)
     assert not is_alive(me)
 
 
@@ -380,7 +380,7 @@ def test_a_sign_that_was_taken_back_is_gone(me):
 @pytest.mark.parametrize("line", ["open", "full"])
 def test_another_accounts_socket_stands_for_nobody(me, line):
     """A local user without Docker knows the name from a process's command line, and can call itself."""
-    name = claim_store._SIGN % me.key
+    name = claims._SIGN % me.key
     code = (
         "import os, socket, sys, time; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
         "s.bind(chr(0) + sys.argv[1]); s.listen(0); mine = [socket.socket(socket.AF_UNIX) for _ in range(9)]\n"
@@ -394,27 +394,27 @@ def test_another_accounts_socket_stands_for_nobody(me, line):
     try:
         assert squatter.stdout.readline() == b"up\n"
         assert not is_alive(me, account=1500)
-        claim_store.show_life(me)
+        claims.show_life(me)
         assert is_alive(me), "nor does it keep the agent from showing its own"
     finally:
-        claim_store.hide_life(me)
+        claims.hide_life(me)
         squatter.kill()
         squatter.wait()
 
 
 def test_looks_without_end_leave_an_agent_alive_and_reveal_each_time_whose_it_is(me):
-    claim_store.show_life(me)
-    (name,) = [name for name in claim_store._seen_signs() if name.startswith(claim_store._SIGN % me.key)]
+    claims.show_life(me)
+    (name,) = [name for name in claims._seen_signs() if name.startswith(claims._SIGN % me.key)]
     for _ in range(100):
         assert is_alive(me)
-    until(lambda: claim_store._listener(name) == os.getuid())
-    claim_store.hide_life(me)
-    until(lambda: name not in claim_store._seen_signs())
+    until(lambda: claims._listener(name) == os.getuid())
+    claims.hide_life(me)
+    until(lambda: name not in claims._seen_signs())
 
 
 def test_callers_that_fill_the_line_do_not_make_an_agent_look_dead(me, agent):
     agent()
-    (name,) = [name for name in claim_store._seen_signs() if name.startswith(claim_store._SIGN % me.key)]
+    (name,) = [name for name in claims._seen_signs() if name.startswith(claims._SIGN % me.key)]
     callers = []
     try:
         for _ in range(200):

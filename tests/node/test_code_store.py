@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.node.agent.call import Call
+from gpurun.node.agent.frames import Call
 from gpurun.node.transfer import tree
 
 SIZE = 10_000

@@ -15,8 +15,8 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.node import docker
-from gpurun.node.agent.call import Call
-from gpurun.node.docker import engine
+from gpurun.node import docker as engine
+from gpurun.node.agent.frames import Call
 
 NOBODY = 65534
 ENGINE = """
@@ -70,13 +70,13 @@ def start(path):
 
 def test_an_engine_that_stays_is_the_same(call, start, tmp_path):
     start()
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     assert engine.compare(call, str(tmp_path))["state"] == "same"
 
 
 def test_an_engine_that_was_restarted_is_another_with_its_age(call, start, tmp_path):
     first = start()
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     first.kill()
     first.wait()
     began = time.monotonic()
@@ -90,7 +90,7 @@ def test_an_engine_that_was_restarted_is_another_with_its_age(call, start, tmp_p
 
 def test_an_engine_that_is_gone(call, start, tmp_path, path):
     first = start()
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     first.kill()
     first.wait()
     refused = engine.compare(call, str(tmp_path))
@@ -104,7 +104,7 @@ def test_one_that_is_frozen_is_the_same_and_nobody_waits_long_for_it(call, start
     """It has ended nothing; while it stops for good it refuses who asks."""
     monkeypatch.setattr(engine, "LIVES_S", 0.2)
     first = start()
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     first.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     found = engine.compare(call, str(tmp_path))
@@ -158,7 +158,7 @@ def test_a_job_from_before_has_no_note(call, start, tmp_path):
 
 def test_an_old_note_goes_when_nothing_can_be_known(call, tmp_path, path):
     (tmp_path / engine.FILE).write_text(json.dumps({"pid": 1, "started": 1}))
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     assert not (tmp_path / engine.FILE).exists()
 
 
@@ -171,7 +171,7 @@ def test_the_socket_of_systemd_tells_of_dockerd(call, start, tmp_path, monkeypat
         engine.processes, "read_process", lambda pid: real._replace(pid=pid, command="/lib/systemd/systemd --user")
     )
     monkeypatch.setattr(engine.processes, "list_processes", lambda: [real, dockerd])
-    engine.note(call, str(tmp_path))
+    engine.note_engine(call, str(tmp_path))
     assert json.loads((tmp_path / engine.FILE).read_text()) == {"pid": 4242, "started": real.started}
     monkeypatch.setattr(engine.processes, "list_processes", lambda: [dockerd, dockerd._replace(pid=4243)])
     assert engine.compare(call, str(tmp_path))["state"] == "unknown", "two of them: nobody knows whose socket it is"

@@ -17,16 +17,16 @@ from how_many import count
 from waiting import LIMIT_S, until
 
 from gpurun.node.agent import frames
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import claim_store, creating, gang, job_lock, job_parts, outputs
-from gpurun.node.job.fence import fence
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.job import claims, gang, layer, parts
+from gpurun.node.job.gang import NOTE, fence, note_creating
 
 JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
 NAME = f"gpurun-{JOB}-1"
 CREATE = """
 import sys
 from gpurun.node.job import gang
-from gpurun.node.agent.call import Call
+from gpurun.node.agent.frames import Call
 call = Call(1, lambda *_: None, False, b"")
 gang.create(call, %r, 1, {}, %r, None)
 """
@@ -52,7 +52,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{engine.bin}:{os.environ['PATH']}")
     monkeypatch.setattr(gang, "_make_key", lambda *_: "ssh-ed25519 AAAA")
     monkeypatch.setattr(gang, "_tool", lambda name: f"/usr/bin/{name}")
-    yield SimpleNamespace(engine=engine, folder=Path(job_parts.folder(JOB)))
+    yield SimpleNamespace(engine=engine, folder=Path(parts.job_folder(JOB)))
     engine.may_finish.set()
     engine.shutdown()
     engine.server_close()
@@ -93,7 +93,7 @@ def files_left(host):
 def test_a_container_that_docker_still_creates_for_a_client_that_died_is_no_rest_of_a_fenced_job(host):
     prepare(1)
     host.engine.slow = NAME
-    creating.begin(JOB, 1, NAME)
+    note_creating(JOB, 1, NAME)
     labels = {"gpurun.job": JOB, "gpurun.attempt": "1"}
     docker = threading.Thread(target=host.engine.make, args=(NAME, labels))
     docker.start()
@@ -138,7 +138,7 @@ def test_a_docker_command_that_is_killed_with_its_agent_is_missed_by_nobody(host
 
 def test_a_container_that_was_never_begun_keeps_no_fence_waiting(host):
     prepare(1)
-    creating.begin(JOB, 1, NAME)
+    note_creating(JOB, 1, NAME)
     assert not any(fenced().values())
     assert host.engine.containers == {} and files_left(host) == []
 
@@ -156,7 +156,7 @@ def test_what_kept_docker_from_creating_a_container_keeps_no_host_from_its_proof
 @pytest.mark.parametrize("note", [b"", b"[]", b'{"attempt": 1, "name": "../x"}', b'{"attempt": "x"}', b"\xff\0", b"{"])
 def test_a_damaged_note_keeps_no_fence_waiting(host, note):
     prepare(1)
-    (host.folder / creating.NOTE).write_bytes(note)
+    (host.folder / NOTE).write_bytes(note)
     assert not any(fenced().values())
     assert files_left(host) == []
 
@@ -165,7 +165,7 @@ def test_a_container_that_was_created_leaves_no_note(host):
     prepare(1)
     made = gang.create(call(), JOB, 1, {}, argv(), None)
     assert made["container"] in host.engine.containers
-    assert not (host.folder / creating.NOTE).exists()
+    assert not (host.folder / NOTE).exists()
 
 
 def test_an_agent_that_was_cut_off_creates_nothing_after_the_fence(host):
@@ -223,13 +223,13 @@ def test_the_fence_of_an_attempt_leaves_a_later_one_alone(host, process):
     gang.create(call(), JOB, 1, {}, argv(), None)
     prepare(2)
     later = gang.create(call(), JOB, 2, {"it's a\nfile": ["x", 0o600]}, argv(2, f"gpurun-{JOB}-2"), None)["container"]
-    checkpoint = Path(job_parts.outputs_folder(JOB)) / "checkpoint"
+    checkpoint = Path(parts.outputs_folder(JOB)) / "checkpoint"
     checkpoint.touch()
     sshd = process(host.folder)
     assert not any(fenced(1, outputs=True).values()), "it has nothing there any more"
     assert list(host.engine.containers) == [later]
     assert (host.folder / "it's a\nfile").exists() and checkpoint.exists() and sshd.poll() is None
-    outputs.remove(call(), JOB, 1)
+    layer.remove_outputs(call(), JOB, 1)
     assert checkpoint.exists()
     assert not any(fenced(2, outputs=True).values())
     assert host.engine.containers == {} and files_left(host) == [] and not checkpoint.exists()
@@ -245,10 +245,10 @@ def test_a_container_of_an_image_that_was_made_of_a_jobs_container_belongs_to_no
     for ident, image in zip((mine, *jobs), host.engine.image_labels, strict=False):
         host.engine.containers[ident]["ImageID"] = image
     gang.create(call(), JOB, 1, {}, argv(), None)
-    assert len(claim_store.DockerStore(call()).look().containers) == 4
+    assert len(claims.DockerStore(call()).look().containers) == 4
     assert not any(fenced().values())
     assert list(host.engine.containers) == [mine]
-    assert claim_store.DockerStore(call()).look().containers == ()
+    assert claims.DockerStore(call()).look().containers == ()
 
 
 def test_the_fence_of_an_attempt_ends_those_before_it_too(host):
@@ -263,16 +263,16 @@ def test_the_fence_of_an_attempt_ends_those_before_it_too(host):
 @pytest.mark.parametrize("text", [b"", b"\0\0", b"-1", b"9" * 5000, "²".encode(), b"1 2"])
 def test_a_folder_whose_attempt_is_damaged_belongs_to_none(host, text):
     prepare(1)
-    (host.folder / job_lock.ATTEMPT_FILE).write_bytes(text)
-    assert job_lock.owner(JOB) == 0
+    (host.folder / parts.ATTEMPT_FILE).write_bytes(text)
+    assert parts.owner(JOB) == 0
     prepare(7)
-    assert job_lock.owner(JOB) == 7
+    assert parts.owner(JOB) == 7
 
 
 def test_an_earlier_attempt_never_takes_the_folder_back(host):
     prepare(2)
     prepare(1)
-    assert job_lock.owner(JOB) == 2
+    assert parts.owner(JOB) == 2
 
 
 def test_a_later_attempt_that_comes_while_the_fence_is_at_work_loses_nothing(host):
@@ -286,7 +286,7 @@ def test_a_later_attempt_that_comes_while_the_fence_is_at_work_loses_nothing(hos
         time.sleep(0.03 * round_ / rounds)
         prepare(2)
         assert not any(fencing.end().values())
-        assert job_lock.owner(JOB) == 2
+        assert parts.owner(JOB) == 2
         assert {"attempt", "launch", "run", "sshd"} <= set(os.listdir(host.folder))
         assert not any(fenced(2).values())
     assert files_left(host) == []
@@ -300,7 +300,7 @@ def test_one_holds_the_lock_at_a_time_and_its_file_goes_with_it(host):
 
     def work():
         for _ in range(50):
-            with job_lock.held(call(), JOB):
+            with parts.hold_job(call(), JOB):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 inside[0] -= 1
@@ -315,16 +315,16 @@ def test_one_holds_the_lock_at_a_time_and_its_file_goes_with_it(host):
 
 def test_whoever_is_cancelled_waits_no_longer(host):
     waiting = call()
-    with job_lock.held(call(), JOB):
+    with parts.hold_job(call(), JOB):
         threading.Timer(0.1, waiting.cancel).start()
-        with pytest.raises(OpError, match="cancelled"), job_lock.held(waiting, JOB):
+        with pytest.raises(OpError, match="cancelled"), parts.hold_job(waiting, JOB):
             pass
 
 
 @pytest.mark.parametrize("plant", [Path.mkdir, lambda path: path.symlink_to("/etc/passwd")])
 def test_something_else_in_the_place_of_the_lock_keeps_no_fence_from_its_proof(host, plant):
     prepare(1)
-    plant(Path(job_lock.lock_file(JOB)))
+    plant(Path(parts.lock_file(JOB)))
     assert not any(fenced().values())
     assert not host.folder.exists()
     with pytest.raises(OSError):
@@ -363,7 +363,7 @@ def fence_first(host):
 def test_outputs_that_arrive_after_a_fence_replace_nothing_of_the_next_attempt(host):
     """The agent of a head that was cut off may still hold what that head sent: for 90 s."""
     prepare(1)
-    there = Path(job_parts.outputs_folder(JOB))
+    there = Path(parts.outputs_folder(JOB))
 
     def next_attempt():
         fence_first(host)
@@ -372,11 +372,11 @@ def test_outputs_that_arrive_after_a_fence_replace_nothing_of_the_next_attempt(h
 
     entry, content = model(b"of the first attempt")
     with pytest.raises(OpError) as caught:
-        outputs.write(late(entry, next_attempt, content), JOB, 1)
+        layer.write_outputs(late(entry, next_attempt, content), JOB, 1)
     assert caught.value.kind == "fenced"
     assert {path.name: path.read_text() for path in there.iterdir()} == {"model": "of the second attempt"}
     assert os.listdir(there.parent) == [JOB], "nothing half written stays"
-    assert outputs.write(late(entry, content), JOB, 2) == {"files": 1}
+    assert layer.write_outputs(late(entry, content), JOB, 2) == {"files": 1}
 
 
 def test_nothing_that_arrives_after_a_fence_comes_back(host):
@@ -384,15 +384,15 @@ def test_nothing_that_arrives_after_a_fence_comes_back(host):
     assert gang.put(late(b"secret"), JOB, 1, "secrets/token", 0o400) == {"bytes": 6}
     assert (host.folder / "secrets/token").read_text() == "secret"
     fence_first(host)
-    outputs.remove(call(), JOB, 1)
+    layer.remove_outputs(call(), JOB, 1)
     entry, content = model(b"m")
     for write in (
         lambda: gang.put(late(b"secret"), JOB, 1, "secrets/token", 0o400),
-        lambda: outputs.write(late(entry, content), JOB, 1),
+        lambda: layer.write_outputs(late(entry, content), JOB, 1),
     ):
         with pytest.raises(OpError, match="fenced"):
             write()
-    assert not host.folder.exists() and not Path(job_parts.outputs_folder(JOB)).exists()
+    assert not host.folder.exists() and not Path(parts.outputs_folder(JOB)).exists()
 
 
 @pytest.mark.parametrize("name", ["../j-00000001/x", "/etc/x", "", "a/../../x", "a\0b"])

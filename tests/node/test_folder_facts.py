@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.facts.hardware import hardware_from_document
-from gpurun.node.agent import place
-from gpurun.node.probe import folder_facts
+from gpurun.facts import hardware_from_document
+from gpurun.node.agent import serve
+from gpurun.node.probe import probe
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -23,7 +23,7 @@ garbage
 
 
 def facts(folder, mountinfo=()):
-    return folder_facts.facts(str(folder), list(mountinfo))
+    return probe.collect_folder_facts(str(folder), list(mountinfo))
 
 
 def test_a_folder_is_made_as_a_job_would_and_left_empty_but_for_a_sign(tmp_path):
@@ -49,7 +49,7 @@ def failing(monkeypatch, number, where="pwrite"):
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folder_facts.os, where, fail)
+    monkeypatch.setattr(probe.os, where, fail)
 
 
 @pytest.mark.parametrize("where", ["makedirs", "open", "pwrite", "fsync"])
@@ -65,7 +65,7 @@ def failing(monkeypatch, number, where="pwrite"):
     ],
 )
 def test_each_failure_is_named(tmp_path, monkeypatch, where, number, fault, words):
-    monkeypatch.setattr(place.os.path, "realpath", lambda path: "/home/train")
+    monkeypatch.setattr(serve.os.path, "realpath", lambda path: "/home/train")
     with monkeypatch.context() as broken:
         failing(broken, number, where)
         found = facts(tmp_path / "x", MOUNTS)
@@ -85,7 +85,7 @@ def test_a_folder_of_somebody_else_names_its_owner():
         if (pid := os.fork()) == 0:
             try:
                 os.setresuid(65534, 65534, 65534)
-                os.write(writer, repr(folder_facts.try_to_write(str(home), [])).encode())
+                os.write(writer, repr(probe.try_to_write(str(home), [])).encode())
             finally:
                 os._exit(0)
         os.close(writer)
@@ -111,8 +111,8 @@ def test_a_file_system_that_cannot_sync_is_no_broken_one(tmp_path, monkeypatch, 
 
 def test_a_file_system_that_hangs_costs_its_time_out(tmp_path, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(folder_facts, "TRY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(folder_facts, "try_to_write", lambda *_: over.wait(60) and ("", ""))
+    monkeypatch.setattr(probe, "TRY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(probe, "try_to_write", lambda *_: over.wait(60) and ("", ""))
     found = facts(tmp_path / "x")
     over.set()
     assert found == {
@@ -126,10 +126,10 @@ def test_a_link_that_waits_in_the_folder_is_not_written_through(tmp_path, monkey
     """Its name cannot be foreseen, and a file that exists is never opened."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    monkeypatch.setattr(folder_facts.os, "urandom", lambda _: b"7")
+    monkeypatch.setattr(probe.os, "urandom", lambda _: b"7")
     (tmp_path / "x" / "jobs").mkdir(parents=True)
     (tmp_path / "x" / "jobs" / ".probe.37").symlink_to(victim)
-    folder_facts.try_to_write(str(tmp_path / "x"), [])
+    probe.try_to_write(str(tmp_path / "x"), [])
     assert victim.read_text() == "precious"
 
 
@@ -139,25 +139,25 @@ def test_an_agent_says_why_it_cannot_use_its_folder(tmp_path, monkeypatch):
     def read_only(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(place.os, "mkdir", read_only)
-    with pytest.raises(place.NotUsable, match=r"gpurun-\d+ is on a read-only file system"):
-        place.use(str(tmp_path))
+    monkeypatch.setattr(serve.os, "mkdir", read_only)
+    with pytest.raises(serve.NotUsable, match=r"gpurun-\d+ is on a read-only file system"):
+        serve.use(str(tmp_path))
     assert "GPURUN_FOLDER" not in os.environ
     monkeypatch.undo()
     monkeypatch.setattr(os, "environ", {})
-    with pytest.raises(place.NotUsable, match="nothing can be written to"):
-        place.use(str(tmp_path / "missing"))
+    with pytest.raises(serve.NotUsable, match="nothing can be written to"):
+        serve.use(str(tmp_path / "missing"))
 
 
 def test_free_space_of_what_is_not_there_yet_is_that_of_its_disk(tmp_path):
-    assert place.free(str(tmp_path / "a" / "b"))[0] > 0
-    assert place.free("/proc/none/such")[0] is not None
+    assert serve.free(str(tmp_path / "a" / "b"))[0] > 0
+    assert serve.free("/proc/none/such")[0] is not None
     assert Path(tmp_path).exists()
 
 
 def test_why_an_existing_folder_cannot_be_written_to(tmp_path, monkeypatch):
-    assert folder_facts.why_unwritable(str(tmp_path)) == "" and list(tmp_path.iterdir()) == []
-    assert folder_facts.why_unwritable(str(tmp_path / "none")) == "", "nothing is created: a fence has removed it"
+    assert probe.why_unwritable(str(tmp_path)) == "" and list(tmp_path.iterdir()) == []
+    assert probe.why_unwritable(str(tmp_path / "none")) == "", "nothing is created: a fence has removed it"
     assert not (tmp_path / "none").exists()
     failing(monkeypatch, errno.EROFS, "open")
-    assert "read-only file system" in folder_facts.why_unwritable(str(tmp_path))
+    assert "read-only file system" in probe.why_unwritable(str(tmp_path))

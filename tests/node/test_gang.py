@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.docker import engine, kinds
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.docker import container_user, of_create, of_load, of_start
 from gpurun.node.job import gang
 
 
@@ -41,7 +41,7 @@ def test_of_a_container_that_failed_the_host_says_whether_it_could_write(monkeyp
     state = {"Status": status, "ExitCode": code, "OOMKilled": False, "Error": "", "StartedAt": "", "FinishedAt": ""}
     found = {"Id": "c", "Name": "/n", "Config": {"Labels": {}}, "HostConfig": {}, "State": state}
     monkeypatch.setattr(gang.docker, "exchange", lambda *_: (200, json.dumps(found).encode()))
-    monkeypatch.setattr(gang.folder_facts, "why_unwritable", lambda folder: f"{folder} is read-only")
+    monkeypatch.setattr(gang, "why_unwritable", lambda folder: f"{folder} is read-only")
     unwritable = gang._inspected(None, "j-0a1b2c3d", "c")["unwritable"]
     assert said in unwritable and bool(unwritable) == bool(said)
     assert not unwritable or "/jobs/j-0a1b2c3d/run " in unwritable
@@ -73,7 +73,7 @@ LOG = "unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no
     ],
 )
 def test_only_a_program_that_the_image_lacks_is_no_command(message, kind):
-    assert kinds.of_start(message) == kind
+    assert of_start(message) == kind
 
 
 NVIDIA = (
@@ -124,13 +124,13 @@ OF_JOBS = [
 @pytest.mark.parametrize("message", OF_HOSTS)
 def test_what_only_a_host_brings_about_is_its_engines(message):
     """Messages that people have met, from issues of moby, runc and nvidia-container-toolkit."""
-    assert (kinds.of_create(message), kinds.of_start(message)) == ("engine", "engine")
-    assert kinds.of_load(message) in ("engine", "no-space")
+    assert (of_create(message), of_start(message)) == ("engine", "engine")
+    assert of_load(message) in ("engine", "no-space")
 
 
 @pytest.mark.parametrize("message", OF_JOBS)
 def test_what_a_job_brings_about_may_be_the_jobs(message):
-    assert (kinds.of_create(message), kinds.of_start(message), kinds.of_load(message)) == (
+    assert (of_create(message), of_start(message), of_load(message)) == (
         "docker", "docker", "load-failed",
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_what_a_job_brings_about_may_be_the_jobs(message):
     ],
 )
 def test_what_docker_create_said(message, kind):
-    assert kinds.of_create(message) == kind
+    assert of_create(message) == kind
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def test_docker_s_client_adds_nothing_of_the_user_s_configuration(tmp_path, monk
 @pytest.mark.parametrize("options", [[], ["name=seccomp"], None, ["name=rootless"]])
 def test_a_container_gets_the_groups_of_the_user_unless_the_engine_numbers_them_otherwise(monkeypatch, options):
     info = {"value": {"json": None if options is None else {"SecurityOptions": options}}}
-    monkeypatch.setattr(engine.docker, "request", lambda *_: SimpleNamespace(**info))
+    monkeypatch.setattr("gpurun.node.docker.request", lambda *_: SimpleNamespace(**info))
     monkeypatch.setattr(os, "getgroups", lambda: [2001, os.getgid(), 4, 1 << 31])
     expected = (0, 0, []) if options == ["name=rootless"] else (os.getuid(), os.getgid(), [4, 2001])
-    assert engine.container_user(None) == expected
+    assert container_user(None) == expected
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b", "a\nb", "", "x" * 257])

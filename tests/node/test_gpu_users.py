@@ -17,15 +17,15 @@ from types import SimpleNamespace
 import pytest
 from waiting import LIMIT_S, until
 
-from gpurun.lab.gpus import stand_in, state
+from gpurun.lab.gpus import FILE, build_stand_in, change, healthy, load_gpus, save
 from gpurun.lab.spec import LabSpec, hosts_of
+from gpurun.node import gpus as holders
 from gpurun.node.agent import processes
-from gpurun.node.agent.call import Call
-from gpurun.node.gpu import holders
-from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
-from gpurun.node.job import job_lock, job_parts
-from gpurun.node.job.fence import fence
-from gpurun.supervisor.fence import what_is_left
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import parts
+from gpurun.node.job.gang import fence
+from gpurun.node.nvml_apart import NoAnswer, Nvml
+from gpurun.supervisor.stop import what_is_left
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
@@ -35,11 +35,11 @@ JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
     """The state of this machine's pretended GPUs; a home for the job's folder."""
-    path = tmp_path / state.FILE
+    path = tmp_path / FILE
     (host,) = hosts_of(LabSpec(racks=1, hosts=1, gpus=4), IPv4Network("10.200.3.0/24"))
-    state.save(state.healthy("lab", host), path)
+    save(healthy("lab", host), path)
     monkeypatch.setenv("GPURUN_LAB_GPUS", str(path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.build().library.parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build_stand_in().library.parent))
     monkeypatch.setenv("HOME", str(tmp_path / "home's"))
     monkeypatch.setenv("GPURUN_DEV", str(tmp_path / "dev"))
     (tmp_path / "dev").mkdir()
@@ -66,7 +66,7 @@ def process():
 
 
 def folder():
-    return Path(job_parts.folder(JOB))
+    return Path(parts.job_folder(JOB))
 
 
 def fenced(**options):
@@ -80,7 +80,7 @@ def cpu_s():
 
 
 def folder_with_cards(gpus, *indices):
-    uuids = state.load(gpus)
+    uuids = load_gpus(gpus)
     cards = {str(i): {"uuid": uuids[f"gpu {i}"]["uuid"], "pci_bus": uuids[f"gpu {i}"]["pci"]} for i in indices}
     (folder() / "run").mkdir(parents=True)
     (folder() / "cards.json").write_text(json.dumps(cards))
@@ -103,13 +103,13 @@ def test_a_question_costs_milliseconds_once_the_process_stands(gpus):
         nvml.ask([(0, "")])
         began = cpu_s()
         for _ in range(10):
-            holders.find(nvml, [(0, ""), (1, ""), (2, "")])
+            holders.find_holders(nvml, [(0, ""), (1, ""), (2, "")])
         assert (cpu_s() - began) / 10 < 0.1
 
 
 def test_a_stranger_is_named_and_left_alone(gpus, process):
     stranger = process()
-    state.change(gpus, 1, {"processes": f"{stranger.pid}:512"})
+    change(gpus, 1, {"processes": f"{stranger.pid}:512"})
     folder_with_cards(gpus, 1)
     rest = fenced(gpus=[1])
     (holder,) = rest["users"]
@@ -125,16 +125,16 @@ def test_a_stranger_is_named_and_left_alone(gpus, process):
 
 
 def test_others_gpus_are_nobodys_business_here(gpus, process):
-    state.change(gpus, 3, {"processes": f"{process().pid}:512"})
+    change(gpus, 3, {"processes": f"{process().pid}:512"})
     assert not any(fenced(gpus=[0, 1]).values())
 
 
 def test_an_x_server_keeps_no_gpu_from_its_proof_because_preflight_lets_jobs_start_beside_it(gpus, process):
     xorg, browser = process(), process()
-    state.change(gpus, 0, {"graphics": f"{xorg.pid}:64,{browser.pid}:512"})
+    change(gpus, 0, {"graphics": f"{xorg.pid}:64,{browser.pid}:512"})
     assert not any(fenced(gpus=[0]).values())
     assert xorg.poll() is None and browser.poll() is None
-    state.change(gpus, 0, {"processes": f"{browser.pid}:512"})  # one that computes, too
+    change(gpus, 0, {"processes": f"{browser.pid}:512"})  # one that computes, too
     assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [browser.pid]
 
 
@@ -148,13 +148,13 @@ def test_what_was_there_before_the_job_is_none_of_the_job_s(gpus, process, monke
     monkeypatch.setattr(
         processes, "read_process", lambda pid, real=processes.read_process: agent if pid == me.pid else real(pid)
     )
-    job_lock.own(JOB, 1)
+    parts.own(JOB, 1)
     time.sleep(2 / os.sysconf("SC_CLK_TCK"))
     younger = process()
-    state.change(gpus, 0, {"processes": f"{older.pid}:9 {younger.pid}:9"})
+    change(gpus, 0, {"processes": f"{older.pid}:9 {younger.pid}:9"})
     for _ in range(2):  # while it is held, the note stays
         assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [younger.pid]
-    state.change(gpus, 0, {"processes": f"{older.pid}:9"})
+    change(gpus, 0, {"processes": f"{older.pid}:9"})
     assert not any(fenced(gpus=[0]).values()) and older.poll() is None and not folder().exists()
 
 
@@ -165,8 +165,8 @@ def test_the_oldest_agent_of_a_job_is_noted_across_boots(gpus, monkeypatch, note
     if noted is not None:
         (folder() / "agent.json").write_text(json.dumps({"pid": 7, "started": noted}))
     monkeypatch.setattr(processes, "read_process", lambda pid: processes.Process(pid, 1, 500, 0, ""))
-    job_lock.own(JOB, 1)
-    assert job_parts.began(JOB) == kept
+    parts.own(JOB, 1)
+    assert parts.began(JOB) == kept
 
 
 @pytest.mark.parametrize("left", [{"attempt": "1\n"}, {"cards.json": '{"0": {"uuid": "GPU-0", "pci_bus": ""}}'}])
@@ -175,8 +175,8 @@ def test_since_when_a_gpurun_that_noted_no_agent_had_gpus_is_not_known(gpus, pro
     folder().mkdir(parents=True)
     for name, text in left.items():
         (folder() / name).write_text(text)
-    job_lock.own(JOB, 2)
-    assert job_parts.began(JOB) == 0
+    parts.own(JOB, 2)
+    assert parts.began(JOB) == 0
 
 
 def test_a_daemon_with_every_device_open_is_no_heir_of_a_process_that_has_ended(gpus, process, tmp_path):
@@ -186,14 +186,14 @@ def test_a_daemon_with_every_device_open_is_no_heir_of_a_process_that_has_ended(
     since = processes.read_process(daemon.pid).started + 1
     with contextlib.closing(Orphan(process, tmp_path)) as nvml:
         nvml.parent.wait()
-        found = holders.find(nvml, [(0, "")], since=since).holders
+        found = holders.find_holders(nvml, [(0, "")], since=since).holders
         assert daemon.pid not in [one["pid"] for one in found] and len(found) == 1
-        assert daemon.pid in [one["pid"] for one in holders.find(nvml, [(0, "")]).holders]
+        assert daemon.pid in [one["pid"] for one in holders.find_holders(nvml, [(0, "")]).holders]
 
 
 def test_a_process_of_a_job_that_only_draws_holds_its_gpu(gpus, process):
     ours, others = process(JOB), process("j-00000000")
-    state.change(gpus, 0, {"graphics": f"{ours.pid}:64,{others.pid}:64"})
+    change(gpus, 0, {"graphics": f"{ours.pid}:64,{others.pid}:64"})
     assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [others.pid]
     ours.wait(LIMIT_S)
 
@@ -204,40 +204,40 @@ def test_an_orphan_of_the_job_is_ended(gpus, process, monkeypatch):
     orphans = [process(JOB), process(JOB, deaf)]
     grace = SimpleNamespace(sleep=time.sleep, monotonic=lambda: orphans[0].poll() is not None and time.monotonic())
     monkeypatch.setattr(processes, "time", grace)
-    state.change(gpus, 0, {"processes": " ".join(f"{one.pid}:9" for one in orphans)})
+    change(gpus, 0, {"processes": " ".join(f"{one.pid}:9" for one in orphans)})
     assert not any(fenced(gpus=[0]).values())
     assert [one.wait(LIMIT_S) for one in orphans] == [-15, -9]
 
 
 def test_another_jobs_process_is_a_stranger(gpus, process):
     other = process("j-ffffffff")
-    state.change(gpus, 0, {"processes": f"{other.pid}:9"})
+    change(gpus, 0, {"processes": f"{other.pid}:9"})
     assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [other.pid]
     assert other.poll() is None
 
 
 def test_a_gpu_is_found_by_uuid_although_indices_have_shifted(gpus, process):
     folder_with_cards(gpus, 2)
-    made = state.load(gpus)
+    made = load_gpus(gpus)
     made["gpu 1"]["uuid"], made["gpu 2"]["uuid"] = made["gpu 2"]["uuid"], made["gpu 1"]["uuid"]
     made["gpu 1"]["processes"] = f"{process().pid}:9"
-    state.save(made, gpus)
+    save(made, gpus)
     assert [one["gpu"] for one in fenced(gpus=[2])["users"]] == [2]
 
 
 @pytest.mark.parametrize("facts", [{"error": "15"}, {"error": "16"}, {"error": "999"}, {"uuid": "GPU-else"}])
 def test_a_gpu_that_does_not_answer_is_not_free(gpus, facts):
     folder_with_cards(gpus, 0)
-    state.change(gpus, 0, facts)
+    change(gpus, 0, facts)
     rest = fenced(gpus=[0])
     assert rest["gpu_problem"].startswith("GPU 0: NVML: ")
     assert rest["gpu_problem"] in what_is_left(rest)
 
 
 def test_a_driver_that_hangs_is_no_proof(gpus):
-    made = state.load(gpus)
+    made = load_gpus(gpus)
     made["driver"]["hang_s"] = "3600"
-    state.save(made, gpus)
+    save(made, gpus)
     with Nvml() as nvml, pytest.raises(NoAnswer, match="hangs"):
         nvml.ask([(0, "")], timeout_s=0.5)
 
@@ -256,7 +256,7 @@ def test_what_reads_from_a_device_for_gpurun_holds_nothing_of_it(gpus, tmp_path)
     """NVML itself opens the device: on an H200, the fence's own process would have kept the GPU for ever."""
     gpus.unlink()
     (tmp_path / "dev/nvidia0").touch()
-    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.gpu.nvml_apart"
+    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.nvml_apart"
     with subprocess.Popen([sys.executable, "-ISc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout.readline() == b"\n"
         assert not any(fenced(gpus=[0]).values())
@@ -265,7 +265,7 @@ def test_what_reads_from_a_device_for_gpurun_holds_nothing_of_it(gpus, tmp_path)
 def test_a_process_in_a_container_cannot_pass_for_gpuruns(gpus, tmp_path, monkeypatch):
     gpus.unlink()
     (tmp_path / "dev/nvidia0").touch()
-    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.gpu.nvml_apart"
+    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.nvml_apart"
     with subprocess.Popen([sys.executable, "-ISc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as liar:
         assert liar.stdout.readline() == b"\n"
         monkeypatch.setattr(holders, "container_of", lambda pid, proc: "c" * 64 if pid == liar.pid else "")
@@ -308,16 +308,16 @@ class Orphan:
 def test_the_child_of_a_process_that_has_ended_holds_its_gpu(gpus, process, tmp_path, reaped):
     with contextlib.closing(Orphan(process, tmp_path)) as nvml:
         os.waitid(os.P_PID, nvml.parent.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
-        (holder,) = holders.find(nvml, [(0, "")]).holders
+        (holder,) = holders.find_holders(nvml, [(0, "")]).holders
         assert (holder["pid"], "device = open" in holder["command"]) == (nvml.child, True)
     until(lambda: processes.read_process(nvml.child) is None)
-    assert not holders.find(nvml, [(0, "")]).holders
+    assert not holders.find_holders(nvml, [(0, "")]).holders
 
 
 def test_a_jobs_child_that_outlived_its_parent_is_ended(gpus, process, tmp_path, monkeypatch):
     with contextlib.closing(Orphan(process, tmp_path, JOB)) as nvml:
         nvml.parent.wait()
-        monkeypatch.setattr("gpurun.node.job.fence.Nvml", lambda: nvml)
+        monkeypatch.setattr("gpurun.node.job.gang.Nvml", lambda: nvml)
         assert not any(fenced(gpus=[0]).values())
         assert processes.read_process(nvml.child) is None
 

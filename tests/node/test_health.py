@@ -11,8 +11,9 @@ import time
 import pytest
 from waiting import until
 
-from gpurun.node.agent.call import Call
-from gpurun.node.job import container_watch, health
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import watch as health
+from gpurun.node.job.watch import ContainerWatch
 
 XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
 
@@ -97,7 +98,7 @@ def test_a_log_that_cannot_be_read_ends_the_look_and_overwritten_records_do_not(
 
 
 def test_gpu_news_are_told_once():
-    seen = health._Seen({}, container_watch.ContainerWatch("j-00000001"))
+    seen = health._Seen({}, ContainerWatch("j-00000001"))
 
     def gpu(**facts):
         return {"gpus": [{"index": 3, "lost": "", "ecc": 0, "xids": [], **facts}]}
@@ -152,7 +153,7 @@ def test_after_a_failure_the_kernel_s_lines_since_the_watch_began_count_whatever
 
 def test_ranks_that_have_ended_are_forgotten_after_a_while(monkeypatch):
     """A job that starts a thousand short processes a minute would fill the agent's memory."""
-    seen, now_s, alive = health._Seen({}, container_watch.ContainerWatch("j-0000000e")), [1000.0], {}
+    seen, now_s, alive = health._Seen({}, ContainerWatch("j-0000000e")), [1000.0], {}
     monkeypatch.setattr(health.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(health, "ranks", lambda _job: dict(alive))
     for at in range(100):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpurun.node.folder.holes import BLOCK, ContentDigest, blocks
+from gpurun.node.folder.below import BLOCK, ContentDigest, blocks
 
 MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 

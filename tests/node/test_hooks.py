@@ -16,12 +16,12 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S, until
 
-from gpurun.node.agent import proc, processes
-from gpurun.node.agent.call import Call, Cancelled, OpError
-from gpurun.node.gpu.claim_rules import Seen
-from gpurun.node.job import claims, gang, hooks, job_parts
-from gpurun.node.job import fence as fencing
-from gpurun.node.job.fence import fence
+from gpurun.node.agent import processes
+from gpurun.node.agent.frames import Call, Cancelled, OpError
+from gpurun.node.claim_rules import Seen
+from gpurun.node.job import claims, gang, hooks, parts
+from gpurun.node.job import gang as fencing
+from gpurun.node.job.gang import fence
 
 JOB = f"j-{os.getpid():08x}"  # hosts know a job's processes by its name: tests run beside each other
 NOTHING = Seen((), ())
@@ -58,7 +58,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(gang, "_tool", lambda name: f"/usr/bin/{name}")
     gang.prepare(call(), JOB, 1, "", True, True)
     claimed()
-    yield SimpleNamespace(folder=Path(job_parts.folder(JOB)), log=tmp_path / "log")
+    yield SimpleNamespace(folder=Path(parts.job_folder(JOB)), log=tmp_path / "log")
     engine.may_finish.set()
     engine.shutdown()
     engine.server_close()
@@ -168,7 +168,7 @@ open({str(note)!r} + ".new", "w").write(str(child.pid))
 os.rename({str(note)!r} + ".new", {str(note)!r})
 time.sleep(600)
 """
-    monkeypatch.setattr(proc.threading, "Timer", Due)
+    monkeypatch.setattr(processes.threading, "Timer", Due)
     argv, said = program(body), []
     thread = threading.Thread(target=lambda: said.append(health(argv)))
     thread.start()
@@ -196,8 +196,8 @@ def test_one_that_runs_as_another_user_and_hangs_is_left_behind_after_its_time(p
         raise PermissionError
 
     with monkeypatch.context() as other_user:
-        other_user.setattr(proc.os, "killpg", refuse)
-        other_user.setattr(proc.os, "kill", refuse)
+        other_user.setattr(processes.os, "killpg", refuse)
+        other_user.setattr(processes.os, "kill", refuse)
         said = health(argv, limit_s=0.2)
     assert "did not end within 0.2 s and cannot be ended, because the program runs as another user" in said
     until(lambda: note.exists() and note.read_text())
@@ -362,7 +362,7 @@ def test_a_later_attempt_keeps_its_host_from_an_earlier_ones_epilog(host, progra
 
 def test_an_epilog_waits_for_the_containers(host, program, monkeypatch):
     left = ["c1", "c1"]
-    monkeypatch.setattr("gpurun.node.job.fence._remove_containers", lambda *_: [left.pop()] if left else [])
+    monkeypatch.setattr("gpurun.node.job.gang._remove_containers", lambda *_: [left.pop()] if left else [])
     assert not any(fenced(program(f"assert not {left!r} or True; {noting(host)}")).values())
     assert runs(host) == ["ran"] and left == []
 

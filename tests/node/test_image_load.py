@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.image import listing, load, shipped
+from gpurun.node import images
+from gpurun.node.agent.frames import Call, OpError
 
 LAYERS = [f"sha256:{number:064x}" for number in range(3)]
 IMAGE = {"id": "sha256:" + "a" * 64, "names": ["i:1"], "layers": LAYERS}
@@ -33,7 +33,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(load, "ImageApi", Engine)
+    monkeypatch.setattr(images, "ImageApi", Engine)
     monkeypatch.setattr(Engine, "removed", [], raising=False)
     return Engine.removed
 
@@ -48,20 +48,20 @@ def fails(error):
 def loading(monkeypatch, count=1):
     """A ship that has loaded its lower layers ahead of the rest."""
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": LAYERS}}).encode()
-    made = load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config)
+    made = images.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config)
     monkeypatch.setattr(made, "_load", lambda *_: None)
     made._load_prefix(count)
     return made
 
 
 def temporary():
-    return [ident for ident, entry in shipped.read().items() if entry.get("temporary")]
+    return [ident for ident, entry in images.read_shipped().items() if entry.get("temporary")]
 
 
 @contextmanager
 def as_if_by(process, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(shipped.os, "getpid", lambda: process.pid)
+        patched.setattr(images.os, "getpid", lambda: process.pid)
         yield
 
 
@@ -99,20 +99,20 @@ def test_another_ship_that_goes_on_keeps_its_own(removed, monkeypatch):
 
 def test_a_pid_that_is_another_process_by_now_keeps_nothing(removed, monkeypatch):
     loading(monkeypatch)
-    with shipped.change() as record:
+    with images.change() as record:
         (entry,) = record.values()
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
-    load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
+    images.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert len(removed) == 1 and temporary() == []
 
 
 @pytest.mark.parametrize("by", [None, [], "x", [1], [1, 2, 3], ["a", "b"], [-1, 0], [1 << 80, 1], {}, [True, False]])
 def test_a_note_that_is_none_keeps_nothing(removed, monkeypatch, by):
     loading(monkeypatch)
-    with shipped.change() as record:
+    with images.change() as record:
         (entry,) = record.values()
         entry["by"] = by
-    load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
+    images.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert temporary() == []
 
 
@@ -126,39 +126,39 @@ class EngineToPrune(Engine):
         return None if name in self.removed else {"Id": name, "Size": 1, "RepoTags": [], "RepoDigests": []}
 
     def expect(self, _method, path, _statuses, _what):
-        self.removed.append(path.removeprefix("/images/"))
+        self.removed.append(path.removeprefix("/images/").removesuffix("?noprune=1"))
 
 
 def test_prune_keeps_what_a_running_ship_has_loaded(removed, monkeypatch):
-    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    monkeypatch.setattr(images, "ImageApi", EngineToPrune)
     ship = loading(monkeypatch)
-    assert listing.prune(Call(1, lambda *_: None, False, b""), []) == [] and removed == []
+    assert images.prune(Call(1, lambda *_: None, False, b""), []) == [] and removed == []
     assert len(temporary()) == 1
-    with shipped.change() as record:
+    with images.change() as record:
         (entry,) = record.values()
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
-    (gone,) = listing.prune(Call(1, lambda *_: None, False, b""), [])
+    (gone,) = images.prune(Call(1, lambda *_: None, False, b""), [])
     assert removed == [gone["id"]] == ship._temporary and temporary() == []
 
 
 def test_prune_removes_every_image_where_the_record_cannot_be_written(removed, monkeypatch):
     """People prune because a disk is full, and the record may lie on it: later it names images that are gone."""
-    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    monkeypatch.setattr(images, "ImageApi", EngineToPrune)
     record_one("a")
     record_one("b")
     with monkeypatch.context() as full:
-        full.setattr(shipped.tempfile, "mkstemp", fails(OSError(errno.ENOSPC, "No space left on device")))
-        gone = listing.prune(Call(1, lambda *_: None, False, b""), [])
+        full.setattr(images.tempfile, "mkstemp", fails(OSError(errno.ENOSPC, "No space left on device")))
+        gone = images.prune(Call(1, lambda *_: None, False, b""), [])
     assert [one["id"] for one in gone] == removed == ["a", "b"]
-    assert listing.prune(Call(1, lambda *_: None, False, b""), []) == [] and shipped.read() == {}
+    assert images.prune(Call(1, lambda *_: None, False, b""), []) == [] and images.read_shipped() == {}
 
 
 def test_prune_removes_nothing_while_it_cannot_see_who_needs_it(removed, monkeypatch):
-    monkeypatch.setattr(listing, "ImageApi", EngineToPrune)
+    monkeypatch.setattr(images, "ImageApi", EngineToPrune)
     record_one("a")
-    monkeypatch.setattr(shipped.fcntl, "flock", fails(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(images.fcntl, "flock", fails(OSError(errno.EMFILE, "Too many open files")))
     with pytest.raises(OSError, match="Too many"):
-        listing.prune(Call(1, lambda *_: None, False, b""), [])
+        images.prune(Call(1, lambda *_: None, False, b""), [])
     assert removed == []
 
 
@@ -167,7 +167,7 @@ ASKED = {**IMAGE, "facts": {}}
 
 
 def record_one(ident=BASE, **more):
-    with shipped.change() as record:
+    with images.change() as record:
         record[ident] = {"local": ident, "names": [], "layers": LAYERS[:2], "shipped_s": 1.0, **more}
 
 
@@ -186,35 +186,35 @@ class EngineWithBase(EngineToPrune):
 
 @pytest.fixture
 def call(monkeypatch):
-    monkeypatch.setattr(listing, "ImageApi", EngineWithBase)
+    monkeypatch.setattr(images, "ImageApi", EngineWithBase)
     return Call(1, lambda *_: None, False, b"")
 
 
 def test_prune_keeps_layers_on_which_a_running_ship_counts(call, removed, monkeypatch, other_agent):
     record_one()
     with as_if_by(other_agent, monkeypatch):
-        assert listing.ask(call, ASKED)["have"] == LAYERS[:2]
-    assert listing.prune(call, []) == [] and removed == []
-    assert [one["needed"] for one in listing.listing(call)] == [True]
+        assert images.ask_image(call, ASKED)["have"] == LAYERS[:2]
+    assert images.prune(call, []) == [] and removed == []
+    assert [one["needed"] for one in images.listing(call)] == [True]
     other_agent.kill()
     other_agent.wait()
-    assert [one["id"] for one in listing.prune(call, [])] == [BASE] and removed == [BASE]
+    assert [one["id"] for one in images.prune(call, [])] == [BASE] and removed == [BASE]
 
 
 def test_prune_keeps_an_image_that_a_job_was_told_is_there(call, removed, monkeypatch, other_agent):
     record_one(IMAGE["id"])
     record_one(BASE)
-    monkeypatch.setattr(listing, "find_image", lambda *_: IMAGE["id"])
+    monkeypatch.setattr(images, "find_image", lambda *_: IMAGE["id"])
     with as_if_by(other_agent, monkeypatch):
-        assert listing.ask(call, ASKED)["local"] == IMAGE["id"]
-    listing.prune(call, [])
-    assert removed == [BASE] and list(shipped.read()) == [IMAGE["id"]]
+        assert images.ask_image(call, ASKED)["local"] == IMAGE["id"]
+    images.prune(call, [])
+    assert removed == [BASE] and list(images.read_shipped()) == [IMAGE["id"]]
 
 
 def test_a_layer_on_which_another_ship_counts_outlives_the_ship_that_loaded_it(call, removed, monkeypatch, other_agent):
     mine = loading(monkeypatch, 2)
     with as_if_by(other_agent, monkeypatch):
-        listing.ask(call, ASKED)
+        images.ask_image(call, ASKED)
     mine.remove_temporary()
     assert removed == [] and len(temporary()) == 1
     other_agent.kill()
@@ -226,12 +226,12 @@ def test_a_layer_on_which_another_ship_counts_outlives_the_ship_that_loaded_it(c
 def test_a_ship_that_has_its_image_needs_no_other_one(removed, monkeypatch, other_agent):
     record_one()
     with as_if_by(other_agent, monkeypatch):
-        shipped.need(lambda ident, _: ident == BASE)
-    assert shipped.is_needed(shipped.read()[BASE])
+        images.need(lambda ident, _: ident == BASE)
+    assert images.is_needed(images.read_shipped()[BASE])
     with as_if_by(other_agent, monkeypatch):
-        assert not shipped.is_needed(shipped.read()[BASE])  # it may prune itself
-        shipped.need(lambda ident, _: ident == IMAGE["id"])
-    assert not shipped.is_needed(shipped.read()[BASE])
+        assert not images.is_needed(images.read_shipped()[BASE])  # it may prune itself
+        images.need(lambda ident, _: ident == IMAGE["id"])
+    assert not images.is_needed(images.read_shipped()[BASE])
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_ship_that_has_its_image_needs_no_other_one(removed, monkeypatch, othe
 )
 def test_a_damaged_note_of_need_keeps_nothing(call, removed, noted):
     record_one(needed_by=noted)
-    assert [one["id"] for one in listing.prune(call, [])] == [BASE]
+    assert [one["id"] for one in images.prune(call, [])] == [BASE]
 
 
 def test_a_host_that_can_keep_no_note_answers_as_before(call, monkeypatch):
@@ -248,23 +248,23 @@ def test_a_host_that_can_keep_no_note_answers_as_before(call, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shipped.tempfile, "mkstemp", full)
-    assert listing.ask(call, ASKED)["have"] == LAYERS[:2]
+    monkeypatch.setattr(images.tempfile, "mkstemp", full)
+    assert images.ask_image(call, ASKED)["have"] == LAYERS[:2]
 
 
 def test_an_error_leaves_the_record_as_it_was(monkeypatch, tmp_path):
     record_one()
-    before, files = shipped.read(), sorted(os.listdir(shipped.folder()))
-    with pytest.raises(TypeError), shipped.change() as record:
+    before, files = images.read_shipped(), sorted(os.listdir(images.shipped_folder()))
+    with pytest.raises(TypeError), images.change() as record:
         record["x"] = object()
-    assert shipped.read() == before and sorted(os.listdir(shipped.folder())) == files
+    assert images.read_shipped() == before and sorted(os.listdir(images.shipped_folder())) == files
 
 
 def test_images_that_were_shipped_stay(removed, monkeypatch):
-    with shipped.change() as record:
+    with images.change() as record:
         record["sha256:" + "b" * 64] = {"local": "x", "names": [], "layers": LAYERS, "shipped_s": 1.0}
     loading(monkeypatch).remove_temporary()
-    assert list(shipped.read()) == ["sha256:" + "b" * 64] and len(removed) == 1
+    assert list(images.read_shipped()) == ["sha256:" + "b" * 64] and len(removed) == 1
 
 
 @pytest.mark.parametrize(
@@ -278,6 +278,6 @@ def test_an_image_for_other_machines_is_refused_before_it_is_sent(image, engine,
     asked = {"facts": {"Architecture": image}}
     if is_refused:
         with pytest.raises(OpError, match=f"the image is for {image}, this host runs"):
-            listing._check_architecture(asked, {"Architecture": engine})
+            images._check_architecture(asked, {"Architecture": engine})
     else:
-        listing._check_architecture(asked, {"Architecture": engine})
+        images._check_architecture(asked, {"Architecture": engine})

@@ -13,10 +13,10 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S
 
-from gpurun.node.agent import place
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import caches, gang, job_parts, layer_rules, written
-from gpurun.node.job.fence import fence
+from gpurun.node.agent import serve
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.job import caches, gang, layer, parts, rules
+from gpurun.node.job.gang import fence
 
 JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
 REFUSED = (
@@ -25,7 +25,7 @@ REFUSED = (
 CREATE = """
 import os
 from gpurun.node.job import gang, layer
-from gpurun.node.agent.call import Call
+from gpurun.node.agent.frames import Call
 layer._refusal = lambda *_: os.kill(os.getpid(), 9)
 gang.create(Call(1, lambda *_: None, False, b""), %r, 1, {}, %r, None, layered=True)
 """
@@ -59,14 +59,14 @@ def host(tmp_path, monkeypatch, request):
 def prepare(attempt=1, job=JOB):
     """Prepare an attempt, with its code; return the code's folder and the one for what is written beside it."""
     gang.prepare(call(), job, attempt, "", True, False)
-    code = Path(job_parts.folder(job)) / layer_rules.CODE
+    code = Path(parts.job_folder(job)) / rules.CODE
     (code / "sub").mkdir(parents=True, exist_ok=True)
     (code / "train.py").write_text("print()")
     (code / "sub" / "a").write_text("a")
     os.utime(code / "train.py", ns=(10**18, 10**18))
     (code / "link").unlink(missing_ok=True)
     (code / "link").symlink_to("/nowhere")
-    return code, Path(job_parts.layer_folder(job)) / "written"
+    return code, Path(parts.layer_folder(job)) / "written"
 
 
 def create(attempt=1, job=JOB):
@@ -82,8 +82,8 @@ def test_a_layer_lies_above_the_code_and_carries_the_jobs_labels(host):
     code, written = prepare()
     made = create()
     (volume,) = host.engine.volumes.values()
-    assert volume["Name"] == layer_rules.volume_name(JOB, 1) and volume["Driver"] == "local"
-    assert volume["Labels"] == {"gpurun.job": JOB, "gpurun.attempt": "1", "gpurun.folder": place.root()}
+    assert volume["Name"] == rules.volume_name(JOB, 1) and volume["Driver"] == "local"
+    assert volume["Labels"] == {"gpurun.job": JOB, "gpurun.attempt": "1", "gpurun.folder": serve.root()}
     if host.is_overlay:
         options = volume["DriverOpts"]["o"].split(",")
         assert [f"lowerdir={code}", f"upperdir={written}"] == options[:2] and made["copied"] == ""
@@ -125,12 +125,12 @@ def test_a_fence_removes_the_layers_of_this_and_earlier_attempts_alone(host):
     prepare()
     create()
     for name in (f"{JOB}-9", f"{JOB}-x", f"{JOB}-99999999999", f"{OTHER}-1"):
-        host.engine.volumes[layer_rules.PREFIX + name] = {"Name": layer_rules.PREFIX + name, "Labels": None}
+        host.engine.volumes[rules.PREFIX + name] = {"Name": rules.PREFIX + name, "Labels": None}
     fenced(2)
     assert sorted(host.engine.volumes) == sorted(
-        layer_rules.PREFIX + name for name in (f"{JOB}-9", f"{JOB}-x", f"{JOB}-99999999999", f"{OTHER}-1")
+        rules.PREFIX + name for name in (f"{JOB}-9", f"{JOB}-x", f"{JOB}-99999999999", f"{OTHER}-1")
     )
-    assert not Path(job_parts.folder(JOB)).exists()
+    assert not Path(parts.job_folder(JOB)).exists()
 
 
 def test_a_fence_removes_the_layer_of_an_agent_that_was_killed(host):
@@ -138,30 +138,30 @@ def test_a_fence_removes_the_layer_of_an_agent_that_was_killed(host):
     agent = subprocess.run([sys.executable, "-c", CREATE % (JOB, argv())], check=False)
     assert host.engine.volumes and (agent.returncode == -9) is host.is_overlay
     fenced()
-    assert host.engine.volumes == {} and not Path(job_parts.folder(JOB)).exists()
+    assert host.engine.volumes == {} and not Path(parts.job_folder(JOB)).exists()
 
 
 def test_a_strangers_container_that_has_the_layer_keeps_no_gpus_and_the_next_job_removes_it(host):
     prepare()
     create()
-    name = layer_rules.volume_name(JOB, 1)
+    name = rules.volume_name(JOB, 1)
     host.engine.used.add(name)
     fenced()
     assert name in host.engine.volumes
     host.engine.used.clear()
     elsewhere = {"gpurun.job": JOB, "gpurun.folder": "/home/other/.gpurun"}
     for strange, labels in (("1", None), ("2", {"gpurun.job": "../x"}), ("3", elsewhere)):
-        host.engine.volumes[layer_rules.PREFIX + strange] = {"Name": layer_rules.PREFIX + strange, "Labels": labels}
+        host.engine.volumes[rules.PREFIX + strange] = {"Name": rules.PREFIX + strange, "Labels": labels}
     prepare(job=OTHER)
     create(job=OTHER)
-    assert set(host.engine.volumes) == {layer_rules.PREFIX + each for each in ("1", "2", "3", f"{OTHER}-1")}
+    assert set(host.engine.volumes) == {rules.PREFIX + each for each in ("1", "2", "3", f"{OTHER}-1")}
 
 
 def test_what_a_power_cut_left_in_the_engines_own_folder_is_for_a_later_job(host, monkeypatch):
     """Only root may look into it, so this account cannot remove it; the kernel empties it at the next mount."""
     prepare()
     create()
-    work = Path(job_parts.layer_folder(JOB)) / "work"
+    work = Path(parts.layer_folder(JOB)) / "work"
     (work / "work").mkdir(parents=True, exist_ok=True)
     (work / "work" / "#1f").write_text("torn")
     fenced()
@@ -170,7 +170,7 @@ def test_what_a_power_cut_left_in_the_engines_own_folder_is_for_a_later_job(host
     prepare(job=OTHER)
     create(job=OTHER)
     if host.is_overlay:
-        assert (Path(job_parts.layer_folder(OTHER)) / "work" / "work" / "#1f").exists()
+        assert (Path(parts.layer_folder(OTHER)) / "work" / "work" / "#1f").exists()
         assert list((host.top / "outputs" / ".used-work").iterdir()) == []
 
 
@@ -189,16 +189,16 @@ def test_an_engine_without_room_is_the_hosts_fault_and_leaves_nothing(host, what
 def test_a_layer_that_an_admin_pruned_is_made_again_or_refused(host, monkeypatch, pruned):
     """Docker makes an empty volume for a container that names one that is gone: ranks would lose what they write."""
     _, written = prepare()
-    begin, left = gang.creating.begin, [pruned]
+    begin, left = gang.note_creating, [pruned]
 
     def prune(*given):
         begin(*given)
         if left[0]:
             left[0] -= 1
-            name = layer_rules.volume_name(JOB, 1)
+            name = rules.volume_name(JOB, 1)
             host.engine.volumes[name] = {"Name": name}
 
-    monkeypatch.setattr(gang.creating, "begin", prune)
+    monkeypatch.setattr(gang, "note_creating", prune)
     if pruned == 1:
         create()
         (volume,) = host.engine.volumes.values()
@@ -213,7 +213,7 @@ def test_a_layer_that_an_admin_pruned_is_made_again_or_refused(host, monkeypatch
 
 
 def listed():
-    with written.Tops(JOB, 0) as tops:
+    with layer.Tops(JOB, 0) as tops:
         told = [(item["in"], json.loads(rows)) for item, rows in tops.told({}) if "in" in item]
     return {f"{folder}/{row[0]}" for folder, rows in told for row in rows}
 
@@ -252,10 +252,10 @@ def test_a_job_uses_its_users_caches_from_its_preparation_on_until_its_fence(hos
     prepare()
     gang.prepare(call(), JOB, 1, "", True, False, caches={"owner": owner, "most_bytes": 1 << 30})
     create()
-    top = Path(caches.folder(owner))
+    top = Path(caches.caches_folder(owner))
     assert top == host.top / "caches" / owner / "files"
     (top / "model").write_text("kept")
     assert caches.trim(call(), owner, 0)["jobs"] == [JOB]
     fenced()
     assert (top / "model").read_text() == "kept"
-    assert caches.list_(call(), owner)["jobs"] == []
+    assert caches.list_caches(call(), owner)["jobs"] == []

@@ -3,7 +3,7 @@
 import pytest
 
 from gpurun.node.probe import probe
-from gpurun.node.probe.machine import lowest_mac, machine_id
+from gpurun.node.probe.facts import lowest_mac, machine_id
 
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -84,5 +84,5 @@ def test_copies_of_one_disk_image_are_told_apart(tmp_path, etc):
 
 def test_the_probe_says_it(tmp_path, etc):
     card(tmp_path / "sys", "eth0", "0c:42:a1:00:00:01")
-    found = probe.document([], probe.Roots(sysfs=str(tmp_path / "sys"), etc=str(etc)))
+    found = probe.probe_document([], probe.Roots(sysfs=str(tmp_path / "sys"), etc=str(etc)))
     assert found["machine_id"] == machine_id(str(tmp_path / "sys"), str(etc)) != ""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.node.job import machines
+from gpurun.node.job import gang
 
 FILE = """\
 127.0.0.1\tlocalhost
@@ -22,7 +22,7 @@ fe80::1%eth0 link
 
 def test_other_machines_are_those_with_an_address_that_leads_off_the_host(tmp_path):
     (tmp_path / "hosts").write_text(FILE)
-    assert machines.known(str(tmp_path / "hosts")) == [
+    assert gang.known(str(tmp_path / "hosts")) == [
         ["minio.site", "10.9.0.1"], ["minio", "10.9.0.1"], ["v6", "fd00::7"], ["ok_1", "10.9.0.2"],
     ]  # fmt: skip
 
@@ -30,10 +30,10 @@ def test_other_machines_are_those_with_an_address_that_leads_off_the_host(tmp_pa
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe\x00", b"10.0.0.1 a" * 1000, b"\n" * 100_000, b"#"])
 def test_a_file_without_sense_names_few_or_none(tmp_path, text):
     (tmp_path / "hosts").write_bytes(text)
-    assert len(machines.known(str(tmp_path / "hosts"))) <= machines.MOST
+    assert len(gang.known(str(tmp_path / "hosts"))) <= gang.MOST
 
 
 def test_a_long_file_is_cut_and_a_missing_one_empty(tmp_path):
     (tmp_path / "hosts").write_text("".join(f"10.1.{n // 256}.{n % 256} node{n}\n" for n in range(2000)))
-    assert len(machines.known(str(tmp_path / "hosts"))) == 256
-    assert machines.known(str(tmp_path / "none")) == []
+    assert len(gang.known(str(tmp_path / "hosts"))) == 256
+    assert gang.known(str(tmp_path / "none")) == []

@@ -10,11 +10,11 @@ import pytest
 from engine_stand_in import EngineStandIn
 
 from gpurun.node import docker
-from gpurun.node.agent.call import Call
-from gpurun.node.job import caches, container_watch, job_parts, neighbours
-from gpurun.node.job.cgroup import Counted
-from gpurun.node.job.container_watch import ContainerWatch
-from gpurun.node.job.neighbours import Neighbours, settle
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import caches, parts
+from gpurun.node.job import watch as container_watch
+from gpurun.node.job import watch as neighbours
+from gpurun.node.job.watch import ContainerWatch, Counted, Neighbours, settle
 
 JOB, OTHER = "j-0a1b2c3d", "j-0000000e"
 
@@ -208,23 +208,23 @@ def test_of_two_jobs_that_share_caches_one_is_ended_for_what_they_grow(engine, d
     """Each alone has written little: the caches tell not who has written them."""
     owner = f"{'a' * 16}-1000"
     for number, name in enumerate((JOB, OTHER)):
-        Path(job_parts.folder(name)).mkdir(parents=True)
+        Path(parts.job_folder(name)).mkdir(parents=True)
         caches.join(call(), name, owner, 1 << 60)
-        os.utime(Path(job_parts.folder(name), caches.USE_FILE), (number, number))
-    grown = {caches.folder(owner): 5 << 30}
+        os.utime(Path(parts.job_folder(name), caches.USE_FILE), (number, number))
+    grown = {caches.caches_folder(owner): 5 << 30}
     monkeypatch.setattr(container_watch, "_bytes_on", lambda _, folder: grown.get(folder, 0))
     older, newer = ContainerWatch(JOB), ContainerWatch(OTHER)
     engine.run(job(JOB))
     newest = engine.run(job(OTHER))
     disk.free = 1 << 30
     assert look(older) == look(newer) == []
-    disk.free, grown[caches.folder(owner)] = 700 << 20, (5 << 30) + (300 << 20)
+    disk.free, grown[caches.caches_folder(owner)] = 700 << 20, (5 << 30) + (300 << 20)
     assert look(older) == []
     assert [item["kind"] for item in look(newer)] == ["filled"]
     assert engine.changes == [(newest, "kill")]
-    Path(job_parts.folder(OTHER), caches.USE_FILE).unlink()
+    Path(parts.job_folder(OTHER), caches.USE_FILE).unlink()
     assert look(older) == [], "what the caches were before is not what the other one has written"
-    disk.free, grown[caches.folder(owner)] = 400 << 20, (5 << 30) + (600 << 20)
+    disk.free, grown[caches.caches_folder(owner)] = 400 << 20, (5 << 30) + (600 << 20)
     assert [item["kind"] for item in look(older)] == ["filled"]
 
 
@@ -238,7 +238,7 @@ def test_a_disk_that_something_else_fills_ends_nobody(engine, disk, monkeypatch)
 
 
 def test_files_of_a_job_count_on_their_own_device(engine):
-    watch, folder = ContainerWatch(JOB), Path(job_parts.outputs_folder(JOB))
+    watch, folder = ContainerWatch(JOB), Path(parts.outputs_folder(JOB))
     folder.mkdir(parents=True)
     (folder / "deep").mkdir()
     (folder / "deep/checkpoint").write_bytes(b"x" * (1 << 20))
@@ -257,7 +257,7 @@ def test_a_disk_that_cannot_be_asked_ends_nobody(engine):
 
 
 def test_kills_are_told_once_also_after_the_container_has_gone(engine):
-    watch, folder = ContainerWatch(JOB), Path(job_parts.folder(JOB))
+    watch, folder = ContainerWatch(JOB), Path(parts.job_folder(JOB))
     assert watch.counts() == []
     copies = folder / "run/cgroup.3"
     copies.mkdir(parents=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.node.agent import place
-from gpurun.node.image import shipped
-from gpurun.node.job import job_parts
+from gpurun.node import images
+from gpurun.node.agent import serve
+from gpurun.node.job import parts
 from gpurun.node.transfer import blobs
 
 MOUNTS = """\
@@ -26,14 +26,14 @@ def environment(monkeypatch):
 
 
 def test_files_are_below_the_home_folder_unless_another_is_named(environment, tmp_path):
-    assert job_parts.folder("j-00000001") == "/home/train/.gpurun/jobs/j-00000001"
-    place.use(str(tmp_path))
+    assert parts.job_folder("j-00000001") == "/home/train/.gpurun/jobs/j-00000001"
+    serve.use(str(tmp_path))
     own = f"{tmp_path}/gpurun-{os.getuid()}"
-    assert job_parts.folder("j-00000001") == f"{own}/jobs/j-00000001"
-    assert job_parts.outputs_folder("j-00000001") == f"{own}/outputs/j-00000001"
-    assert blobs.spool_folder().startswith(own) and shipped.folder().startswith(own)
+    assert parts.job_folder("j-00000001") == f"{own}/jobs/j-00000001"
+    assert parts.outputs_folder("j-00000001") == f"{own}/outputs/j-00000001"
+    assert blobs.spool_folder().startswith(own) and images.shipped_folder().startswith(own)
     assert Path(own).stat().st_mode & 0o777 == 0o700
-    place.use(str(tmp_path))
+    serve.use(str(tmp_path))
 
 
 @pytest.mark.parametrize("trick", ["a link", "a file", "open to all", "somebody else's"])
@@ -52,8 +52,8 @@ def test_a_folder_that_somebody_else_prepared_is_refused(environment, tmp_path, 
             pytest.skip("needs root")
         else:
             os.chown(own, 12345, 12345)
-    with pytest.raises(place.NotOwn):
-        place.use(str(tmp_path))
+    with pytest.raises(serve.NotOwn):
+        serve.use(str(tmp_path))
     assert "GPURUN_FOLDER" not in os.environ
 
 
@@ -65,5 +65,5 @@ def test_a_folder_that_somebody_else_prepared_is_refused(environment, tmp_path, 
     ],
 )  # fmt: skip
 def test_the_file_system_of_a_path(path, kind):
-    assert place.filesystem(path, MOUNTS) == kind
-    assert place.filesystem(path, []) == ""
+    assert serve.filesystem(path, MOUNTS) == kind
+    assert serve.filesystem(path, []) == ""

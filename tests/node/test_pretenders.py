@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gpurun.node.agent import processes
-from gpurun.node.job import job_parts, rank_processes
+from gpurun.node.job import parts, rank_processes
 
 JOB = f"j-2{os.getpid():07x}"
 STAY = "import time; time.sleep(600)"
@@ -34,15 +34,15 @@ def pretender(tmp_path, monkeypatch):
 
 def test_a_process_in_a_container_is_none_that_gpurun_started_beside_it(pretender):
     pid, boxes = pretender
-    assert [process.pid for process in job_parts.processes_of(JOB)] == [pid]
+    assert [process.pid for process in parts.processes_of(JOB)] == [pid]
     boxes[pid] = BOX
-    assert job_parts.processes_of(JOB) == [], "a fence would wait for it, again and again"
+    assert parts.processes_of(JOB) == [], "a fence would wait for it, again and again"
 
 
 def test_a_host_that_is_a_container_itself_sees_its_own_processes(pretender):
     pid, boxes = pretender
     boxes.update({pid: BOX, os.getpid(): BOX})
-    assert [process.pid for process in job_parts.processes_of(JOB)] == [pid]
+    assert [process.pid for process in parts.processes_of(JOB)] == [pid]
 
 
 def test_a_process_in_another_jobs_container_is_no_rank(pretender):
@@ -50,7 +50,7 @@ def test_a_process_in_another_jobs_container_is_no_rank(pretender):
     boxes[pid] = BOX
     assert [one.process.pid for one in rank_processes.of_job(JOB)] == [pid], "nobody knows the job's own container"
     boxes[os.getpid()] = OTHER_BOX  # the test itself stands for the main process of the job's container
-    processes.note(f"{job_parts.folder(JOB)}/{job_parts.MAIN_FILE}", processes.read_process(os.getpid()))
+    processes.note_process(f"{parts.job_folder(JOB)}/{parts.MAIN_FILE}", processes.read_process(os.getpid()))
     assert rank_processes.of_job(JOB) == []
     boxes[pid] = OTHER_BOX
     assert [one.process.pid for one in rank_processes.of_job(JOB)] == [pid]

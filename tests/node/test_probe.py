@@ -16,10 +16,11 @@ import pytest
 from waiting import LIMIT_S, until
 
 import gpurun
-from gpurun.facts.hardware import Hardware, hardware_from_document
+from gpurun.facts import Hardware, hardware_from_document
+from gpurun.node import nvml
 from gpurun.node.agent import processes
-from gpurun.node.gpu import nvml_facts
-from gpurun.node.probe import apart, network, probe, sysfs_facts
+from gpurun.node.probe import facts, probe
+from gpurun.node.probe.probe import Died, TooSlow, ask_apart, items
 
 PLACE = Path(gpurun.__file__).parents[1]
 RUN = f"import sys; sys.path.insert(0, {str(PLACE)!r}); from gpurun.node.probe.probe import main; main()"
@@ -29,22 +30,22 @@ RUN = f"import sys; sys.path.insert(0, {str(PLACE)!r}); from gpurun.node.probe.p
 
 
 def test_apart_answers():
-    assert apart.ask(lambda: {"a": [1, "ü\n"]}, LIMIT_S) == {"a": [1, "ü\n"]}
+    assert ask_apart(lambda: {"a": [1, "ü\n"]}, LIMIT_S) == {"a": [1, "ü\n"]}
 
 
 def test_a_driver_that_hangs_costs_its_time_out_once():
-    with pytest.raises(apart.TooSlow, match=r"0\.2 s"):
-        apart.ask(lambda: time.sleep(3600), 0.2)
+    with pytest.raises(TooSlow, match=r"0\.2 s"):
+        ask_apart(lambda: time.sleep(3600), 0.2)
 
 
 def test_a_driver_that_kills_its_process():
-    with pytest.raises(apart.Died):
-        apart.ask(os.abort, LIMIT_S)
+    with pytest.raises(Died):
+        ask_apart(os.abort, LIMIT_S)
 
 
 def test_an_exception_is_named_with_its_place():
-    with pytest.raises(apart.Died, match=r"ZeroDivisionError.*test_probe\.py:\d+"):
-        apart.ask(lambda: 1 / 0, LIMIT_S)
+    with pytest.raises(Died, match=r"ZeroDivisionError.*test_probe\.py:\d+"):
+        ask_apart(lambda: 1 / 0, LIMIT_S)
 
 
 def then_hang(value):
@@ -56,18 +57,18 @@ def test_a_process_that_hung_in_a_driver_leaves_no_zombie_behind_the_next_questi
     kill, killed = os.kill, []
     with monkeypatch.context() as driver:
         driver.setattr(os, "kill", lambda pid, _: killed.append(pid))
-        with pytest.raises(apart.TooSlow):
-            apart.ask(lambda: time.sleep(3600), 0.2)
+        with pytest.raises(TooSlow):
+            ask_apart(lambda: time.sleep(3600), 0.2)
     (pid,) = killed
     kill(pid, signal.SIGKILL)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert apart.ask(lambda: 1, LIMIT_S) == 1
+    assert ask_apart(lambda: 1, LIMIT_S) == 1
     assert not Path(f"/proc/{pid}").exists()
 
 
 def test_the_other_process_holds_none_of_our_files():
     reader, writer = os.pipe()
-    source = apart.items(lambda: then_hang(1), LIMIT_S)
+    source = items(lambda: then_hang(1), LIMIT_S)
     assert next(source) == 1
     os.close(writer)
     assert os.read(reader, 1) == b""  # would block if the child still had the writing end
@@ -76,7 +77,7 @@ def test_the_other_process_holds_none_of_our_files():
 
 
 def test_closing_ends_the_other_process():
-    source = apart.items(lambda: then_hang(os.getpid()), LIMIT_S)
+    source = items(lambda: then_hang(os.getpid()), LIMIT_S)
     pid = next(source)
     source.close()
     until(lambda: processes.read_process(pid) is None)
@@ -97,7 +98,7 @@ IP_JSON = [
 
 
 def test_nics(tmp_path):
-    found = network.nics(str(tmp_path), IP_JSON, lambda _: 25000)
+    found = facts.nics(str(tmp_path), IP_JSON, lambda _: 25000)
     assert [nic["name"] for nic in found] == ["ens1f0", "broken"]
     assert found[0]["addresses"] == ["10.200.1.10/24", "2010:200::1/64"]
     assert (found[0]["mtu"], found[0]["speed_mbit"], found[1]["mtu"]) == (9000, 25000, None)
@@ -109,7 +110,7 @@ def test_only_real_interfaces_and_bonds_have_a_driver(tmp_path):
     (tmp_path / "class/net/ens1f0/device/driver").symlink_to("../../../../drivers/mlx5_core")
     (tmp_path / "class/net/bond0/bonding").mkdir(parents=True)
     documents = [{"ifname": name} for name in ("ens1f0", "bond0", "eth0")]
-    found = network.nics(str(tmp_path), documents, lambda _: None)
+    found = facts.nics(str(tmp_path), documents, lambda _: None)
     assert [nic["driver"] for nic in found] == ["mlx5_core", "bonding", ""]
 
 
@@ -137,19 +138,19 @@ tc: 0 ratelimit: unlimited, tsa: vendor
     ],
 )
 def test_qos(text, found):
-    assert network.parse_qos(text) == found
+    assert facts.parse_qos(text) == found
 
 
 def test_connect_tells_open_from_refused_from_dropped():
     done = threading.Event()
-    listener = network.Listener("127.0.0.1", [[0, 0], [23022, 32021]], done.is_set, 30)
+    listener = facts.Listener("127.0.0.1", [[0, 0], [23022, 32021]], done.is_set, 30)
     thread = threading.Thread(target=listener.serve)
     thread.start()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = taken.getsockname()[1]
     targets = [{"address": "127.0.0.1", "port": port} for port in (*listener.ports, closed)]
     targets.append({"address": "no address", "port": 1})
-    outcomes = network.connect(targets, "127.0.0.1", LIMIT_S)
+    outcomes = facts.try_connections(targets, "127.0.0.1", LIMIT_S)
     done.set()
     thread.join()
     assert [one["ok"] for one in outcomes] == [True, True, False, False]
@@ -165,7 +166,7 @@ def test_a_full_backlog_is_a_time_out_and_costs_it_once():
             sock.setblocking(False)
             sock.connect_ex(("127.0.0.1", port))
         started = time.monotonic()
-        outcomes = network.connect([{"address": "127.0.0.1", "port": port}] * 300, None, 1.0)
+        outcomes = facts.try_connections([{"address": "127.0.0.1", "port": port}] * 300, None, 1.0)
         assert [one["error"] for one in outcomes] == ["timeout"] * 300
         assert time.monotonic() - started < 100
         for sock in fill:
@@ -174,15 +175,15 @@ def test_a_full_backlog_is_a_time_out_and_costs_it_once():
 
 def test_an_address_that_is_not_ours_cannot_be_listened_on():
     with pytest.raises(OSError, match="Cannot assign"):
-        network.Listener("192.0.2.77", [[0, 0]], lambda: True, 1)
+        facts.Listener("192.0.2.77", [[0, 0]], lambda: True, 1)
 
 
 # -- sysfs and /proc ---------------------------------------------------------------------------------------
 
 
 def test_no_rdma_at_all(tmp_path):
-    assert sysfs_facts.hcas(str(tmp_path)) == []
-    assert sysfs_facts.peermem(str(tmp_path)) == ""
+    assert facts.hcas(str(tmp_path)) == []
+    assert facts.peermem(str(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_dmabuf(tmp_path, version, kernel, answer):
     if version:
         (tmp_path / "driver/nvidia").mkdir(parents=True)
         (tmp_path / "driver/nvidia/version").write_text(version)
-    assert sysfs_facts.dmabuf(str(tmp_path), kernel) is answer
+    assert facts.dmabuf(str(tmp_path), kernel) is answer
 
 
 def test_garbage_in_sysfs_is_not_believed(tmp_path):
@@ -212,7 +213,7 @@ def test_garbage_in_sysfs_is_not_believed(tmp_path):
         ("gids/x", "fe80::1"),
     ):
         (port / name).write_text(text)
-    (hca,) = sysfs_facts.hcas(str(tmp_path))
+    (hca,) = facts.hcas(str(tmp_path))
     assert (hca["ports"][0]["state"], hca["ports"][0]["rate_gbit"]) == ("", None)
     assert [gid["address"] for gid in hca["ports"][0]["gids"]] == ["zz"]
 
@@ -230,7 +231,7 @@ def test_processes_get_owner_command_and_container(tmp_path, cgroup):
     (folder / "cgroup").write_text(cgroup)
     (folder / "cmdline").write_bytes(b"python3\0train 'a'.py\0--x\xff\0")
     gpus = [{"processes": [{"pid": 77, "memory_mib": 5}, {"pid": 78, "memory_mib": None}]}]
-    nvml_facts.name_processes(gpus, str(tmp_path), {CONTAINER: "job-1"})
+    nvml.name_processes(gpus, str(tmp_path), {CONTAINER: "job-1"})
     first, gone = gpus[0]["processes"]
     assert first["container"] == CONTAINER[:12]
     assert first["job"] == "job-1"
@@ -263,8 +264,8 @@ def test_the_document_of_this_machine(python):
 
 
 def test_one_broken_section_hides_no_other(monkeypatch):
-    monkeypatch.setattr(network, "ip_addresses", lambda: struct.unpack("I", b""))
-    found = probe.document()
+    monkeypatch.setattr(probe, "ip_addresses", lambda: struct.unpack("I", b""))
+    found = probe.probe_document()
     assert "error" in found["problems"]["nics"]
     assert found["hostname"]
     assert "hcas" in found

@@ -7,8 +7,8 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 
 import pytest
 
-from gpurun.node.docker import engine
-from gpurun.node.probe import docker_facts
+from gpurun.node import docker as engine
+from gpurun.node.probe import probe
 
 CONTAINER = "0123456789abcdef" * 4
 
@@ -50,7 +50,7 @@ def info(**fields):
 def test_docker_facts(docker):
     answers = docker
     answers["/info"] = info(Runtimes={"runc": {}, "nvidia": {}})
-    found = docker_facts.facts()
+    found = probe.collect_docker_facts()
     assert (found["version"], found["storage_driver"], found["gpu_support"]) == ("26.1.5", "overlay2", "runtime")
     assert 0 < found["free_bytes"] <= found["total_bytes"]
 
@@ -74,50 +74,50 @@ def test_cdi_counts_where_the_engine_serves_gpus_by_it(
 ):
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi/nvidia.yaml").touch()
-    monkeypatch.setattr(docker_facts.shutil, "which", lambda name, path: name if name in tools else None)
+    monkeypatch.setattr(probe.shutil, "which", lambda name, path: name if name in tools else None)
     found = {"ServerVersion": version, "Runtimes": runtimes, "CDISpecDirs": [str(tmp_path / "cdi")] if has_dirs else []}
-    assert docker_facts.gpu_support({**found, "CDISpecDirs": ["/nowhere", *found["CDISpecDirs"]]}) == support
-    assert docker_facts.gpu_support(found) == support
-    assert has_dirs or docker_facts.gpu_support({"ServerVersion": version, "Runtimes": runtimes}) == support
+    assert probe.gpu_support({**found, "CDISpecDirs": ["/nowhere", *found["CDISpecDirs"]]}) == support
+    assert probe.gpu_support(found) == support
+    assert has_dirs or probe.gpu_support({"ServerVersion": version, "Runtimes": runtimes}) == support
 
 
 @pytest.mark.parametrize("answer", [(500, b"{}"), (200, b"not json"), (200, b"[]"), (200, b"{}")])
 def test_docker_that_answers_nonsense(docker, answer):
     answers = docker
     answers["/info"] = answer
-    assert docker_facts.facts()["problem"]
+    assert probe.collect_docker_facts()["problem"]
 
 
 @pytest.mark.parametrize("host", ["unix:///none", "tcp://10.0.0.1:2375", "unix://"])
 def test_no_docker(host, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert docker_facts.facts()["problem"]
-    assert docker_facts.job_containers() == {}
+    assert probe.collect_docker_facts()["problem"]
+    assert probe.job_containers() == {}
 
 
 def test_podman_is_refused_by_name(docker):
     docker["/info"] = info()
     docker["/version"] = 200, json.dumps({"Components": [{"Name": "Podman Engine", "Version": "4.9.4"}]}).encode()
-    assert "Podman answers at" in docker_facts.facts()["problem"]
+    assert "Podman answers at" in probe.collect_docker_facts()["problem"]
 
 
 def test_an_engine_says_whether_it_is_a_users_own_and_shares_the_hosts_network(docker):
     docker["/info"] = info(SecurityOptions=["name=seccomp,profile=builtin", "name=rootless"], Architecture="aarch64")
-    found = docker_facts.facts()
+    found = probe.collect_docker_facts()
     assert (found["is_rootless"], found["has_own_network"], found["architecture"]) == (True, False, "aarch64")
     docker["/info"] = info(SecurityOptions=None)
-    assert docker_facts.facts()["is_rootless"] is False
+    assert probe.collect_docker_facts()["is_rootless"] is False
 
 
 def test_job_containers(docker):
     answers = docker
     answers["/containers/json"] = 200, json.dumps([{"Id": CONTAINER, "Labels": {"gpurun.job": "j'1"}}]).encode()
-    assert docker_facts.job_containers() == {CONTAINER: "j'1"}
+    assert probe.job_containers() == {CONTAINER: "j'1"}
     copied = {"Config": {"Labels": {"gpurun.job": "j'1"}}}
     docker["/images/None/json"] = (200, json.dumps(copied).encode())
-    assert docker_facts.job_containers() == {}, "somebody's container of an image that a job's container became"
+    assert probe.job_containers() == {}, "somebody's container of an image that a job's container became"
     docker["/images/None/json"] = (200, b'{"Config": []}')
-    assert docker_facts.job_containers() == {CONTAINER: "j'1"}
+    assert probe.job_containers() == {CONTAINER: "j'1"}
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -136,17 +136,17 @@ def test_limits_of_the_engine(tmp_path, effective, may_raise):
         (tmp_path / name / "ns/net").symlink_to(network)
     (tmp_path / "77/limits").write_text(LIMITS)
     (tmp_path / "77/status").write_text(f"Name:\tdockerd\nCapEff:\t{effective}\n")
-    found = docker_facts.engine_limits(77, str(tmp_path))
+    found = probe.engine_limits(77, str(tmp_path))
     limits = {"memlock_bytes": 8 << 20, "nofile": 524288, "may_raise_limits": may_raise}
     assert found == {**limits, "has_own_network": True}
-    assert docker_facts.hard_limit(LIMITS, "Max stack size") == -1
+    assert probe.hard_limit(LIMITS, "Max stack size") == -1
 
 
 def test_an_engine_that_cannot_be_seen(tmp_path):
-    assert docker_facts.engine_limits(None) == {}
-    assert set(docker_facts.engine_limits(77, str(tmp_path)).values()) == {None}
-    assert docker_facts.hard_limit("", "Max open files") is None
-    assert docker_facts.has_capability("", "CapEff") is None
+    assert probe.engine_limits(None) == {}
+    assert set(probe.engine_limits(77, str(tmp_path)).values()) == {None}
+    assert probe.hard_limit("", "Max open files") is None
+    assert probe.has_capability("", "CapEff") is None
 
 
 SNAPSHOTS = [["driver-type", "io.containerd.snapshotter.v1"]]
@@ -175,4 +175,4 @@ def test_the_probe_asks_the_disk_of_the_images(docker, monkeypatch, tmp_path):
     monkeypatch.setattr(engine, "CONTAINERD_CONFIG", str(tmp_path / "config.toml"))
     (tmp_path / "config.toml").write_text(f'root = "{tmp_path}"\n')
     docker["/info"] = info(DriverStatus=SNAPSHOTS, Containerd={"Address": "/run/containerd/containerd.sock"})
-    assert docker_facts.facts()["root"] == str(tmp_path)
+    assert probe.collect_docker_facts()["root"] == str(tmp_path)

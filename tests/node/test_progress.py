@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.node.job import gang, job_parts, rank_progress
+from gpurun.node.job import gang, parts, rank_processes
 
 JOB = "j-00000001"
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_parts, "folder", lambda job: str(tmp_path))
-    monkeypatch.setattr(rank_progress, "_reports", {})
+    monkeypatch.setattr(parts, "job_folder", lambda job: str(tmp_path))
+    monkeypatch.setattr(rank_processes, "_reports", {})
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
@@ -34,7 +34,7 @@ def test_what_ranks_told(run):
 def clocks(own_copy):
     """The monotonic clock, and the one that people set."""
     made = SimpleNamespace(run_s=1000.0, wall_s=1e9)
-    own_copy(rank_progress, "time", monotonic=lambda: made.run_s, time=lambda: made.wall_s)
+    own_copy(rank_processes, "time", monotonic=lambda: made.run_s, time=lambda: made.wall_s)
     return made
 
 

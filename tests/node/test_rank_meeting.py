@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.node.agent.call import Call
-from gpurun.node.job import rank_folders, rank_meeting, tcp_rows
-from gpurun.node.job.rank_meeting import have_met
-from gpurun.node.job.tcp_rows import ESTABLISHED, LISTEN, SYN_SENT, TIME_WAIT, TcpRow
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import rank_processes, ranks
+from gpurun.node.job.ranks import ESTABLISHED, LISTEN, SYN_SENT, TIME_WAIT, TcpRow, have_met
 
 JOB = f"j-3{os.getpid():07x}"
 HERE, THERE, LOCAL, WORLD = "10.0.0.1", "10.0.0.2", "127.0.0.1", "93.184.216.34"
@@ -56,12 +55,12 @@ def test_the_kernels_table_is_read_with_both_families(monkeypatch):
         "tcp6": "0: 0000000000000000FFFF00000100007F:1 00000000000000000000000001000000:2 06 x:x 03:000003E8 x 0 0 0 3",
     }
     monkeypatch.setattr(
-        tcp_rows,
+        ranks,
         "open",
         lambda path: __import__("io").StringIO("head\n" + lines[path.rpartition("/")[2]]),
         raising=False,
     )
-    assert list(tcp_rows.rows("self")) == [
+    assert list(ranks.rows("self")) == [
         TcpRow((LOCAL, 29400), ("10.0.0.2", 80), "01", "41"), TcpRow((LOCAL, 1), ("::1", 2), "06", "0", 50.0),
     ]  # fmt: skip
 
@@ -74,7 +73,7 @@ IDLE = "print(1, flush=True); input()"
 
 def look(port, *, attempt=1, ports=()):
     call = Call(1, lambda *_: None, False, b"")
-    return rank_meeting.look(call, JOB, attempt, addresses=[LOCAL], ports=[port, *ports], spared=[])
+    return ranks.look_at_meeting(call, JOB, attempt, addresses=[LOCAL], ports=[port, *ports], spared=[])
 
 
 @pytest.fixture
@@ -100,8 +99,8 @@ def rank():
 @pytest.fixture
 def alone(monkeypatch):
     """Connections that others on this machine have closed are none of these tests'."""
-    real = tcp_rows.rows
-    monkeypatch.setattr(rank_meeting, "rows", lambda who: [each for each in real(who) if each.inode != "0"])
+    real = ranks.rows
+    monkeypatch.setattr(ranks, "rows", lambda who: [each for each in real(who) if each.inode != "0"])
 
 
 def test_copies_have_not_met_and_ranks_with_a_connection_have(rank, alone):
@@ -117,7 +116,7 @@ def test_copies_have_not_met_and_ranks_with_a_connection_have(rank, alone):
 
 def begun(monkeypatch, folder, started_s):
     """The folder of a rank whose script started at this second since boot."""
-    monkeypatch.setattr(rank_folders, "run_folder", lambda _: str(folder))
+    monkeypatch.setattr(rank_processes, "run_folder", lambda _: str(folder))
     (folder / "ranks" / "1" / f"0.77.{int(started_s * os.sysconf('SC_CLK_TCK'))}").mkdir(parents=True)
 
 
@@ -138,26 +137,26 @@ def test_the_port_of_a_group_is_remembered_after_its_ranks_have_ended(rank, monk
 
 def test_what_was_closed_before_the_ranks_started_was_not_theirs(monkeypatch):
     closed = TcpRow((LOCAL, 4000), (LOCAL, 4001), TIME_WAIT, "0", 10.0)
-    monkeypatch.setattr(rank_meeting, "rows", lambda _: [closed])
+    monkeypatch.setattr(ranks, "rows", lambda _: [closed])
     for running_s, met in ((9.0, False), (11.0, True)):
-        monkeypatch.setattr(rank_meeting, "_running_s", lambda *_, since_s=running_s, **__: since_s)
+        monkeypatch.setattr(ranks, "_running_s", lambda *_, since_s=running_s, **__: since_s)
         assert look(1)["met"] is met
 
 
 def test_the_time_since_the_first_rank_is_that_of_its_script(monkeypatch, tmp_path):
     """gpurun's own checks end less than a second before; horovodrun looks for networks until it starts ranks."""
-    assert rank_meeting._running_s(JOB, 1, is_seen=True) == math.inf
-    assert rank_meeting._running_s(JOB, 1, is_seen=False) == 0.0
+    assert ranks._running_s(JOB, 1, is_seen=True) == math.inf
+    assert ranks._running_s(JOB, 1, is_seen=False) == 0.0
     now_s = up_s()
     for started_s in (now_s - 30.0, now_s - 2.0):
         begun(monkeypatch, tmp_path, started_s)
-    assert 29.9 < rank_meeting._running_s(JOB, 1, is_seen=True) - (up_s() - now_s) < 30.5
+    assert 29.9 < ranks._running_s(JOB, 1, is_seen=True) - (up_s() - now_s) < 30.5
 
 
 @pytest.mark.parametrize("text", ["0", "100", "", "many"])
 def test_a_kernel_that_forgets_accuses_nobody(text, tmp_path, monkeypatch):
     Path(tmp_path / "limit").write_text(text)
-    monkeypatch.setattr(rank_meeting, "_LIMIT", str(tmp_path / "limit"))
+    monkeypatch.setattr(ranks, "_LIMIT", str(tmp_path / "limit"))
     assert look(1)["met"]
 
 
@@ -165,5 +164,5 @@ def test_a_rank_that_names_no_port_or_lives_in_another_network_is_not_judged(ran
     rank(0, IDLE, HOROVOD_GLOO_RENDEZVOUS_PORT="x")
     rank(1, IDLE, HOROVOD_GLOO_RENDEZVOUS_PORT="99999999")
     assert look(0) == {"ranks": [0, 1], "ports": [], "met": False}
-    monkeypatch.setattr(rank_meeting, "_network", lambda who: who)
+    monkeypatch.setattr(ranks, "_network", lambda who: who)
     assert look(0)["ranks"] == []

@@ -15,8 +15,9 @@ from rank_scripts import JOB, WAIT, call, ends, follow, following, host_at, kind
 from waiting import LIMIT_S, until
 
 from gpurun.node.agent import processes
-from gpurun.node.agent.call import OpError
-from gpurun.node.job import job_parts, rank_folders, rank_processes, ranks
+from gpurun.node.agent.frames import OpError
+from gpurun.node.job import parts, rank_processes, ranks
+from gpurun.node.job import rank_processes as rank_folders
 from gpurun.runtime import gpurun_runtime
 
 
@@ -116,7 +117,7 @@ def test_after_the_container_is_gone_its_ranks_have_ended_if_the_agent_could_hav
     host.fake("4.77.1")
     assert ends(follow()) == []
     assert ranks.list_ranks(call(), JOB, 1)[0]["code"] is None
-    processes.note(str(host.folder / "main.json"), processes.read_process(os.getpid()))
+    processes.note_process(str(host.folder / "main.json"), processes.read_process(os.getpid()))
     assert ends(follow()) == [(4, 137, True)]
     assert ranks.list_ranks(call(), JOB, 1)[0]["code"] == 137
 
@@ -125,7 +126,7 @@ def test_a_rank_that_was_killed_says_whether_it_was_seen_to_fall_with_its_contai
     host.fake("4.77.1")
     container = subprocess.Popen(["sleep", "1000"])
     host.started.append(container)
-    processes.note(str(host.folder / "main.json"), processes.read_process(container.pid))
+    processes.note_process(str(host.folder / "main.json"), processes.read_process(container.pid))
     with following() as stream:
         for rank in (5, 6):
             host.start(rank, "sh", "-c", WAIT)
@@ -150,19 +151,19 @@ def test_two_jobs_that_start_at_the_same_moment_are_told_apart(host):
     host.started += [mine, others]
     until(lambda: processes.environment_of(others.pid))
     found = processes.read_process(others.pid)
-    name = rank_folders.parse(f"0.{others.pid}.{found.started}")
+    name = rank_folders.parse_rank_folder(f"0.{others.pid}.{found.started}")
     assert rank_processes.script_of("j-00000001", name, [found]) == found
     assert rank_processes.script_of(JOB, name, [found]) is None, "another job's"
     name = name._replace(pid=others.pid + 1)
     assert rank_processes.script_of("j-00000001", name, [found]) is None, "another one's of the same hundredth"
     host.fake(f"3.{others.pid}.{found.started}")
-    processes.note(str(host.folder / "main.json"), processes.read_process(mine.pid))
+    processes.note_process(str(host.folder / "main.json"), processes.read_process(mine.pid))
     assert ends(follow()) == [(3, 137, True)]
 
 
 def test_a_process_in_the_middle_of_an_exec_has_made_no_folder(host, monkeypatch):
     found = processes.read_process(os.getpid())
-    name = rank_folders.parse(f"0.{found.pid}.{found.started}")
+    name = rank_folders.parse_rank_folder(f"0.{found.pid}.{found.started}")
     assert rank_processes.script_of(JOB, name, [found]) == found
     monkeypatch.setattr(rank_processes, "environment_of", lambda _: None)
     assert rank_processes.script_of(JOB, name, [found]) is None
@@ -179,7 +180,7 @@ def test_a_container_that_the_kernel_is_still_ending_has_fallen_too(host):
     host.started.append(entered)
     until(lambda: children_of(entered.pid))
     entered.send_signal(signal.SIGSTOP)
-    processes.note(str(host.folder / "main.json"), processes.read_process(main))
+    processes.note_process(str(host.folder / "main.json"), processes.read_process(main))
     with following() as stream:
         rank = host.start(5, "sh", "-c", WAIT)
         stream.until(lambda came: text(came, 5))
@@ -188,7 +189,7 @@ def test_a_container_that_the_kernel_is_still_ending_has_fallen_too(host):
         stream.until(ends)
         (end,) = (reply.value for reply in stream.came if reply.value["kind"] == "end")
     assert end["container"] is True
-    assert not job_parts.has_ended(JOB), "the kernel is still at it"
+    assert not parts.has_job_ended(JOB), "the kernel is still at it"
 
 
 def children_of(pid: int) -> list[int]:
@@ -288,7 +289,7 @@ def test_a_number_that_no_rank_has_is_not_believed(host, number):
 def test_folders_with_other_names_are_no_ranks(host, name):
     if "/" not in name and name != "..":
         host.fake(name, end_0="")
-    assert rank_folders.parse(name) is None
+    assert rank_folders.parse_rank_folder(name) is None
     assert follow() == []
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import rank_sockets, rank_starters, ranks
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.job import ranks
+from gpurun.node.job import ranks as rank_sockets
+from gpurun.node.job.ranks import named
 
 JOB = f"j-2{os.getpid():07x}"
 LISTEN = """
@@ -159,7 +161,7 @@ NAMES = [["torchrun"], ["accelerate", "launch"], ["-m", "torch.distributed.run"]
      ("python -m", None), ("x" * 100_000, None), ("torchrun" * 9, None)],
 )  # fmt: skip
 def test_a_command_line_that_starts_processes_is_known_by_its_first_words(command, which):
-    assert rank_starters.named(command, NAMES) == which
+    assert named(command, NAMES) == which
 
 
 def test_ranks_that_start_a_launcher_are_found_with_their_numbers(start, tmp_path):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.node.agent.call import Call
-from gpurun.node.job import ranks
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import rank_processes, ranks
 
 JOB, NAME, MIB = "j-0a1b2c3d", "0.17.99", 1 << 20
 
@@ -25,7 +25,7 @@ def rank(tmp_path, monkeypatch):
     probe = folder / "probe"
     probe.write_bytes(bytes(MIB))
     with probe.open("r+b") as file:
-        made = ranks.rank_folders._make_hole(file.fileno(), MIB)
+        made = rank_processes._make_hole(file.fileno(), MIB)
     probe.unlink()
     return SimpleNamespace(folder=folder, holes=made)
 
@@ -35,7 +35,7 @@ def call():
 
 
 def release(known):
-    return ranks.release(call(), JOB, 1, known)["bytes"]
+    return ranks.release_output(call(), JOB, 1, known)["bytes"]
 
 
 def printed(have):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S
 
-from gpurun.node.agent.call import OpError
+from gpurun.node.agent.frames import OpError
 from gpurun.node.transfer import spool
 from gpurun.node.transfer.spool import CHUNK, Blob, Spool
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gpurun.node import docker
-from gpurun.node.agent.call import OpError
+from gpurun.node.agent.frames import OpError
 
 
 @pytest.fixture

@@ -10,13 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gpurun.jobs.notify_wish import EVENTS, NotifyWish, notify_wish
-from gpurun.jobs.record import FirstFailure, JobRecord
-from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
-from gpurun.notify import send as sending
-from gpurun.notify.message import payload, slack
-from gpurun.notify.send import NotSent, send
+from gpurun import notify as sending
+from gpurun.jobs.record import FirstFailure, JobRecord, State
+from gpurun.jobs.spec import EVENTS, Grant, JobSpec, NotifyWish, notify_wish
+from gpurun.notify import NotSent, payload, send, slack
 
 NAME = "a'; rm -rf / <!channel> & \x85\u2028Bcc: x@evil.example"
 

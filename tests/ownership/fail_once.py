@@ -14,17 +14,17 @@ from greenlet import getcurrent, greenlet
 from ownership_world import Head, World
 from simulated_supervisor import Crashed
 
-from gpurun.cli.streams import disk_problem, shortage
+from gpurun.cli.printing import disk_problem, shortage
 from gpurun.errors import GpurunError
 from gpurun.failing import Calls
 from gpurun.head import spawn, waiter
-from gpurun.head.requests import cancel
-from gpurun.head.submission import submit_jobs
-from gpurun.inventory.load import load
+from gpurun.head.spawn import cancel
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, changing_cordons
 
 ROUNDS = 400
 MOST_CALLS = 1_000_000
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def _inventory(self) -> Any:
-        return load(self.world.root / "cluster" / "inventory.yaml")
+        return load_inventory(self.world.root / "cluster" / "inventory.yaml")
 
     def _fail(self, name: str) -> None:
         """Run a command in which a call fails. If it says so, a person types the next command."""

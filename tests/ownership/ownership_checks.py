@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 import ownership_files as files
 
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.states import State
+from gpurun.jobs.record import JobRecord, State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseStore
-from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.claim_rules import Claimant
 from gpurun.node.job import claims
 from gpurun.state.clock import HeadClock
-from gpurun.state.identity import Identity
+from gpurun.state.sharing import Identity
 
 ROOT = os.geteuid() == 0
 """Only root can act as several users."""

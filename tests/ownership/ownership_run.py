@@ -14,7 +14,7 @@ from ownership_steps import Step
 from ownership_world import Head, World
 
 from gpurun.head import waiter
-from gpurun.head.requests import end_queued
+from gpurun.head.spawn import end_queued
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
 from gpurun.leases.store import LeaseStore

@@ -19,20 +19,19 @@ from ownership_world import Head, World
 from gpurun.cli import recover as recover_command
 from gpurun.errors import GpurunError
 from gpurun.head import spawn, waiter
-from gpurun.head.requests import end_queued
-from gpurun.head.submission import submit_jobs
-from gpurun.inventory.load import load
-from gpurun.jobs.record import CancelRequest
+from gpurun.head.spawn import end_queued
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
 from gpurun.leases.look import look
+from gpurun.leases.occupancy import View
 from gpurun.leases.store import LeaseStore
-from gpurun.leases.view import View
 from gpurun.state import durable
-from gpurun.state.cordons import Cordon, changing_cordons, cordons_file
+from gpurun.state.hosts import Cordon, changing_cordons, cordons_file
 
 Act = Callable[[World, random.Random], None]
 ACTS: dict[str, tuple[int, Act]] = {}
@@ -100,7 +99,7 @@ def submit(world: World, dice: random.Random) -> None:
 
     def do() -> None:
         maybe_crash(world, dice, 30)
-        done = submit_jobs([spec], load(spelled), head.home, {})
+        done = submit_jobs([spec], load_inventory(spelled), head.home, {})
         (folder,) = done.folders
         world.note(f"  {folder.id} is {folder.record().state.value}")
         if done.problem is not None:
@@ -119,7 +118,9 @@ def rush(world: World, dice: random.Random) -> None:
     def do() -> None:
         for _ in range(4):
             spec, spelled = wanted(world, dice)
-            folder = JobStore(head.home).create(spec, inventory=Path(load(spelled).source), now_s=world.wall_s)
+            folder = JobStore(head.home).create(
+                spec, inventory=Path(load_inventory(spelled).source), now_s=world.wall_s
+            )
             world.note(f"{uid}@{head.name} queues {folder.id}: {spec.gpus} GPUs on {spelled}")
         spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={})
 

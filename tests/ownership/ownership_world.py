@@ -26,14 +26,14 @@ from simulated_supervisor import Crashed, Supervisor, real_supervisors
 
 from gpurun import faults
 from gpurun.errors import GpurunError
-from gpurun.head import submission
-from gpurun.inventory import load as loading
+from gpurun.head import submit
+from gpurun.inventory import read as loading
 from gpurun.state import clock, filesystem
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only, make_shared
-from gpurun.supervisor import job, lost
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only, make_shared
+from gpurun.supervisor import job, stop
 
 START_S = 1_700_000_000.0
 MACHINES = ("m1", "m2", "m3", "m4", "m5", "m9")
@@ -276,10 +276,10 @@ class World:
         replace(time, "sleep", self.sleep)
         replace(os, "getuid", os.geteuid)
         replace(__import__("secrets"), "token_hex", lambda count=16: tokens.randbytes(count).hex())
-        replace(loading, "parse", self._parse)
-        replace(submission, "Engine", lambda _: SimpleNamespace(image=lambda _: SimpleNamespace(id="sha256:1")))
+        replace(loading, "parse_inventory", self._parse)
+        replace(submit, "Engine", lambda _: SimpleNamespace(image=lambda _: SimpleNamespace(id="sha256:1")))
         replace(job, "Links", self._agents)
-        replace(lost, "Links", self._agents)
+        replace(stop, "Links", self._agents)
         real_supervisors(self, replace)
         checks.watch_grants(self, replace)
         return self
@@ -312,7 +312,7 @@ class Replacements:
             setattr(*self._before.pop())
 
 
-PARSE = loading.parse
+PARSE = loading.parse_inventory
 _STAMPS: dict[int, bytes] = {}
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpurun.errors import GpurunError, HostUnreachable
-from gpurun.node.gpu.claim_rules import (
+from gpurun.node.claim_rules import (
     Card,
     Claimant,
     Container,
@@ -150,7 +150,7 @@ class Machine:
         left = []
         if me is not None:
             self.signs.discard((agent, me.key))
-            left = claims.release(self, me)
+            left = claims.release_claims(self, me)
         return {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": left}
 
     def inspect(self, job: str) -> list[dict[str, str]]:

@@ -18,18 +18,19 @@ from greenlet import getcurrent, greenlet
 
 from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.head import spawn
-from gpurun.jobs.record import FirstFailure
-from gpurun.jobs.states import State
-from gpurun.launch.docker import container_name
-from gpurun.leases import members
-from gpurun.leases.refusals import remember
+from gpurun.jobs.record import FirstFailure, State
+from gpurun.launch.container import container_name
+from gpurun.leases import allocate
+from gpurun.leases.lease import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor import __main__ as process
-from gpurun.supervisor import elsewhere, last_lines, life, lost, start, stop, watch
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.gang_seen import ContainerEnd
-from gpurun.supervisor.host_claims import claim, claim_of
-from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor import life, start, stop, watch
+from gpurun.supervisor import start as elsewhere
+from gpurun.supervisor import stop as last_lines
+from gpurun.supervisor.job import SupervisedJob, claim, claim_of, raise_first
+from gpurun.supervisor.stop import found_again
+from gpurun.supervisor.verdict.decide import ContainerEnd
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 class Crashed(BaseException):
@@ -130,7 +131,9 @@ def real_supervisors(world: Any, replace: Any) -> None:
     replace(process, "SupervisedJob", begun)
     steps = {**life.STEPS, State.PREPARING: prepare, State.STARTING: launch}
     replace(life, "STEPS", MappingProxyType(steps))
-    replace(elsewhere, "checked", lambda _, hosts: dict.fromkeys(hosts))  # nothing is wrong with a host that answers
+    replace(
+        elsewhere, "check_hosts", lambda _, hosts: dict.fromkeys(hosts)
+    )  # nothing is wrong with a host that answers
     for name, stand_in in (
         ("Watchers", Watchers),
         ("HealthWatch", Health),
@@ -190,7 +193,7 @@ def plan_of(job: SupervisedJob) -> Any:
 
 
 class Watchers:
-    """Stands for `gpurun.supervisor.watchers.Watchers`: one look at every host whenever it would wait."""
+    """Stands for `gpurun.supervisor.watch.Watchers`: one look at every host whenever it would wait."""
 
     def __init__(self, supervisor: Supervisor, job: SupervisedJob, _stop: object) -> None:
         self._supervisor, self._job, self._world = supervisor, job, supervisor.world
@@ -293,10 +296,10 @@ class Members:
         """Nobody joins beside the watch."""
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
-        self._change(members.put_apart, failures, avoid=failures)
+        self._change(allocate.put_apart, failures, avoid=failures)
 
     def release(self, hosts: Collection[str]) -> None:
-        self._change(members.put_apart, hosts)
+        self._change(allocate.put_apart, hosts)
 
     def tend(self) -> None:
         """Grow if that is wanted; fence who has left."""
@@ -315,7 +318,7 @@ class Members:
 
     def _grow(self) -> None:
         job = self._job
-        (job.lease, job.lock), hosts = members.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
+        (job.lease, job.lock), hosts = allocate.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
         if not hosts:
             return
         self._supervisor.world.note(f"{job.lease.job} grows to {', '.join(hosts)}")
@@ -328,10 +331,10 @@ class Members:
             raise_first(start.go(job, plan_of(job), hosts).failed)
         except GangEnd as ended:
             refused = ended.end.refused
-            self._change(members.put_apart, hosts, avoid=() if refused else hosts)
+            self._change(allocate.put_apart, hosts, avoid=() if refused else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             return
-        self._change(members.take_in, hosts)
+        self._change(allocate.take_in, hosts)
 
     def _fence_apart(self) -> None:
         job = self._job
@@ -341,7 +344,7 @@ class Members:
         unproven = stop.fence(job.links, job.lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
-            self._change(members.let_go, fenced)
-            lost.found_again(job.home, lease, fenced)
+            self._change(allocate.let_go, fenced)
+            found_again(job.home, lease, fenced)
             job.links.drop(fenced)
             spawn.run_pass_and_start(job.home, now_s=job.clock(), environ={}, patience_s=None)

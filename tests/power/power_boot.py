@@ -24,11 +24,11 @@ from power_disk import Crash
 from power_hosts import World, printed, printed_by_rank
 
 from gpurun.errors import StateError
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.cordons import read_cordons
+from gpurun.state.hosts import read_cordons
 
 DEADLINE_S = 120
 ROUNDS = 12

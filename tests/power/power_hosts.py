@@ -18,18 +18,21 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from gpurun.errors import HostFailure
-from gpurun.head import spawn, submission, waiter
-from gpurun.jobs.states import State
+from gpurun.head import spawn, submit, waiter
+from gpurun.jobs.record import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node.folder import batches
+from gpurun.node.folder import contents
 from gpurun.node.folder.contents import Listed
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
-from gpurun.supervisor import elsewhere, life, lost, prepare, start, stop
-from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor import life, start, stop
+from gpurun.supervisor import start as elsewhere
+from gpurun.supervisor import start as prepare
+from gpurun.supervisor import stop as lost
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.joblog import JobLog
+from gpurun.supervisor.log import JobLog
+from gpurun.supervisor.verdict.ends import End, GangEnd
 
 LINES = 3
 MOST_HOSTS = 3
@@ -177,7 +180,7 @@ class PowerAgent:
         yield Reply({"present": step > 0})
 
     def outputs_read(self, job: str, payload_in: Iterator[bytes], **_: object) -> Iterator[Reply]:
-        asked = [frame.header["p"] for frame in batches.unpacked(payload_in)]
+        asked = [frame.header["p"] for frame in contents.unpacked(payload_in)]
         assert asked in ([], ["checkpoint"])
         step = self.world.saved_step(self.host, job)
         text, marks = str(step).encode(), self._checkpoint(step).marks
@@ -187,7 +190,7 @@ class PowerAgent:
         yield Reply()
 
     def outputs_write(self, job: str, attempt: int, payload_in: Iterator[bytes]) -> Iterator[Reply]:
-        content = b"".join(bytes(frame.payload) for frame in batches.unpacked(payload_in))
+        content = b"".join(bytes(frame.payload) for frame in contents.unpacked(payload_in))
         self.world.save(self.host, job, int(content))
         yield Reply({"files": 1})
 
@@ -198,8 +201,8 @@ class PowerAgent:
         return Listed("checkpoint", "file", 0o644, step, len(str(step)), (step, 1))
 
 
-def _stream(items: list[batches.Item]) -> Iterator[Reply]:
-    for piece in batches.packed(items):
+def _stream(items: list[contents.Item]) -> Iterator[Reply]:
+    for piece in contents.packed(items):
         yield Reply(None, piece)
 
 
@@ -339,5 +342,5 @@ def install(world: World, starts: Any) -> None:
     lost.end_late_output = lambda *_: None
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
     spawn.start_supervisor = starts
-    submission.Engine = _NoEngine  # type: ignore[assignment,misc]
-    submission.ensure_waiter = waiter.ensure_waiter = spawn.ensure_waiter = lambda *_: False
+    submit.Engine = _NoEngine  # type: ignore[assignment,misc]
+    submit.ensure_waiter = waiter.ensure_waiter = spawn.ensure_waiter = lambda *_: False

@@ -20,8 +20,8 @@ import typer
 import gpurun
 from gpurun import faults
 from gpurun.cli import main as command_line
-from gpurun.head.submission import submit_jobs
-from gpurun.inventory.load import load
+from gpurun.head.submit import submit_jobs
+from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
@@ -67,7 +67,7 @@ class Start:
             return
         self.chance = random.Random(dies_at)
         os.environ["GPURUN_FAULT"] = f"supervisor:{dies_at}"
-        faults.arm("supervisor")
+        faults.arm_fault("supervisor")
         code = 1
         try:
             power_hosts.carry(self.world, home, lease, lock)
@@ -80,7 +80,7 @@ class Start:
 
 def person(home: Path, world: power_hosts.World, chance: random.Random, jobs: int) -> None:
     """Submit, cancel, cordon and recover; what a command promised when it returned is told."""
-    inventory = load(Path(os.environ["GPURUN_INVENTORY"]))
+    inventory = load_inventory(Path(os.environ["GPURUN_INVENTORY"]))
     store = JobStore(home)
     for _ in range(jobs):
         (folder,) = submit_jobs([spec(chance.choice((1, 2, 3, 6)))], inventory, home, os.environ).folders

@@ -9,22 +9,20 @@ import pytest
 from clusters import cluster, runs
 
 import gpurun
-from gpurun.cli.auto_gpus import smaller_in_words
-from gpurun.cli.event_words import placement_text
+from gpurun.cli.dry_run import _files
+from gpurun.cli.follow import placement_text
+from gpurun.cli.job_options import smaller_in_words
 from gpurun.cli.why import _line
-from gpurun.cli.workdir_words import _files
 from gpurun.errors import BadInput
-from gpurun.inventory.addresses import shares
-from gpurun.inventory.imports.compose import compose
-from gpurun.inventory.imports.source import read
-from gpurun.inventory.settings import HostSetting
-from gpurun.jobs.spec import Constraints
-from gpurun.quantities.counts import plural
+from gpurun.inventory.edit import HostSetting, shares
+from gpurun.inventory.imports.again import compose_inventory
+from gpurun.inventory.imports.source import read_source
+from gpurun.jobs.spec import Constraints, Wants
+from gpurun.quantities import plural
 from gpurun.scaling.choice import SmallerGang
-from gpurun.scheduler.model import Gang, Snapshot, Wants
-from gpurun.scheduler.schedule import schedule
-from gpurun.top.plain import _job_line
-from gpurun.top.rows import TopRow
+from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.passes import schedule
+from gpurun.views.rows import TopRow, _job_line
 
 
 def waits(inventory, gang, *running, now_s=0.0):
@@ -62,8 +60,8 @@ def test_commands_and_imports_count_one(tmp_path):
         ("inventory.ini", "[gpu]\nh1 gpus=1\n", "1 host in 1 group"),
     ):
         (tmp_path / name).write_text(text)
-        draft = read(tmp_path / name, None)
-        compose(draft, {"gpus": "1", "generation": "pascal"}, {"kind": "tcp", "interface": "eth0"})
+        draft = read_source(tmp_path / name, None)
+        compose_inventory(draft, {"gpus": "1", "generation": "pascal"}, {"kind": "tcp", "interface": "eth0"})
         assert took in draft.took, (draft.took, draft.left)
         assert "rack r1 for 1 host" in draft.guessed
 
@@ -76,30 +74,30 @@ BY_HAND = re.compile(
     rf"(?<!\{{)\{{(?!count|plural)([^{{}}]*)\}} (?:more |free |other |such )?(?:{NOUNS.replace(' ', '|')})\b(?![./])"
 )
 SEVERAL = """
-campaigns/plan.py len(sizes)
+studies/campaign_plan.py len(sizes)
 cli/cancel.py len(folders)
-cli/event_words.py len(racks)
-cli/outputs.py len(error.args[0])
-cli/ssh.py len(names)
-data/folder.py len(entries):,
-launch/launchers/choosing/choice.py spec.gpus
-launch/launchers/identity.py spec.gpus
+cli/follow.py len(racks)
+cli/one_job.py len(error.args[0])
+cli/one_job.py len(names)
+content/data.py len(entries):,
+launch/launchers/choosing.py spec.gpus
+launch/launchers/launcher.py spec.gpus
 launch/launchers/replacing.py most
 launch/launchers/replacing.py spec.gpus
-launch/launchers/texts.py hosts
-launch/share.py part
+launch/launchers/choosing.py hosts
+launch/container.py part
 scaling/choice.py choice.larger.ranks
-scaling/shape.py hosts
-scheduler/book.py self.most:g
-scheduler/changes.py len(names)
-scheduler/gpus.py gpus
-supervisor/causes.py item['most']
-supervisor/decide.py seen.world
+scaling/model.py hosts
+scheduler/pools.py self.most:g
+scheduler/explain.py len(names)
+scheduler/placement.py gpus
+supervisor/verdict/causes.py item['most']
+supervisor/verdict/decide.py seen.world
 supervisor/elastic.py self._job.spec.gpus
-supervisor/grows_anew.py job.record.gpus
-supervisor/meeting.py spec.gpus
-supervisor/rehearsal.py gpus
-supervisor/starters.py ranks
+supervisor/watch.py job.record.gpus
+supervisor/health.py spec.gpus
+supervisor/watch.py gpus
+supervisor/health.py ranks
 """
 """Numbers that are more than one there, or a part: ``1/2 of the cores``."""
 

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.quantities import local_time
-from gpurun.quantities.counts import count
-from gpurun.quantities.moments import moment
-from gpurun.quantities.rates import rate_bps
-from gpurun.quantities.sizes import size_bytes, size_mib, size_text
-from gpurun.quantities.times import MOST_S, duration, duration_s
+from gpurun import moments
+from gpurun.moments import moment
+from gpurun.quantities import MOST_S, count, duration, duration_s, rate_bps, size_bytes, size_mib, size_text
 
 HOSTILE = [
     "",
@@ -290,13 +287,13 @@ def test_moments_are_written_in_the_local_zone_and_read_back(monkeypatch, zone, 
             (datetime(2026, 11, 27, 9, tzinfo=UTC), winter),
             (datetime(2026, 7, 1, 9, tzinfo=UTC), summer),
         ):
-            assert local_time.date_time(when.timestamp()) == text
-            assert moment(text, local_time.now()) == when
-            assert local_time.date_minute(when.timestamp()) == text[:16] + text[19:]
-            assert local_time.day_minute(when.timestamp()) == text[5:16]
-            assert moment(text[:19], local_time.now()).timestamp() == when.timestamp()
-        assert local_time.zone_name() == name
-        assert [local_time.date_time(s) for s in (float("inf"), float("nan"), 1e400, -1e18)] == ["?"] * 4
+            assert moments.date_time(when.timestamp()) == text
+            assert moment(text, moments.now()) == when
+            assert moments.date_minute(when.timestamp()) == text[:16] + text[19:]
+            assert moments.day_minute(when.timestamp()) == text[5:16]
+            assert moment(text[:19], moments.now()).timestamp() == when.timestamp()
+        assert moments.zone_name() == name
+        assert [moments.date_time(s) for s in (float("inf"), float("nan"), 1e400, -1e18)] == ["?"] * 4
     finally:
         monkeypatch.undo()
         time.tzset()

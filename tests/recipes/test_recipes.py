@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from gpurun.jobs.recipe import build as spec_of
-from gpurun.jobs.recipe import read
+from gpurun.jobs.recipe import build_spec as spec_of
+from gpurun.jobs.recipe import read_recipe
 from gpurun.launch.launchers import settled
 
 NAMES = (
@@ -15,7 +15,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_a_complete_job(recipes, build, name):
-    spec, _ = settled(spec_of(read(recipes / name), {}, {}), is_named=True)
+    spec, _ = settled(spec_of(read_recipe(recipes / name), {}, {}), is_named=True)
     assert spec.name == name
     assert spec.gpus == (1 if name == "sweep" else 4)
     assert spec.image in build.IMAGE.values()
@@ -23,7 +23,7 @@ def test_every_recipe_is_a_complete_job(recipes, build, name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "noop"])
 def test_the_script_a_recipe_runs_is_in_its_workdir(recipes, name):
-    spec, _ = settled(spec_of(read(recipes / name), {}, {}), is_named=True)
+    spec, _ = settled(spec_of(read_recipe(recipes / name), {}, {}), is_named=True)
     assert spec.command[0] == "python3"
     (script,) = [word for word in spec.command if word.endswith(".py")]
     assert (recipes / name / script).is_file()
@@ -32,7 +32,7 @@ def test_the_script_a_recipe_runs_is_in_its_workdir(recipes, name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fashion-mnist")])
 def test_a_training_recipe_keeps_checkpoints_across_restarts_and_leaves_time_to_write_one(recipes, name):
-    spec = spec_of(read(recipes / name), {}, {})
+    spec = spec_of(read_recipe(recipes / name), {}, {})
     assert spec.outputs == "/checkpoints"
     assert spec.max_restarts > 0
     assert spec.grace_s >= 15

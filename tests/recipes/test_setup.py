@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.lab.requirements import PACKAGE_OF
+from gpurun.lab.process import PACKAGE_OF
 
 
 @pytest.fixture

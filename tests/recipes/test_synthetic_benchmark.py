@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gpurun.jobs.recipe import build as spec_of
-from gpurun.jobs.recipe import read
+from gpurun.jobs.recipe import build_spec as spec_of
+from gpurun.jobs.recipe import read_recipe
 from gpurun.launch.launchers import settled
 
 OWN = ("benchmark", "choices", "flops", "measures", "models")
@@ -271,7 +271,7 @@ def test_a_batch_has_the_usual_size_of_its_model(recipe):
 
 @pytest.mark.parametrize("name", ["recipe", "ps", "torch"])
 def test_every_variant_is_a_complete_job_of_the_same_script(recipes, build, name):
-    spec, _ = settled(spec_of(read(recipes / "synthetic-benchmark" / f"{name}.yaml"), {}, {}), is_named=True)
+    spec, _ = settled(spec_of(read_recipe(recipes / "synthetic-benchmark" / f"{name}.yaml"), {}, {}), is_named=True)
     assert spec.command == ("python3", "benchmark.py", "--model", "resnet-like")
     assert spec.image in build.IMAGE.values()
     assert (spec.roles.ps if spec.roles else 0) == (4 if name == "ps" else 0)

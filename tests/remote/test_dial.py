@@ -11,10 +11,10 @@ import pytest
 from waiting import LIMIT_S
 
 from gpurun.errors import HostUnreachable
-from gpurun.remote import dial, session, system_ssh
-from gpurun.remote.dial import Address, in_turn
-from gpurun.remote.session import Attempt
-from gpurun.remote.ssh_config import resolve
+from gpurun.remote import session, system_ssh
+from gpurun.remote import session as dial
+from gpurun.remote.route import resolve
+from gpurun.remote.session import Address, Attempt, in_turn
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

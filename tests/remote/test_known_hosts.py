@@ -12,7 +12,7 @@ OTHER = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"o" * 32).decode()
 
 
 def find(text, host, port=22, alias=None):
-    return known_hosts.find(known_hosts.parse(text, "kh"), host, port, alias)
+    return known_hosts.find_entries(known_hosts.parse_known_hosts(text, "kh"), host, port, alias)
 
 
 def hashed(name):
@@ -61,7 +61,7 @@ def test_names(names, host, port, found):
     ],
 )
 def test_a_host_for_which_only_an_authority_vouches(text, certified):
-    assert known_hosts.is_certified(known_hosts.parse(text, "kh"), "gpu1", 22) is certified
+    assert known_hosts.is_certified(known_hosts.parse_known_hosts(text, "kh"), "gpu1", 22) is certified
 
 
 def test_line_numbers_and_what_cannot_be_read():
@@ -91,12 +91,12 @@ def test_fingerprint_is_ssh_keygens(tmp_path):
 
 
 def test_a_file_that_is_not_there_has_no_entries(tmp_path):
-    assert known_hosts.load([str(tmp_path / "none"), str(tmp_path)]) == ()
+    assert known_hosts.load_known_hosts([str(tmp_path / "none"), str(tmp_path)]) == ()
 
 
 def test_a_changed_file_is_read_again(tmp_path):
     file = tmp_path / "kh"
     file.write_text(f"gpu1 ssh-ed25519 {KEY}\n")
-    assert len(known_hosts.load([str(file)])) == 1
+    assert len(known_hosts.load_known_hosts([str(file)])) == 1
     file.write_text(f"gpu1 ssh-ed25519 {KEY}\ngpu2 ssh-ed25519 {KEY}\n")
-    assert len(known_hosts.load([str(file)])) == 2
+    assert len(known_hosts.load_known_hosts([str(file)])) == 2

@@ -12,7 +12,7 @@ from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.node.agent import frames
 from gpurun.node.agent import serve as node_agent
 from gpurun.node.agent.serve import MODULES
-from gpurun.node.gpu.use import UseTally
+from gpurun.node.gpus import UseTally
 from gpurun.remote import Agent, RemoteOpFailed, answers
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "b" * 43
@@ -40,7 +40,7 @@ def test_every_operation_of_the_agent_has_types():
         for operation in importlib.import_module(f"gpurun.node.{module}").OPS
     }
     assert there == set(answers.ANSWERS)
-    assert node_agent.find("gang.prepare")
+    assert node_agent.find_op("gang.prepare")
 
 
 def test_a_true_account_is_taken_as_it_is():
@@ -257,6 +257,8 @@ def test_what_a_host_says_of_the_use_of_its_gpus_is_an_answer():
     clock = iter([0.0, 10.0, 10.0])
     tally = UseTally([(0, "GPU-1")], clock=lambda: next(clock))
     said = tally.add({"gpus": [{"index": 0, "use": 40, "memory_mib": 7}, {"index": 1, "use": None}]})
-    assert said and answers.checked("health.watch", said, item=True) == said
+    assert said and answers.checked_answer("health.watch", said, item=True) == said
     with pytest.raises(answers.NotAnAnswer, match="mean"):
-        answers.checked("health.watch", [{"kind": "use", "gpus": [{**said[0]["gpus"][0], "mean": 101}]}], item=True)
+        answers.checked_answer(
+            "health.watch", [{"kind": "use", "gpus": [{**said[0]["gpus"][0], "mean": 101}]}], item=True
+        )

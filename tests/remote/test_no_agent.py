@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.doctor.diagnosis import unreachable
+from gpurun.doctor.survey import unreachable
 from gpurun.remote import Target
 from gpurun.remote.opening import _no_agent
-from gpurun.remote.remote_command import CommandEnd
+from gpurun.remote.program import CommandEnd
 
 TRACE = 'Traceback (most recent call last):\n  File "<string>", line 1\n'
 
@@ -21,9 +21,9 @@ def ended(said, code=1):
 @pytest.mark.parametrize(
     ("said", "message", "remedy"),
     [
-        ("gpurun.node.agent.place.NotOwn: /local/gpurun-7 is not a folder that only this user may enter",
+        ("gpurun.node.agent.serve.NotOwn: /local/gpurun-7 is not a folder that only this user may enter",
          "/local/gpurun-7 is not a folder", "remove the other user's folder"),
-        ("gpurun.node.agent.place.NotUsable: /local/gpurun-7 is on a read-only file system (ext4 on /local: ro,ro)",
+        ("gpurun.node.agent.serve.NotUsable: /local/gpurun-7 is on a read-only file system (ext4 on /local: ro,ro)",
          "/local/gpurun-7 is on a read-only file system (ext4 on /local: ro,ro)", "let the SSH user create files"),
     ],
 )  # fmt: skip

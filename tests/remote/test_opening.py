@@ -23,10 +23,12 @@ from gpurun.errors import (
     HostNotReady,
     HostUnreachable,
 )
-from gpurun.remote import Fleet, Target, dial, keys, known_hosts, opening, openssh, session, system_ssh
+from gpurun.remote import Fleet, Target, known_hosts, opening, route, session, system_ssh
+from gpurun.remote import session as dial
+from gpurun.remote import session as keys
 from gpurun.remote.known_hosts import fingerprint
+from gpurun.remote.route import Contact
 from gpurun.remote.session import Attempt
-from gpurun.remote.target import Contact
 
 
 @pytest.fixture(params=["paramiko", "system"])
@@ -244,7 +246,7 @@ def test_a_head_that_is_short_says_nothing_about_a_host(net, monkeypatch, number
     assert isinstance(error, HeadShort) and os.strerror(number).lower() in error.message
 
 
-@pytest.mark.parametrize("place", [(known_hosts, "_load"), (keys, "_load_key"), (openssh.subprocess, "Popen")])
+@pytest.mark.parametrize("place", [(known_hosts, "_load"), (keys, "_load_key"), (route.subprocess, "Popen")])
 def test_a_head_that_can_open_no_file_says_nothing_about_a_host(net, monkeypatch, place):
     """A known host seemed unknown, or to refuse the login; without ``ssh -G`` all hosts were out."""
     if place[0] is keys:  # else ``ssh`` reads them

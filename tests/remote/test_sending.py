@@ -12,7 +12,7 @@ from waiting import until
 from gpurun.errors import HostUnreachable
 from gpurun.node.agent import frames
 from gpurun.remote.agent import Agent
-from gpurun.remote.paramiko_channel import ParamikoChannel
+from gpurun.remote.session import ParamikoChannel
 
 
 class Channel:

@@ -11,8 +11,10 @@ import pytest
 from waiting import until
 
 from gpurun.errors import BadInput
-from gpurun.remote import Target, openssh, ssh_config
-from gpurun.remote.ssh_config import resolve, resolve_all
+from gpurun.remote import Target
+from gpurun.remote import route as openssh
+from gpurun.remote import route as ssh_config
+from gpurun.remote.route import resolve, resolve_all
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 

@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.remote import Fleet, Target, openssh, ssh_config_cache
-from gpurun.remote.ssh_config import resolve, resolve_all
+from gpurun.remote import Fleet, Target
+from gpurun.remote import route as openssh
+from gpurun.remote import route as ssh_config_cache
+from gpurun.remote.route import resolve, resolve_all
 
 
 class Asked:

@@ -21,8 +21,9 @@ from test_ways import at_rest, children, lives, resident_kib, sessions
 from waiting import LIMIT_S, until
 
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostUnreachable
-from gpurun.remote import Fleet, masters, opening, session, system_ssh, trust
-from gpurun.remote.ssh_config import resolve
+from gpurun.remote import Fleet, opening, session, system_ssh, trust
+from gpurun.remote.route import resolve
+from gpurun.remote.system_ssh import _answers, is_quotable, is_usable, own_path
 
 RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", count("reconnects over ssh")))
 EVERYTHING_ODD = (
@@ -145,22 +146,22 @@ def test_a_socket_that_others_can_put_there_is_not_used(net, short, started, mod
 
 def test_what_is_no_living_socket_of_this_user_is_not_used(net, short, monkeypatch):
     path = str(short / "s")
-    assert not masters.is_usable(path)
+    assert not is_usable(path)
     Path(path).write_text("a file")
-    assert not masters.is_usable(path)
+    assert not is_usable(path)
     Path(path).unlink()
     (short / "real").mkdir()
     with subprocess.Popen([sys.executable, "-c", f"import socket; socket.socket(1).bind({path!r})"]):
         pass
-    assert masters.is_usable(path) and not masters._answers(path)
+    assert is_usable(path) and not _answers(path)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert not masters.is_usable(path), "another user's"
+    assert not is_usable(path), "another user's"
     monkeypatch.undo()
     (short / "link").symlink_to(path)
-    assert not masters.is_usable(str(short / "link"))
-    assert not masters.is_usable(str(short / ("x" * 200)))
+    assert not is_usable(str(short / "link"))
+    assert not is_usable(str(short / ("x" * 200)))
     for odd in ('"', "$", "\\", "\n"):
-        assert not masters.is_quotable(f"/tmp/{odd}")
+        assert not is_quotable(f"/tmp/{odd}")
 
 
 def test_whatever_the_configuration_says_one_plain_command_runs(net, short):
@@ -322,11 +323,11 @@ def test_a_person_answers_once_and_everybody_shares_the_connection(net, short, t
 def test_the_way_says_whose_connection_is_shared(net):
     server = net.sshd()
     one, other = (resolve(net.host(name, server)) for name in ("gpu1", "gpu2"))
-    assert masters.own_path(one) == masters.own_path(other), "one machine, one user"
+    assert own_path(one) == own_path(other), "one machine, one user"
     elsewhere = resolve(net.host("gpu3", net.sshd(start=False)))
     through = resolve(net.host("gpu4", server, "ProxyJump gpu1"))
-    assert len({masters.own_path(route) for route in (one, elsewhere, through)}) == 3
-    assert getpass.getuser() not in str(masters.own_path(one)).removeprefix(os.environ["XDG_CONFIG_HOME"])
+    assert len({own_path(route) for route in (one, elsewhere, through)}) == 3
+    assert getpass.getuser() not in str(own_path(one)).removeprefix(os.environ["XDG_CONFIG_HOME"])
 
 
 def test_no_more_connections_log_in_to_a_jump_host_at_once_than_its_sshd_takes(net, monkeypatch):

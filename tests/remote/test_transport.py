@@ -9,11 +9,9 @@ from itertools import pairwise
 import pytest
 
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostUnreachable
-from gpurun.remote import ssh_argv
-from gpurun.remote.ssh_config import Route
-from gpurun.remote.ssh_said import Heard, failure
-from gpurun.remote.target import Target
-from gpurun.remote.transport import Choice, Proofs, choose
+from gpurun.remote import system_ssh
+from gpurun.remote.program import Heard, failure
+from gpurun.remote.route import Choice, Proofs, Route, Target, choose_transport
 
 HOST = Route("gpu1", "10.0.0.7", 22, "train", (), (), Target("gpu1", user="train", ssh_config="/etc/my ssh/100%"))
 JUMP = Route("bastion", "10.0.0.1", 2222, "me", (), (), Target("bastion", jumps="outer"))
@@ -57,7 +55,7 @@ def wish(name):
     ],
 )
 def test_the_transport_is_the_inventory_s_else_the_one_that_can_log_in(route, proofs, choice):
-    assert choose(route, proofs) == choice
+    assert choose_transport(route, proofs) == choice
 
 
 def test_ssh_is_asked_only_for_what_the_host_wants():
@@ -73,7 +71,7 @@ def options(argv):
 
 @pytest.mark.parametrize("masters", [{}, {BEHIND: "/run/my 5% $", BEHIND.jump: "/j", OUTER: "/o"}])
 def test_every_hop_checks_keys_and_none_shares_what_it_opens(masters):
-    argv = ssh_argv.session(BEHIND, masters, "exec true 'a b'")
+    argv = system_ssh.session(BEHIND, masters, "exec true 'a b'")
     assert argv[-3:] == ["--", "gpu1", "exec true 'a b'"]
     for depth, hop in enumerate((BEHIND, BEHIND.jump, OUTER)):
         said = options(argv)
@@ -96,24 +94,24 @@ def test_the_quickest_cipher_that_the_configuration_allows_comes_first():
     slow = "chacha20-poly1305@openssh.com,aes256-gcm@openssh.com,aes128-ctr"
     route = replace(HOST, ciphers=tuple(slow.split(",")))
     assert "Ciphers=aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr" in options(
-        ssh_argv.session(route, {}, "x")
+        system_ssh.session(route, {}, "x")
     )
-    assert not any(value.startswith("Ciphers") for value in options(ssh_argv.session(HOST, {}, "x")))
+    assert not any(value.startswith("Ciphers") for value in options(system_ssh.session(HOST, {}, "x")))
 
 
 def test_an_address_with_colons_is_put_in_brackets():
-    argv = ssh_argv.session(replace(HOST, hostname="fe80::2", jump=JUMP), {}, "true")
+    argv = system_ssh.session(replace(HOST, hostname="fe80::2", jump=JUMP), {}, "true")
     (proxy,) = (value for value in options(argv) if value.startswith("ProxyCommand="))
     assert "-W '[fe80::2]:22'" in proxy
 
 
 def test_what_a_later_ssh_would_do_otherwise_is_taken_back_and_nothing_else_is_named():
-    assert "sessiontype=default" in options(ssh_argv.session(replace(HOST, resets=("sessiontype=default",)), {}, "x"))
-    assert not any(value.lower().startswith("sessiontype") for value in options(ssh_argv.session(HOST, {}, "x")))
+    assert "sessiontype=default" in options(system_ssh.session(replace(HOST, resets=("sessiontype=default",)), {}, "x"))
+    assert not any(value.lower().startswith("sessiontype") for value in options(system_ssh.session(HOST, {}, "x")))
 
 
 def test_a_shared_connection_outlives_the_terminal_and_its_way_asks_nothing():
-    argv = ssh_argv.master(BEHIND, {BEHIND: "/old", OUTER: "/o"}, "/new", 60)
+    argv = system_ssh.master(BEHIND, {BEHIND: "/old", OUTER: "/o"}, "/new", 60)
     said = options(argv)
     first = {value.partition("=")[0]: value.partition("=")[2] for value in reversed(said)}
     assert (first["ControlPath"], first["ControlPersist"], first["ControlMaster"]) == ('"/new"', "60", "auto")

@@ -10,10 +10,10 @@ import pytest
 import typer
 from waiting import LIMIT_S
 
-from gpurun.cli import inventory_trust
+from gpurun.cli import inventory_hosts
 from gpurun.errors import BadInput
 from gpurun.remote.known_hosts import fingerprint
-from gpurun.remote.ssh_config import resolve
+from gpurun.remote.route import resolve
 from gpurun.remote.trust import Offer, accept, offers, rounds
 
 
@@ -140,7 +140,7 @@ def trust(net, tmp_path, monkeypatch, capsys):
     def run(hosts: str, *, yes: bool = True) -> tuple[int, str, str]:
         code = 0
         try:
-            inventory_trust.trust(hosts, inventory=str(inventory), yes=yes, timeout_s=LIMIT_S)
+            inventory_hosts.trust(hosts, inventory=str(inventory), yes=yes, timeout_s=LIMIT_S)
         except typer.Exit as ended:
             code = ended.exit_code
         said = capsys.readouterr()
@@ -155,7 +155,7 @@ def test_trust_asks_for_the_jump_host_first_and_then_for_the_host_behind_it(net,
     net.host("inner", inner, "ProxyJump jump")
     net.known_hosts.write_text("")
     asked = []
-    monkeypatch.setattr(inventory_trust, "_ask", lambda wanted: asked.append([offer.host for offer in wanted]))
+    monkeypatch.setattr(inventory_hosts, "_ask", lambda wanted: asked.append([offer.host for offer in wanted]))
     code, out, err = trust("inner", yes=False)
     assert (code, asked) == (0, [["jump"], ["inner"]])
     assert [line.split()[0] for line in out.splitlines()] == ["jump", "inner"]
@@ -200,7 +200,7 @@ def test_a_person_who_declines_the_jump_host_is_asked_nothing_more(net, trust, m
         asked.append([offer.host for offer in wanted])
         raise typer.Exit(1)
 
-    monkeypatch.setattr(inventory_trust, "_ask", decline)
+    monkeypatch.setattr(inventory_hosts, "_ask", decline)
     assert trust("@all", yes=False)[0] == 1
     assert asked == [["jump"]] and net.known_hosts.read_text() == ""
 

@@ -20,7 +20,7 @@ from waiting import LIMIT_S, until
 
 from gpurun.errors import HostKeyMismatch, HostUnreachable
 from gpurun.remote import Fleet, Target, opening, session
-from gpurun.remote.ssh_config import resolve
+from gpurun.remote.route import resolve
 
 PIPE = """
 import os, socket, sys, threading

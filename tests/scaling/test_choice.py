@@ -8,30 +8,43 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
-from gpurun.doctor.bench_result import Link
+from gpurun.cli.job_options import smaller_gang_of, smaller_in_words
+from gpurun.doctor.findings import Link
 from gpurun.errors import BadInput, StateError
-from gpurun.inventory.load import parse
+from gpurun.inventory.read import parse_inventory
 from gpurun.jobs.spec import Grant, HorovodKnobs, JobSpec, Roles
-from gpurun.scaling.choice import SmallerGang, in_words, least_efficiency, most_gpus, sizes, smaller_gang
-from gpurun.scaling.cost import (
+from gpurun.scaling.choice import (
+    SmallerGang,
+    exchange_of,
+    in_words,
+    least_efficiency,
+    most_gpus,
+    pair_figures,
+    shape_of,
+    sizes,
+    smaller_gang,
+)
+from gpurun.scaling.model import (
     AHEAD,
     BYTE,
     COMPUTE,
     PARAMETERS,
     SPREAD,
+    CannotPredict,
+    LinkClass,
+    LinkRates,
+    Sample,
+    Shape,
+    Unknown,
+    encode,
+    fit,
     inverse_at,
     latency_at,
     step_seconds,
     traffic_of,
 )
-from gpurun.scaling.measured import campaign_samples, samples_file
-from gpurun.scaling.model import CannotPredict, Unknown, fit
-from gpurun.scaling.pairs import pair_figures
-from gpurun.scaling.placed import exchange_of, shape_of
-from gpurun.scaling.samples import Sample, encode
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 from gpurun.scheduler.model import Snapshot
+from gpurun.studies.campaigns import campaign_samples, samples_file
 
 RATES = LinkRates(rack=1e9, racks=1e9)
 TEXT = """\
@@ -70,7 +83,7 @@ def model():
 
 @pytest.fixture
 def inventory(tmp_path):
-    return parse(TEXT.encode(), source=tmp_path / "inventory.yaml")
+    return parse_inventory(TEXT.encode(), source=tmp_path / "inventory.yaml")
 
 
 def chosen(model, inventory, least, spec=SPEC):
@@ -103,8 +116,8 @@ def test_sizes_that_the_job_may_not_have_are_left_out(model, inventory):
 
 
 def test_of_links_without_a_sample_nothing_is_said(model, tmp_path):
-    two = parse(TEXT.replace('"h[1-9]": {}', '"a[1-3]": {}, "b[1-3]": {}}}, r2: {hosts: {"c[1-6]": {}').encode(),
-                source=tmp_path / "i.yaml")  # fmt: skip
+    text = TEXT.replace('"h[1-9]": {}', '"a[1-3]": {}, "b[1-3]": {}}}, r2: {hosts: {"c[1-6]": {}')
+    two = parse_inventory(text.encode(), source=tmp_path / "i.yaml")
     choice = chosen(model, two, 0.1)
     assert choice.prediction.ranks == 6 and isinstance(choice.larger, CannotPredict)
     assert "more GPUs cannot be predicted" in in_words(choice, 0.1)
@@ -142,7 +155,7 @@ def test_parameter_servers_count_where_gpurun_starts_them():
 
 def test_large_clusters_are_tried_at_few_sizes(tmp_path):
     text = TEXT.replace("gpus: 1", "gpus: 8").replace("h[1-9]", "h[0001-1008]")
-    tried = sizes(parse(text.encode(), source=tmp_path / "i.yaml"))
+    tried = sizes(parse_inventory(text.encode(), source=tmp_path / "i.yaml"))
     assert tried[:17] == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80]
     assert len(tried) < 90 and tried[-1] > 7000 and tried == sorted(set(tried))
 

@@ -8,19 +8,26 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpurun.scaling import cost
-from gpurun.scaling.cost import exchange_seconds, expected_slowest, step_seconds, traffic_of
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.scaling import model
+from gpurun.scaling.model import (
+    LinkClass,
+    LinkRates,
+    Shape,
+    exchange_seconds,
+    expected_slowest,
+    step_seconds,
+    traffic_of,
+)
 
 ALL = frozenset(LinkClass)
 RATES = LinkRates(100e9, 10e9, 25e9)
 
 
 def values(compute_s=0.1, spread=0.0, ahead=1e-9, byte_s=0.0, latency_s=0.0, inverse=1.0):
-    found = [1.0] * cost.PARAMETERS
-    found[cost.COMPUTE], found[cost.SPREAD], found[cost.AHEAD], found[cost.BYTE] = compute_s, spread, ahead, byte_s
+    found = [1.0] * model.PARAMETERS
+    found[model.COMPUTE], found[model.SPREAD], found[model.AHEAD], found[model.BYTE] = compute_s, spread, ahead, byte_s
     for link in LinkClass:
-        found[cost.latency_at(link)], found[cost.inverse_at(link)] = latency_s, inverse
+        found[model.latency_at(link)], found[model.inverse_at(link)] = latency_s, inverse
     return found
 
 
@@ -121,6 +128,6 @@ def test_a_faster_link_is_never_slower_and_more_bytes_never_faster(shape, found,
 @given(shapes, parameters, st.floats(1, 1e12))
 def test_a_step_takes_at_least_its_longer_part_and_at_most_both(shape, found, sent):
     traffic = traffic_of(shape, sent, "ring", ALL)
-    parts = cost.compute_seconds(found, traffic), exchange_seconds(found, traffic)
+    parts = model.compute_seconds(found, traffic), exchange_seconds(found, traffic)
     assume(max(parts) > 0)
     assert max(parts) * (1 - 1e-9) <= step_seconds(found, traffic) <= sum(parts) * (1 + 1e-9)

@@ -14,11 +14,27 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.scaling import cost
-from gpurun.scaling.cost import step_seconds, traffic_of
-from gpurun.scaling.model import LEAST_SPREAD, CannotPredict, PairFigure, Unknown, at_rate, fit
-from gpurun.scaling.samples import Sample
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.scaling.model import (
+    AHEAD,
+    BYTE,
+    COMPUTE,
+    LEAST_SPREAD,
+    PARAMETERS,
+    SPREAD,
+    CannotPredict,
+    LinkClass,
+    LinkRates,
+    PairFigure,
+    Sample,
+    Shape,
+    Unknown,
+    at_rate,
+    fit,
+    inverse_at,
+    latency_at,
+    step_seconds,
+    traffic_of,
+)
 
 RATES = LinkRates(rack=1e9, racks=1e9)
 
@@ -37,15 +53,15 @@ class Truth:
     def __init__(self, seed: int, noise: float = 0.05) -> None:
         self.random, self.noise = Random(seed), noise
         pick = self.random.uniform
-        self.values = [1.0] * cost.PARAMETERS
-        self.values[cost.COMPUTE] = exp(pick(log(0.05), log(1.0)))
-        self.values[cost.SPREAD] = pick(0.0, 0.06)
-        self.values[cost.AHEAD] = 0.5 * exp(self.random.gauss(0.0, 0.7))
-        self.values[cost.BYTE] = 10 ** pick(-10.5, -9)
+        self.values = [1.0] * PARAMETERS
+        self.values[COMPUTE] = exp(pick(log(0.05), log(1.0)))
+        self.values[SPREAD] = pick(0.0, 0.06)
+        self.values[AHEAD] = 0.5 * exp(self.random.gauss(0.0, 0.7))
+        self.values[BYTE] = 10 ** pick(-10.5, -9)
         for link in LinkClass:
-            self.values[cost.latency_at(link)] = 10 ** pick(-5, -3.5)
-            self.values[cost.inverse_at(link)] = 1 / pick(0.6, 0.97)
-        self.bytes = int(pick(0.3, 2.5) * self.values[cost.COMPUTE] * 1e9 / 8 / 1.5)
+            self.values[latency_at(link)] = 10 ** pick(-5, -3.5)
+            self.values[inverse_at(link)] = 1 / pick(0.6, 0.97)
+        self.bytes = int(pick(0.3, 2.5) * self.values[COMPUTE] * 1e9 / 8 / 1.5)
 
     def step_s(self, shape: Shape, exchange="ring", compression=1.0) -> float:
         return step_seconds(self.values, traffic_of(shape, self.bytes / compression, exchange, frozenset(LinkClass)))
@@ -123,7 +139,7 @@ def test_efficiency_is_against_one_rank_and_against_one_host():
     shapes = [Shape((2,) * hosts, ("a",) * hosts, rates=whole) for hosts in (1, 2, 4)]
     model = fit([truth.run(shape) for shape in [Shape((1,), ("a",), rates=whole), *shapes] for _ in range(2)])
     predicted = model.predict(shapes[2])
-    one_s, host_s, step_s = truth.values[cost.COMPUTE], truth.step_s(shapes[0]), truth.step_s(shapes[2])
+    one_s, host_s, step_s = truth.values[COMPUTE], truth.step_s(shapes[0]), truth.step_s(shapes[2])
     assert predicted.efficiency.median == pytest.approx(one_s / step_s, rel=0.05)
     assert predicted.host_efficiency.median == pytest.approx(host_s / step_s, rel=0.05)
     assert predicted.images_per_s.median == pytest.approx(8 * 32 / step_s, rel=0.05)
@@ -252,6 +268,6 @@ def test_exact_compute_times_do_not_make_steps_exact():
     truth = Truth(7)
     seen = truth.campaign(repeat=1)
     plain = fit(seen)
-    exact = fit([replace(sample, compute_s=truth.values[cost.COMPUTE]) for sample in seen])
+    exact = fit([replace(sample, compute_s=truth.values[COMPUTE]) for sample in seen])
     spreads = [median(spread for _, spread in model.draws) for model in (plain, exact)]
     assert spreads[1] > 0.85 * spreads[0]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.scaling.samples import Sample, decode, encode
-from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+from gpurun.scaling.model import LinkClass, LinkRates, Sample, Shape, decode, encode
 
 RING = Sample(
     ranks_per_host=(4, 4), racks=("r1", "r2"), batch_per_rank=64, gradient_bytes=178_000_000, step_s=0.5,

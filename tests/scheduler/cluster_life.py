@@ -15,17 +15,13 @@ from never import Broken
 from watch import Watch
 
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.spec import Wants
-from gpurun.jobs.states import State
-from gpurun.leases.occupancy import Occupancy
-from gpurun.leases.view import View
-from gpurun.scheduler.drain import Tenant, departures
-from gpurun.scheduler.growth import growth
-from gpurun.scheduler.model import Decisions, Gang, Kept, Placement, Running, Snapshot
-from gpurun.scheduler.policy import Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.record import JobRecord, Kept, State
+from gpurun.jobs.spec import Placement, Wants
+from gpurun.jobs.store import LiveJob
+from gpurun.leases.occupancy import Occupancy, View
+from gpurun.scheduler.explain import Tenant, departures
+from gpurun.scheduler.model import Decisions, Gang, Policy, Running, Snapshot
+from gpurun.scheduler.passes import growth, schedule
 
 SOURCE = "/inventory.yaml"
 NEVER = float("inf")
@@ -204,7 +200,7 @@ class History:
         return from_s <= self.now_s < until_s
 
     def snapshot(self) -> Snapshot:
-        """What the caller of a pass reads, by the rules of `gpurun.leases.view`."""
+        """What the caller of a pass reads, by the rules of `gpurun.leases.occupancy`."""
         queue = tuple(gang for job, gang in self.queue.items() if not self._is_left_out(job))
         left_out = [gang for job, gang in self.queue.items() if self._is_left_out(job) and gang.kept is not None]
         taken = self._really_taken()

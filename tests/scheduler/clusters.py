@@ -1,7 +1,8 @@
 """Small clusters and what runs on them."""
 
 from gpurun.inventory.model import Host, Inventory, Rack
-from gpurun.scheduler.model import Grant, Placement, Running
+from gpurun.jobs.spec import Grant, Placement
+from gpurun.scheduler.model import Running
 
 
 def cluster(racks, hosts, gpus, pools=()):

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from gpurun.jobs.spec import Placement
 from gpurun.scheduler.explain import explain
-from gpurun.scheduler.index import serves
-from gpurun.scheduler.model import Decisions, Gang, Placement, Reason, Running, Snapshot
-from gpurun.scheduler.policy import Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.model import Decisions, Gang, Policy, Reason, Running, Snapshot
+from gpurun.scheduler.passes import schedule
+from gpurun.scheduler.placement import serves
 
 Gpus = set[tuple[str, int]]
 Taken = Mapping[str, tuple[int, ...]]

@@ -10,12 +10,11 @@ from never import Seen, check_pass, check_words
 
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
-from gpurun.jobs.spec import Constraints, Roles
-from gpurun.scheduler.future import carried_out
-from gpurun.scheduler.model import Gang, Running, Snapshot, Wants
-from gpurun.scheduler.policy import DEFAULT, Policy
+from gpurun.jobs.spec import Constraints, Roles, Wants
+from gpurun.scheduler.model import DEFAULT, Gang, Policy, Running, Snapshot
+from gpurun.scheduler.passes import schedule
 from gpurun.scheduler.pools import tree_of
-from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.state import carried_out
 
 SERVER_HOSTS = ("c0", "c1")
 FABRICS = {"tcp": Fabric("tcp", FabricKind.TCP, "eth0")}

@@ -13,10 +13,10 @@ from clusters import cluster
 from how_many import count
 
 from gpurun.inventory.model import Pool
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Running, Snapshot, Wants
-from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.record import Kept
+from gpurun.jobs.spec import Constraints, Grant, Placement, Wants
+from gpurun.scheduler.model import DEFAULT, Gang, Policy, Running, Snapshot
+from gpurun.scheduler.passes import schedule
 from gpurun.scheduler.state import PassState
 
 SEEDS = {*range(count("full clusters")), 183, 435}

@@ -8,11 +8,10 @@ import pytest
 from clusters import cluster, runs
 
 from gpurun.inventory.model import Fabric, FabricKind, Pool
-from gpurun.jobs.spec import Constraints, Grant
-from gpurun.scheduler.drain import Tenant, departures, host_state, in_words, may_lose
-from gpurun.scheduler.growth import growth
-from gpurun.scheduler.model import Gang, Snapshot, Wants
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import Constraints, Grant, Wants
+from gpurun.scheduler.explain import Tenant, departures, host_state, in_words, may_lose
+from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.passes import growth, schedule
 
 TCP = {"tcp": Fabric("tcp", FabricKind.TCP, "eth0")}
 FOUR = cluster(racks=1, hosts=4, gpus=4)

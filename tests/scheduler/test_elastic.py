@@ -6,10 +6,9 @@ import pytest
 from clusters import cluster, runs
 
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.growth import growth, regrown
-from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot, Wants
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import Constraints, Grant, Placement, Wants
+from gpurun.scheduler.model import Gang, Reason, Snapshot
+from gpurun.scheduler.passes import growth, regrown, schedule
 
 ELASTIC = Gang("e", 8, wants=Wants(min_gpus=3))
 TCP = {"tcp": Fabric("tcp", FabricKind.TCP, "eth0"), "other": Fabric("other", FabricKind.TCP, "eth1")}

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 from clusters import cluster, runs
 
-from gpurun.jobs.limits import FENCE_S, PREPARE_S, is_over_limit, limit_ends_s
-from gpurun.jobs.spec import JobSpec
-from gpurun.scheduler.gangs import new_gang
-from gpurun.scheduler.model import ENDLESS, Gang, Reason, Snapshot
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import FENCE_S, PREPARE_S, JobSpec, is_over_limit, limit_ends_s
+from gpurun.scheduler.model import ENDLESS, Gang, Reason, Snapshot, new_gang
+from gpurun.scheduler.passes import schedule
 
 SPEC = JobSpec(name="j'; touch x", image="i", gpus=8, command=("true",), time_limit_s=100.0, grace_s=20.0)
 LIMITED = new_gang(SPEC, job="r", submitted_s=0.0)

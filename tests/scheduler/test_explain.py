@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.explain import explain
-from gpurun.scheduler.model import Gang, Grant, Placement, Running, Snapshot, Wants
-from gpurun.scheduler.policy import DEFAULT
-from gpurun.scheduler.schedule import schedule
-from gpurun.scheduler.wording import lines
+from gpurun.jobs.spec import Constraints, Grant, Placement, Wants
+from gpurun.scheduler.explain import explain, lines
+from gpurun.scheduler.model import DEFAULT, Gang, Running, Snapshot
+from gpurun.scheduler.passes import schedule
 
 
 def cluster(racks, hosts, gpus, pools=()):

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.jobs.limits import FENCE_S, PREPARE_S
-from gpurun.jobs.record import JobRecord
-from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
-from gpurun.scheduler.gangs import gang_of, gangs_of, new_gang
-from gpurun.scheduler.model import Gang, Wants, by_rank
+from gpurun.jobs.record import JobRecord, State
+from gpurun.jobs.spec import FENCE_S, PREPARE_S, Constraints, JobSpec, Wants
+from gpurun.scheduler.model import Gang, by_rank, gang_of, gangs_of, new_gang
 
 SPEC = JobSpec(
     name="n", image="i", gpus=8, command=("true",), min_gpus=2, constraints=Constraints(("pascal",), avoid=("h9",)),

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.book import Book
-from gpurun.scheduler.model import Gang, Reason, Running, Snapshot, Wants
-from gpurun.scheduler.policy import DEFAULT
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import Constraints, Wants
+from gpurun.scheduler.model import DEFAULT, Gang, Reason, Running, Snapshot
+from gpurun.scheduler.passes import schedule
+from gpurun.scheduler.pools import Book
 
 POOLS = (Pool("a", 6, 12), Pool("b", 4), Pool("b1", 2, parent="b"), Pool("b2", 2, 6, parent="b"))
 MIN_RUN_S = 50.0

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_worlds import random_inventory
 
-from gpurun.jobs.spec import Constraints
+from gpurun.jobs.spec import Constraints, Wants
 from gpurun.scheduler import placement
-from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Gang, Snapshot, Wants
-from gpurun.scheduler.placement import try_place
-from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.model import Gang, Snapshot
+from gpurun.scheduler.passes import schedule
+from gpurun.scheduler.placement import Index, try_place
 
 
 def some(rng, names):

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from worlds import World
 
 from gpurun.inventory.model import Pool
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler import patience
-from gpurun.scheduler.book import Book
-from gpurun.scheduler.capacity import Capacity
-from gpurun.scheduler.model import Gang, Wants
-from gpurun.scheduler.policy import DEFAULT
+from gpurun.jobs.spec import Constraints, Wants
+from gpurun.scheduler import passes
+from gpurun.scheduler.model import DEFAULT, Gang
+from gpurun.scheduler.placement import Capacity
+from gpurun.scheduler.pools import Book
 
 PATIENCE_S, LASTS_S, GAP_S = 30.0, 10.0, 0.8
 POLICY = replace(DEFAULT, patience_s=PATIENCE_S)
@@ -104,11 +103,11 @@ def forget_what_waits_for_nobody_to_stop(monkeypatch):
 
 
 def forget_it_in_the_pass(monkeypatch):
-    monkeypatch.setattr("gpurun.scheduler.schedule.keep_again", lambda state, queue: None)
+    monkeypatch.setattr("gpurun.scheduler.passes.keep_again", lambda state, queue: None)
 
 
 def keep_nothing(monkeypatch):
-    monkeypatch.setattr(patience, "keep_soonest", lambda state, gang: False)
+    monkeypatch.setattr(passes, "keep_soonest", lambda state, gang: False)
 
 
 def avoid_hosts_at_any_price(monkeypatch):
@@ -128,12 +127,12 @@ def serve_the_most_important_first(monkeypatch):
 
 
 def never_go_before_a_reservation(monkeypatch):
-    serve = patience.keep_for_the_oldest
+    serve = passes.keep_for_the_oldest
     monkeypatch.setattr(
-        "gpurun.scheduler.schedule.keep_for_the_oldest",
+        "gpurun.scheduler.passes.keep_for_the_oldest",
         lambda state: serve(state) if state.keeping.reservation is None else None,
     )
-    monkeypatch.setattr("gpurun.scheduler.schedule.keep_if_oldest", lambda state, gang, behind: None)
+    monkeypatch.setattr("gpurun.scheduler.passes.keep_if_oldest", lambda state, gang, behind: None)
 
 
 @pytest.mark.parametrize(

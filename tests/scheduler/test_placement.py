@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.inventory.model import Host, Inventory, Rack
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.gpus import choose
-from gpurun.scheduler.model import Gang, Placement, Refusal, Snapshot, Wants
-from gpurun.scheduler.placement import place
+from gpurun.jobs.spec import Constraints, Placement, Wants
+from gpurun.scheduler.model import Gang, Refusal, Snapshot
+from gpurun.scheduler.placement import choose_gpus, place
 
 
 def cluster(*racks, generation="pascal", **host):
@@ -309,7 +308,7 @@ def test_no_other_gpus_of_a_host_are_better(free, common, near, size, data):
         return len(touched), -len(near & set(chosen)), left, -sum(common >> gpu & 1 for gpu in chosen), chosen
 
     host = Host("h", "r", "pascal", 8, "tcp", nvlink=islands, near_hca=tuple(sorted(near)))
-    assert choose(host, free, gpus, common) == min(combinations(able, gpus), key=key)
+    assert choose_gpus(host, free, gpus, common) == min(combinations(able, gpus), key=key)
 
 
 def test_the_part_of_a_last_host_has_gpus_that_the_others_have():

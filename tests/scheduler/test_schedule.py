@@ -6,10 +6,10 @@ import pytest
 from clusters import cluster, runs
 
 from gpurun.inventory.model import Pool
-from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Reason, Snapshot, Wants
-from gpurun.scheduler.policy import DEFAULT
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.record import Kept
+from gpurun.jobs.spec import Constraints, Grant, Placement, Wants
+from gpurun.scheduler.model import DEFAULT, Gang, Reason, Snapshot
+from gpurun.scheduler.passes import schedule
 
 HOUR = 3600.0
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.inventory.model import Host
-from gpurun.jobs.spec import Constraints, Roles
-from gpurun.scheduler.drain import Tenant, departures
-from gpurun.scheduler.explain import explain
-from gpurun.scheduler.model import Gang, Grant, Reason, Snapshot, Wants
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.spec import Constraints, Grant, Roles, Wants
+from gpurun.scheduler.explain import Tenant, departures, explain
+from gpurun.scheduler.model import Gang, Reason, Snapshot
+from gpurun.scheduler.passes import schedule
 
 GPUS = cluster(2, 2, 4)
 CPUS = (

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from never import Broken
 from random_worlds import random_history, run_random_passes
 
-from gpurun.leases.view import View
-from gpurun.scheduler import patience, starting, state
-from gpurun.scheduler.book import Book
+from gpurun.leases.occupancy import View
+from gpurun.scheduler import passes as patience
+from gpurun.scheduler import passes as starting
+from gpurun.scheduler import state
+from gpurun.scheduler.pools import Book
 from gpurun.scheduler.state import PassState
 
 SEEDS = st.integers(0, 10**9)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from never import Broken, Seen, Taken, check_pass, check_words, gpus_of, has_servers
 
-from gpurun.scheduler.model import Decisions, Gang, Kept, Reason, Snapshot
-from gpurun.scheduler.policy import Policy
+from gpurun.jobs.record import Kept
+from gpurun.scheduler.model import Decisions, Gang, Policy, Reason, Snapshot
 
 
 def _holders(seen: Seen, kept: Kept | None) -> set[str]:

@@ -3,9 +3,9 @@
 import heapq
 from dataclasses import dataclass, field
 
-from gpurun.scheduler.model import Gang, Inventory, Kept, Running, Snapshot
-from gpurun.scheduler.policy import Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.jobs.record import Kept
+from gpurun.scheduler.model import Gang, Inventory, Policy, Running, Snapshot
+from gpurun.scheduler.passes import schedule
 
 
 @dataclass

@@ -7,19 +7,28 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gpurun.cli.simulate import simulate
+from gpurun.cli.lab import simulate
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Host, Inventory, Rack
 from gpurun.jobs.spec import Grant, Placement
-from gpurun.scaling.cost import COMPUTE, PARAMETERS, LinkClass, inverse_at, latency_at, step_seconds, traffic_of
-from gpurun.scaling.model import CannotPredict, fit
-from gpurun.scaling.samples import Sample, encode
-from gpurun.scaling.shape import LinkRates, Shape
-from gpurun.scheduler.policy import DEFAULT
+from gpurun.scaling.model import (
+    COMPUTE,
+    PARAMETERS,
+    CannotPredict,
+    LinkClass,
+    LinkRates,
+    Sample,
+    Shape,
+    encode,
+    fit,
+    inverse_at,
+    latency_at,
+    step_seconds,
+    traffic_of,
+)
+from gpurun.scheduler.model import DEFAULT
 from gpurun.simulate.pace import PlacementPace
-from gpurun.simulate.replay import replay
-from gpurun.simulate.trace import TraceJob
-from gpurun.simulate.yardsticks import FIFO
+from gpurun.simulate.replay import FIFO, TraceJob, replay
 
 RATES = LinkRates(host=80e9, rack=25e9, racks=2e9)
 SHAPES = [((1,), "a"), ((4,), "a"), ((4, 4), "aa"), ((4, 4), "ab"), ((4, 4, 4, 4), "aabb")]

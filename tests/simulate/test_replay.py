@@ -13,17 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from gpurun.cli.simulate import simulate
+from gpurun.cli.lab import simulate
 from gpurun.errors import BadInput, NeverFits
 from gpurun.inventory.model import Host, Inventory, Pool, Rack
-from gpurun.scheduler import patience
-from gpurun.scheduler.book import Book
-from gpurun.scheduler.policy import DEFAULT
-from gpurun.simulate.plot import svg, write_plot
-from gpurun.simulate.replay import GRACE_S, Stuck, replay
-from gpurun.simulate.report import mean_wait, report
-from gpurun.simulate.trace import TraceJob, read_trace
-from gpurun.simulate.yardsticks import FIFO, SJF
+from gpurun.scheduler import passes
+from gpurun.scheduler.model import DEFAULT
+from gpurun.scheduler.pools import Book
+from gpurun.simulate.replay import FIFO, GRACE_S, SJF, Stuck, TraceJob, read_trace, replay
+from gpurun.simulate.report import mean_wait, report_replay, svg, write_plot
 
 ITP = Path(__file__).parents[2] / ".." / "shared" / "traces" / "itp-cluster06.csv"
 
@@ -49,7 +46,7 @@ def itp(policy, limits=False, racks=1):
     if limits:
         jobs = tuple(replace(job, time_limit_s=job.duration_s) for job in jobs)
     done = replay(jobs, cluster(racks, 16 // racks, 8), policy)
-    return report(done, 0.0), mean_wait(done.outcomes, more_than_gpus=8)
+    return report_replay(done, 0.0), mean_wait(done.outcomes, more_than_gpus=8)
 
 
 @pytest.mark.parametrize("racks", [1, 4])
@@ -82,7 +79,7 @@ def test_backfill_by_time_limits():
 
 def test_figures_of_a_trace_that_can_be_worked_out_by_hand():
     jobs = (job("a", 0, 10, 4), job("b", 0, 10, 8), job("c", 5, 5, 4))
-    figures = report(replay(jobs, cluster(1, 1, 8), FIFO), 1.5)
+    figures = report_replay(replay(jobs, cluster(1, 1, 8), FIFO), 1.5)
     assert (figures.jobs, figures.avg_wait_s, figures.avg_jct_s) == (3, (0 + 10 + 15) / 3, (10 + 20 + 20) / 3)
     assert (figures.makespan_s, figures.p50_wait_s, figures.elapsed_s) == (25.0, 10.0, 1.5)
     assert figures.gpu_utilization == pytest.approx((40 + 80 + 20) / (8 * 25))
@@ -124,7 +121,7 @@ def test_a_victim_that_has_waited_longest_does_not_bar_its_preemptor():
 def test_a_replay_that_is_stuck_says_since_when_and_why(monkeypatch):
     keep = Book.keep
     monkeypatch.setattr(Book, "keep", lambda self, gang, **_: keep(self, gang, is_owed=False))
-    monkeypatch.setattr(patience, "_still_helps", lambda *_: True)
+    monkeypatch.setattr(passes, "_still_helps", lambda *_: True)
     with pytest.raises(Stuck) as caught:
         replay((BORROWER, OWNER), cluster(1, 4, 4, (Pool("p", 4, 8),)), DEFAULT)
     said = str(caught.value)

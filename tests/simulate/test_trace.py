@@ -3,7 +3,7 @@
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.simulate.trace import parse_trace, read_trace
+from gpurun.simulate.replay import parse_trace, read_trace
 
 HEAD = "job_id,submit_time_s,duration_s,gpus"
 

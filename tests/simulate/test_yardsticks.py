@@ -3,9 +3,9 @@
 import pytest
 
 from gpurun.inventory.model import Host, Inventory, Rack
-from gpurun.jobs.spec import Constraints, Grant, Placement
-from gpurun.scheduler.model import Gang, Running, Snapshot, Wants
-from gpurun.simulate.yardsticks import FIFO, SJF, strict_pass, strictly_arranged
+from gpurun.jobs.spec import Constraints, Grant, Placement, Wants
+from gpurun.scheduler.model import Gang, Running, Snapshot
+from gpurun.simulate.replay import FIFO, SJF, strict_pass, strictly_arranged
 
 
 def cluster(hosts):

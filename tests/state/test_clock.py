@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord, Restart
+from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord, Restart, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import look
 from gpurun.state import clock

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.state.cordons import (
+from gpurun.state.hosts import (
     Cordon,
+    KnownAs,
+    KnownMachines,
     changing_cordons,
     cordons_file,
     cordons_on,
@@ -13,7 +15,6 @@ from gpurun.state.cordons import (
     put_cordon,
     read_cordons,
 )
-from gpurun.state.known_as import KnownAs, KnownMachines
 
 FAN = Cordon("cordoned", "alice", 1.0, "fan")
 ONE, OTHER = "1" * 32, "2" * 32

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.state import drafts, lock
-from gpurun.state.drafts import new_folder
-from gpurun.state.path import StatePath
+from gpurun.state import caches, locks
+from gpurun.state.caches import new_folder
+from gpurun.state.paths import StatePath
 
 MAKES = """\
 import sys, time
 from pathlib import Path
-from gpurun.state.drafts import new_folder
-from gpurun.state.path import StatePath
+from gpurun.state.caches import new_folder
+from gpurun.state.paths import StatePath
 with new_folder(StatePath(Path(sys.argv[1])) / "all") as draft:
     (draft / "file").touch()
     (draft / "folder").mkdir()
@@ -103,7 +103,7 @@ def test_what_is_not_this_users_or_cannot_be_removed_hinders_nobody(parent, monk
 
 
 def test_a_lock_that_another_removes_before_it_is_held_is_made_again(parent, monkeypatch):
-    real, stolen = lock.try_take, []
+    real, stolen = locks.try_take, []
 
     def late(descriptor: int) -> bool:
         if not stolen:
@@ -112,7 +112,7 @@ def test_a_lock_that_another_removes_before_it_is_held_is_made_again(parent, mon
             (parent / path).unlink()
         return real(descriptor)
 
-    monkeypatch.setattr(drafts.lock, "try_take", late)
+    monkeypatch.setattr(caches.locks, "try_take", late)
     with new_folder(parent) as draft:
         assert sorted(parent.names()) == [draft.name, f"{draft.name}.lock"]
 

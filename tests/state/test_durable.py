@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
-from gpurun.jobs import attempts
+from gpurun.jobs import folder
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.state import audit, durable, lock, syncing
-from gpurun.state.path import StatePath, may_pass
+from gpurun.state import audit, durable, locks
+from gpurun.state import durable as syncing
+from gpurun.state.paths import StatePath, may_pass
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_folder_that_somebody_has_made_and_not_synced_is_synced_by_the_next(tm
 def test_a_new_file_that_another_user_locks_first_is_made_again(tmp_path, monkeypatch):
     """Who may read it may hold a read lock on it."""
     (tmp_path / "home").mkdir()
-    path, readers, real = StatePath(tmp_path) / "home" / "x", [], lock.try_take
+    path, readers, real = StatePath(tmp_path) / "home" / "x", [], locks.try_take
 
     def late(descriptor):
         if len(readers) < 3:
@@ -45,13 +46,13 @@ def test_a_new_file_that_another_user_locks_first_is_made_again(tmp_path, monkey
             assert real(readers[-1], shared=True)
         return real(descriptor)
 
-    monkeypatch.setattr(lock, "try_take", late)
+    monkeypatch.setattr(locks, "try_take", late)
     descriptor = durable.write_locked_record(path, {"a": 1})
     assert path.parent.names() == ["x"]
     with path.reader() as stream:
-        assert lock.is_held(stream.fileno())
+        assert locks.is_held(stream.fileno())
     readers.clear()
-    monkeypatch.setattr(lock, "try_take", lambda _: False)
+    monkeypatch.setattr(locks, "try_take", lambda _: False)
     with pytest.raises(StateUnavailable, match="another user's process locks"):
         durable.write_locked_record(path, {"a": 2})
     assert path.parent.names() == ["x"]
@@ -87,11 +88,11 @@ def test_what_a_power_cut_left_of_a_last_line_spoils_no_other(tmp_path, left):
 
 
 def test_the_audit_log_too(tmp_path):
-    audit.note(tmp_path, "submit", job="j-00000001")
+    audit.note_audit(tmp_path, "submit", job="j-00000001")
     with audit.audit_file(tmp_path).plain.open("ab") as file:
         file.write(b'{"time_s": 17')
-    audit.note(tmp_path, "grant", job="j-00000001")
-    assert [entry["what"] for entry in audit.read(tmp_path)] == ["submit", "damaged", "grant"]
+    audit.note_audit(tmp_path, "grant", job="j-00000001")
+    assert [entry["what"] for entry in audit.read_audit(tmp_path)] == ["submit", "damaged", "grant"]
 
 
 def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path, monkeypatch):
@@ -162,7 +163,7 @@ def test_an_open_file_that_cannot_be_examined_now_is_no_damage(tmp_path, monkeyp
 
     steps = [
         (at / "record.json").reader, lambda: durable.read_record(at / "record.json", list),
-        lambda: durable.write_record(at / "record.json", ["y"]), lambda: attempts.make_history_folder(tmp_path, 7),
+        lambda: durable.write_record(at / "record.json", ["y"]), lambda: folder.make_history_folder(tmp_path, 7),
     ]  # fmt: skip
     for step in steps:
         with monkeypatch.context() as now:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateUnavailable, UnsafeState
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 from gpurun.state import filesystem
 from gpurun.state.filesystem import check_locks, local_only, mount_of, mounts_below
 
@@ -38,7 +38,7 @@ int fcntl(int fd, int operation, ...) {
 """
 OPEN = """
 from pathlib import Path
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 with allocator_lock(Path({!r})):
     pass
 """

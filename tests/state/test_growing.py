@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateDiskError
-from gpurun.state import growing
-from gpurun.state.growing import GrowingFile
-from gpurun.state.path import StatePath
+from gpurun.state import durable
+from gpurun.state.durable import GrowingFile
+from gpurun.state.paths import StatePath
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_reader_that_stops_goes_on_with_the_next_line(path):
 
 
 def test_a_hole_longer_than_any_line_is_passed(path, monkeypatch):
-    monkeypatch.setattr(growing, "PIECE_BYTES", 64)
+    monkeypatch.setattr(durable, "PIECE_BYTES", 64)
     path.write_bytes(b"one\n" + bytes(1000) + b"\ntwo\n")
     found = list(GrowingFile(StatePath(path.parent) / path.name).lines())
     assert found[0] == b"one" and found[-1] == b"two"

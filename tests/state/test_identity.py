@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.state import durable
-from gpurun.state.identity import FILE, known_id, state_id
+from gpurun.state.sharing import FILE, known_id, state_id
 
 
 def test_it_is_made_once_and_stays(tmp_path):

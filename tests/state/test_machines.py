@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import StateUnavailable
-from gpurun.state import machines as store
-from gpurun.state.machines import Machine, Out, note_looks, outs_of, own_lock, read_machines
+from gpurun.state import hosts as store
+from gpurun.state.hosts import Machine, Out, note_looks, outs_of, own_lock, read_machines
 
 UID = os.getuid()
 BROKEN = Out("ssh", "no route to host", 100.0, "check that it is up")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.state import own_cache
+from gpurun.state import caches
 
 PAYLOAD = bytes(range(256)) * 4
 
@@ -23,15 +23,15 @@ def key(tmp_path, monkeypatch):
 
 @pytest.fixture
 def kept(tmp_path, key):
-    place = own_cache.place(tmp_path / "a'; touch x #", "what")
-    own_cache.keep(place, PAYLOAD)
+    place = caches.cache_file(tmp_path / "a'; touch x #", "what")
+    caches.keep_cache(place, PAYLOAD)
     return place
 
 
 def test_what_is_kept_comes_back(kept):
-    assert own_cache.read(kept) == PAYLOAD
-    own_cache.keep(kept, b"")
-    assert own_cache.read(kept) == b""
+    assert caches.read_cache(kept) == PAYLOAD
+    caches.keep_cache(kept, b"")
+    assert caches.read_cache(kept) == b""
     assert [path.stat().st_mode & 0o777 for path in kept.parent.iterdir()] == [0o600]
 
 
@@ -40,30 +40,30 @@ def test_a_flipped_bit_is_noticed(kept, at):
     data = bytearray(kept.read_bytes())
     data[at] ^= 1
     kept.write_bytes(data)
-    assert own_cache.read(kept) is None
+    assert caches.read_cache(kept) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 100])
 def test_a_cut_file_is_noticed(kept, size):
     kept.write_bytes(kept.read_bytes()[:size])
-    assert own_cache.read(kept) is None
+    assert caches.read_cache(kept) is None
 
 
 def test_what_another_user_could_have_written_is_ignored(kept, monkeypatch):
     kept.chmod(0o660)
-    assert own_cache.read(kept) is None
+    assert caches.read_cache(kept) is None
     kept.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert own_cache.read(kept) is None
+    assert caches.read_cache(kept) is None
 
 
 def test_who_can_write_into_the_cache_folder_cannot_forge_a_file(kept, key):
     kept.write_bytes(hashlib.sha256(PAYLOAD).digest() + PAYLOAD)
-    assert own_cache.read(kept) is None, "a digest without the key"
+    assert caches.read_cache(kept) is None, "a digest without the key"
     other = kept.with_name("other")
-    own_cache.keep(other, PAYLOAD)
+    caches.keep_cache(other, PAYLOAD)
     other.rename(kept)
-    assert own_cache.read(kept) is None, "a file in the place of another"
+    assert caches.read_cache(kept) is None, "a file in the place of another"
     assert key.stat().st_mode & 0o777 == 0o600 and kept.parent not in key.parents
 
 
@@ -77,9 +77,9 @@ def test_without_the_key_nothing_is_read_and_another_one_is_made(kept, key, chan
         key.chmod(0o622)
     else:
         key.write_bytes(key.read_bytes()[1:] + (b"" if change == "cut" else b"x"))
-    assert own_cache.read(kept) is None
-    own_cache.keep(kept, PAYLOAD)
-    assert own_cache.read(kept) == (None if change == "no place" else PAYLOAD)
+    assert caches.read_cache(kept) is None
+    caches.keep_cache(kept, PAYLOAD)
+    assert caches.read_cache(kept) == (None if change == "no place" else PAYLOAD)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "nothing"])
@@ -91,28 +91,28 @@ def test_what_is_no_file_is_ignored(kept, tmp_path, kind):
         os.mkfifo(kept)
     elif kind == "folder":
         kept.mkdir()
-    assert own_cache.read(kept) is None
+    assert caches.read_cache(kept) is None
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere/x", "/dev/null/x", "/" + "x" * 300 + "/y"])
 def test_a_place_that_cannot_be_used_fails_nothing(place):
-    own_cache.keep(Path(place), PAYLOAD)
-    assert own_cache.read(Path(place)) is None
+    caches.keep_cache(Path(place), PAYLOAD)
+    assert caches.read_cache(Path(place)) is None
 
 
 def test_the_environment_names_the_place(tmp_path):
-    assert own_cache.folder({"XDG_CACHE_HOME": "/x", "HOME": "/y"}, "jobs") == Path("/x/gpurun/jobs")
-    assert own_cache.folder({"HOME": "/y"}, "jobs") == Path("/y/.cache/gpurun/jobs")
-    assert own_cache.folder({}, "jobs") is None
-    assert own_cache.folder({"XDG_CACHE_HOME": "relative"}, "jobs") is None
-    assert own_cache.place(tmp_path, "a") != own_cache.place(tmp_path, "b")
+    assert caches.cache_room({"XDG_CACHE_HOME": "/x", "HOME": "/y"}, "jobs") == Path("/x/gpurun/jobs")
+    assert caches.cache_room({"HOME": "/y"}, "jobs") == Path("/y/.cache/gpurun/jobs")
+    assert caches.cache_room({}, "jobs") is None
+    assert caches.cache_room({"XDG_CACHE_HOME": "relative"}, "jobs") is None
+    assert caches.cache_file(tmp_path, "a") != caches.cache_file(tmp_path, "b")
 
 
 def test_a_file_that_has_just_changed_is_not_settled(monkeypatch):
     now = time.time_ns()
-    monkeypatch.setattr(own_cache, "time", SimpleNamespace(time_ns=lambda: now))
-    assert not own_cache.is_settled(now - 1000)
-    assert own_cache.is_settled(now - 10**9 - 1)
-    assert not own_cache.is_settled(now + 10**9 + 1), "the clock was set back"
-    assert not own_cache.is_settled((now // 10**9 - 1) * 10**9), "a file system that keeps whole seconds"
-    assert own_cache.is_settled((now // 10**9 - 4) * 10**9)
+    monkeypatch.setattr(caches, "time", SimpleNamespace(time_ns=lambda: now))
+    assert not caches.is_settled(now - 1000)
+    assert caches.is_settled(now - 10**9 - 1)
+    assert not caches.is_settled(now + 10**9 + 1), "the clock was set back"
+    assert not caches.is_settled((now // 10**9 - 1) * 10**9), "a file system that keeps whole seconds"
+    assert caches.is_settled((now // 10**9 - 4) * 10**9)

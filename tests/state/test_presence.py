@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from gpurun.errors import StateUnavailable
-from gpurun.state import presence
-from gpurun.state.presence import Presence
+from gpurun.state import clock
+from gpurun.state.clock import Presence
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_a_removed_one_is_gone_at_once(home, held):
 @pytest.mark.parametrize("descriptor", [None, -1])
 def test_without_a_held_file_one_is_gone_after_a_while(home, monkeypatch, own_copy, descriptor):
     now = [1.0]
-    own_copy(presence, "time", monotonic=lambda: now[0])
+    own_copy(clock, "time", monotonic=lambda: now[0])
     here = Presence(home, None if descriptor is None else lambda: descriptor)
     shutil.rmtree(home)
     assert here.is_away()
-    now[0] += presence.AWAY_MOST_S - 1
+    now[0] += clock.AWAY_MOST_S - 1
     assert here.is_away()
     now[0] += 1
     assert here.is_gone() and not here.is_away()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from local_agents import Hosts
 
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.state.boot import ClockReading

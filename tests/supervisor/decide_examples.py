@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.supervisor.decide import (
-    Finish,
-)
-from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
-from gpurun.supervisor.ranks import Rank
+from gpurun.supervisor.verdict.decide import ContainerEnd, Finish, GangSeen
+from gpurun.supervisor.verdict.ends import Rank
 
 T = 1000.0
 TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))

@@ -14,7 +14,7 @@ from local_agents import Hosts
 from outputs_world import meanwhile, outputs_job, shape
 
 from gpurun.errors import HostFailure
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs
 
 NAMES = [b"a", b"b", b"c c", b"caf\xe9", b"$(x)", b"\n", b"x" * 40]
 

@@ -23,8 +23,8 @@ from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.launchers.launcher import Launcher
 from gpurun.node.folder import below
 from gpurun.remote.fleet import Results
-from gpurun.state.path import StatePath
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.state.paths import StatePath
+from gpurun.supervisor.outputs.copy import HeadCopy
 
 JOB = "j-00000001"
 

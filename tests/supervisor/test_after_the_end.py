@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput, StateDiskError, StateError, StateUnavailable
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.supervisor import __main__ as process
 
 INVENTORY = """\
@@ -42,7 +41,7 @@ def running(tmp_path):
 def done(monkeypatch):
     """What was done after the end; the attempt ends as `outcome` says."""
     said = []
-    monkeypatch.setattr(process.children, "start", lambda *_, **__: None)  # no process begins
+    monkeypatch.setattr(process.children, "start_detached", lambda *_, **__: None)  # no process begins
     monkeypatch.setattr(process, "ensure_waiter", lambda *_: said.append("waiter"))
     monkeypatch.setattr(process, "tell_end", lambda _: said.append("people are told"))
     monkeypatch.setattr(process, "keep_asking", lambda *_: said.append("lost hosts are fenced"))

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
-from gpurun.supervisor.causes import Cause, cause_of, end_of, explained, first_cause, rank_of
-from gpurun.supervisor.ends import End
+from gpurun.supervisor.verdict.causes import Cause, cause_of, end_of, explained, first_cause, rank_of
+from gpurun.supervisor.verdict.ends import End
 
 GRANTS = (Grant("a", (0, 1)), Grant("b", (2,)))
 CONTAINER = "0" * 64

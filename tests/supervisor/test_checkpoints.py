@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, until
 
-from gpurun.inventory.load import load
+from gpurun.inventory.read import load_inventory
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import mark_granted, run_pass, snapshot
 from gpurun.leases.look import look
-from gpurun.node.agent.call import Call
-from gpurun.node.job import gang, job_parts
+from gpurun.node.agent.frames import Call
+from gpurun.node.job import gang, parts
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.runtime import gpurun_runtime
-from gpurun.supervisor import checkpoints
-from gpurun.supervisor.checkpoints import CheckpointWatch
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.outputs import outputs
+from gpurun.supervisor.outputs.outputs import CheckpointWatch
 
 INVENTORY = """
 version: 1
@@ -60,7 +60,7 @@ def job(tmp_path, monkeypatch):
     ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
     made = SupervisedJob(tmp_path, lease, lock)
     made.links = Links()
-    folder = Path(job_parts.folder(lease.job), "run")
+    folder = Path(parts.job_folder(lease.job), "run")
     folder.mkdir(parents=True)
     monkeypatch.setattr(gpurun_runtime, "_FOLDER", str(folder))
     yield made
@@ -68,7 +68,7 @@ def job(tmp_path, monkeypatch):
 
 
 def seen_by_a_pass(job):
-    (running,) = snapshot(look(job.home, now_s=2.0), load(job.home / "inventory.yaml")).running
+    (running,) = snapshot(look(job.home, now_s=2.0), load_inventory(job.home / "inventory.yaml")).running
     return running.checkpoint_s
 
 
@@ -110,7 +110,7 @@ def test_the_next_attempt_has_saved_nothing_yet(job):
 
 
 def test_it_asks_again_after_a_moment_without_threads(job, monkeypatch):
-    monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
+    monkeypatch.setattr(outputs, "EVERY_S", 0.0)
     stop, answers = threading.Event(), [RuntimeError("can't start new thread"), MemoryError()]
     watch = CheckpointWatch(job, stop)
 
@@ -125,7 +125,7 @@ def test_it_asks_again_after_a_moment_without_threads(job, monkeypatch):
 
 
 def test_its_thread_ends_with_the_watch(job, monkeypatch):
-    monkeypatch.setattr(checkpoints, "EVERY_S", 0.01)
+    monkeypatch.setattr(outputs, "EVERY_S", 0.01)
     stop = threading.Event()
     watch = CheckpointWatch(job, stop)
     thread = watch.thread()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore

@@ -7,21 +7,20 @@ import pytest
 from local_agents import Hosts
 from outputs_world import outputs_job
 
-from gpurun.data import folder
-from gpurun.data.pinning import pin
+from gpurun.content.data import FilesBlob, _SourceBlob, below, pin
 from gpurun.errors import HostUnreachable
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import DataSource
-from gpurun.jobs.states import State
 from gpurun.remote import Fleet
-from gpurun.state import data_sites
-from gpurun.state.path import StatePath
-from gpurun.supervisor import data
-from gpurun.supervisor.data import send_data
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.telling import SendingTold
-from gpurun.supervisor.unstarted import is_unstarted
+from gpurun.state import caches
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import start
+from gpurun.supervisor.job import SendingTold
+from gpurun.supervisor.start import send_data
+from gpurun.supervisor.verdict.causes import is_unstarted
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_host_that_joins_gets_the_data_from_a_member_not_from_the_head(job, mo
     send(job, "h1", "h2")
     assert there(job, "h1") and there(job, "h2") and not there(job, "h3")
     read = []
-    monkeypatch.setattr(folder._SourceBlob, "_read_at", lambda *_: read.append(1))
+    monkeypatch.setattr(_SourceBlob, "_read_at", lambda *_: read.append(1))
     send(job, "h3")
     assert there(job, "h3") and not read
     kind, last = job.emitted[-1]
@@ -90,9 +89,9 @@ def test_data_whose_file_server_is_away_make_the_job_wait(job, monkeypatch, wher
         raise away
 
     if where == "before the copy":
-        monkeypatch.setattr(folder.below, "open_top", fail)
+        monkeypatch.setattr(below, "open_top", fail)
     else:
-        monkeypatch.setattr(folder.FilesBlob, "_read_at", fail)
+        monkeypatch.setattr(FilesBlob, "_read_at", fail)
     with pytest.raises(GangEnd) as ended:
         send(job, "h1", "h2")
     assert is_unstarted(State.PREPARING, ended.value.end), ended.value.end.reason
@@ -102,17 +101,17 @@ def test_data_whose_file_server_is_away_make_the_job_wait(job, monkeypatch, wher
 
 def test_a_host_gives_the_data_while_the_heads_file_server_is_away(job, monkeypatch):
     send(job, "h1", "h2")
-    monkeypatch.setattr(folder.below, "open_top", lambda _: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale")))
+    monkeypatch.setattr(below, "open_top", lambda _: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale")))
     send(job, "h3")
     assert there(job, "h3")
 
 
 def test_data_that_only_a_host_has_which_is_off_make_the_job_wait(job, tmp_path, monkeypatch):
     (digest,) = (source.digest for source in job.spec.data.values())
-    data_sites.note(digest, has=["h9"])
+    caches.note_sites(digest, has=["h9"])
     (tmp_path / "data/file").write_bytes(b"y")
     off = Fleet({}, {"h9": HostUnreachable("no route to host", host="h9")})
-    monkeypatch.setattr(data, "reach", lambda *_: off)
+    monkeypatch.setattr(start, "reach", lambda *_: off)
     with pytest.raises(GangEnd, match="no route to host") as ended:
         send(job, "h1", "h2")
     end = ended.value.end

@@ -9,26 +9,28 @@ from decide_examples import ELASTIC, GANG, SPEC, THREE, T, container, end_of, ra
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.launch.output import Line
-from gpurun.supervisor import verdicts
-from gpurun.supervisor.causes import Cause
-from gpurun.supervisor.decide import (
+from gpurun.supervisor.verdict.causes import Cause
+from gpurun.supervisor.verdict.decide import (
     EXPLAIN_S,
     FOLLOW_S,
     HOST_LOST_S,
     LINGER_S,
     RETURN_S,
     SETTLE_S,
+    SUCCEEDED,
     Ask,
+    ContainerEnd,
     Finish,
+    GangSeen,
     Lose,
+    by_launcher,
     decide,
+    with_cause,
+    with_last_words,
 )
-from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
-from gpurun.supervisor.ranks import Rank
-from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
+from gpurun.supervisor.verdict.ends import Rank
 
 
 def test_a_gang_that_trains_is_left_alone():
@@ -208,7 +210,7 @@ def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
     assert with_cause(failed, lost, []).suspects == ("b",)
     gone = [Cause(T, host, "engine", "stopped", "", "host") for host in "ab"]
     assert with_cause(failed, None, gone).suspects == ("a", "b")
-    assert with_cause(verdicts.SUCCEEDED, lost, gone) == verdicts.SUCCEEDED, "a success needs no explanation"
+    assert with_cause(SUCCEEDED, lost, gone) == SUCCEEDED, "a success needs no explanation"
 
 
 def test_the_last_words_are_those_of_the_rank_that_failed():

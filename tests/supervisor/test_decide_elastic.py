@@ -7,19 +7,22 @@ from dataclasses import replace
 import pytest
 from decide_examples import ELASTIC, GANG, SPEC, T, container, end_of, rank
 
-from gpurun.jobs.record import CancelRequest, FirstFailure
-from gpurun.jobs.states import State
-from gpurun.supervisor.causes import Cause
-from gpurun.supervisor.decide import (
+from gpurun.jobs.record import CancelRequest, FirstFailure, State
+from gpurun.supervisor.verdict.causes import Cause
+from gpurun.supervisor.verdict.decide import (
+    AFTERMATH_S,
     EXPLAIN_S,
     FOLLOW_S,
     FORSAKEN_S,
     Finish,
     LetGo,
+    after_loss,
+    by_launcher,
     decide,
+    hosts_at_fault,
+    rank_failed,
 )
-from gpurun.supervisor.ends import End
-from gpurun.supervisor.verdicts import AFTERMATH_S, after_loss, by_launcher, hosts_at_fault, rank_failed
+from gpurun.supervisor.verdict.ends import End
 
 
 def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():

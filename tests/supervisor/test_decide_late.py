@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from decide_examples import ELASTIC, GANG, SPEC, T, container, end_of, rank
 
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.launch.output import Line
 from gpurun.remote.agent import PING_AFTER_S
-from gpurun.supervisor.decide import (
+from gpurun.supervisor.verdict.decide import (
     EXPLAIN_S,
     FOLLOW_S,
     HOST_LOST_S,
@@ -20,10 +19,10 @@ from gpurun.supervisor.decide import (
     SETTLE_S,
     Finish,
     Lose,
+    by_launcher,
     decide,
     end_from_outside,
 )
-from gpurun.supervisor.verdicts import by_launcher
 
 
 def test_a_supervisor_that_follows_another_one_hears_of_all_hosts_before_it_blames_a_rank():

@@ -7,18 +7,11 @@ from dataclasses import replace
 import pytest
 from decide_examples import GANG, SPEC, THREE, T, container, end_of, rank
 
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.output import Line
 from gpurun.remote.agent import DEAD_AFTER_S
-from gpurun.supervisor.decide import (
-    EXPLAIN_S,
-    LOG_SILENT_S,
-    PROOF_S,
-    SETTLE_S,
-    decide,
-)
-from gpurun.supervisor.verdicts import by_launcher
+from gpurun.supervisor.verdict.decide import EXPLAIN_S, LOG_SILENT_S, PROOF_S, SETTLE_S, by_launcher, decide
 
 SAYS_2 = [Line(None, "stderr", "Process name: 2"), Line(None, "stderr", "Exit code: 137")]
 

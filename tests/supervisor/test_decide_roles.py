@@ -9,9 +9,9 @@ from decide_examples import GANG, T, end_of, rank
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Roles
-from gpurun.jobs.states import State
-from gpurun.supervisor.decide import Finish, decide
+from gpurun.supervisor.verdict.decide import Finish, decide
 
 SERVED = replace(GANG, has_launcher=False, roles=Roles(ps=1, chief=True))
 """Workers 0 and 1 on a and b; the chief, rank 2, on a; a server, rank 3, on b."""

@@ -7,19 +7,18 @@ import json
 import pytest
 
 from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
-from gpurun.jobs.record import FirstFailure, GpuHolder, Restart
+from gpurun.jobs.record import FirstFailure, GpuHolder, Restart, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
-from gpurun.state.cordons import read_cordons
+from gpurun.state.hosts import read_cordons
 from gpurun.supervisor import life, stop
-from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.verdict.ends import End, GangEnd
 
 INVENTORY = """
 version: 1

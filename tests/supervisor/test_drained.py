@@ -8,14 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints
-from gpurun.jobs.states import State
-from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
-from gpurun.supervisor.decide import decide
+from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
 from gpurun.supervisor.elastic import Members
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.gang_seen import GangSeen
+from gpurun.supervisor.verdict.decide import GangSeen, decide
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 def drain(job, *hosts, until_s=None):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.jobs.record import JobRecord, OutputsLeft
-from gpurun.jobs.states import State
+from gpurun.jobs.record import JobRecord, OutputsLeft, State
 from gpurun.leases.lease import Grant, Lease
-from gpurun.supervisor.ending import GIVE_UP_S, Ending, with_only_copies
+from gpurun.supervisor.verdict.ends import GIVE_UP_S, Ending, with_only_copies
 
 HOSTS = ("h1", "h2")
 RECORD = JobRecord("j-1", "n", "o", 0, "/i", 2, State.STOPPING, 0.0, 0.0, reached="containers", attempt=2)

@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.errors import HostUnreachable
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.engines import stopped, stopped_engines
+from gpurun.supervisor.health import stopped, stopped_engines
 
 LAUNCHER, WORKER = True, False
 

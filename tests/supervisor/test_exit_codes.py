@@ -7,9 +7,8 @@ import pytest
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.output import Line
-from gpurun.supervisor.exit_codes import code_words
-from gpurun.supervisor.gang_seen import ContainerEnd
-from gpurun.supervisor.verdicts import container_ended, rank_failed, with_last_words
+from gpurun.supervisor.verdict.decide import ContainerEnd, container_ended, rank_failed, with_last_words
+from gpurun.supervisor.verdict.ends import code_words
 
 
 @pytest.mark.parametrize(

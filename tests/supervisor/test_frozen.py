@@ -7,11 +7,11 @@ import json
 import pytest
 
 from gpurun.errors import StateUnavailable
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.supervisor import frozen, life
+from gpurun.supervisor import life, links
 from gpurun.supervisor.job import SupervisedJob
 
 INVENTORY = """
@@ -100,7 +100,7 @@ def test_without_anything_that_would_do_the_inventorys_error_is_told(carried, fi
         stored.plain.write_bytes(damage)
     spoil(file, CONFLICT)
     with pytest.raises(StateUnavailable, match=str(file)):
-        frozen.cluster_of(job.folder, job.lease)
+        links.cluster_of(job.folder, job.lease)
     with pytest.raises(StateUnavailable):
         life.live(carried())
     assert job.folder.record().state is State.PREPARING, "nothing is decided"

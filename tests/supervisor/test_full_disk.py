@@ -9,17 +9,16 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostFailure, StateDiskError, StateError, StateUnavailable
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import LeaseStore
+from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.state import durable
 from gpurun.supervisor import life, stop
-from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
-from gpurun.supervisor.joblog import JobLog
+from gpurun.supervisor.log import JobLog
+from gpurun.supervisor.verdict.ends import failed
 
 INVENTORY = """\
 version: 1
@@ -111,7 +110,7 @@ def begun_log(job, monkeypatch):
     job.log_copy._log = log = JobLog(job.folder.log, attempt=1, now=lambda: 1.0)
     log.take("stdout", b"2026-11-21T01:02:03.000000001Z first\n")
     log.take_output("h1/0.1.2", 0, "o", 4, b"last")
-    monkeypatch.setattr("gpurun.supervisor.joblog.os", SimpleNamespace(**{**vars(os), "write": full}))
+    monkeypatch.setattr("gpurun.supervisor.log.os", SimpleNamespace(**{**vars(os), "write": full}))
     return log
 
 

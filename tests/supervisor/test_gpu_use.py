@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import pytest
 
 from gpurun.errors import StateDiskError, StateUnavailable
-from gpurun.jobs.attempts import read_use
-from gpurun.jobs.gpu_use import MOST_POINTS, GpuUse, RankUse, thinned
-from gpurun.node.gpu.use import UseTally
+from gpurun.jobs.folder import read_use
+from gpurun.jobs.record import MOST_POINTS, GpuUse, RankUse, thinned
+from gpurun.node.gpus import UseTally
 from gpurun.state import durable
-from gpurun.supervisor.gpu_use import GpuUseMeter
+from gpurun.supervisor.health import GpuUseMeter
 
 
 def line(index=0, **changes):

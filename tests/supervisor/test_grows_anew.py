@@ -10,17 +10,14 @@ import pytest
 
 from gpurun.errors import BadInput, StateDiskError, words_of
 from gpurun.head import children
-from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Constraints
-from gpurun.jobs.states import State
-from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.state.machines import Machine, Out, note_looks
-from gpurun.supervisor import grows_anew
+from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
+from gpurun.supervisor import watch as grows_anew
 from gpurun.supervisor.elastic import Members
-from gpurun.supervisor.ends import End
-from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
 from gpurun.supervisor.life import _another, _stopping
-from gpurun.supervisor.restarts import MOST_FRUITLESS
+from gpurun.supervisor.verdict.ends import MOST_FRUITLESS, End
+from gpurun.supervisor.watch import GrowsAnew, patience_s
 
 FOUR_OF_SIX = {"launcher": "tasks", "gpus": 6, "min_gpus": 4, "reforms": True}
 
@@ -193,7 +190,7 @@ def go_out(home, inventory, *hosts):
 
 def test_while_hosts_are_out_a_gang_that_wants_to_grow_has_them_looked_at(gang, carry, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(children, "start", lambda *words, **_: started.append(words))
+    monkeypatch.setattr(children, "start_detached", lambda *words, **_: started.append(words))
     go_out(tmp_path, gang.inventory, "h3", "h4")
     assert not watch(gang)._ask()
     assert started == [("gpurun.head.looking", gang.inventory.source)]
@@ -208,7 +205,7 @@ def test_while_hosts_are_out_an_elastic_gang_has_them_looked_at(carry, tmp_path,
     with changing_cordons(tmp_path) as cordons:
         cordons.clear()
     started = []
-    monkeypatch.setattr(children, "start", lambda *words, **_: started.append(words))
+    monkeypatch.setattr(children, "start_detached", lambda *words, **_: started.append(words))
     go_out(tmp_path, job.inventory, "h3", "h4")
     assert not Members(job, threading.Event(), on_join=lambda _: None)._take_and_bring_in()
     assert started == [("gpurun.head.looking", job.inventory.source)]

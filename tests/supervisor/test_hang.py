@@ -9,8 +9,8 @@ import pytest
 from gpurun.errors import HostUnreachable
 from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.supervisor import hang
-from gpurun.supervisor.seating import Seating
+from gpurun.supervisor import health
+from gpurun.supervisor.log import Seating
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 
@@ -32,8 +32,8 @@ def said(*ranks, age_s=99.0):
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, own_copy):
     now = [1000.0]
-    own_copy(hang, "time", monotonic=lambda: now[0])
-    watch = hang.HangWatch(job({"a": said({"step": 9}, odd), "b": said({"step": 8})}))
+    own_copy(health, "time", monotonic=lambda: now[0])
+    watch = health.HangWatch(job({"a": said({"step": 9}, odd), "b": said({"step": 8})}))
     now[0] += 60
     assert watch.hung(60.0) == (
         "no rank has printed, reported progress or used its GPU for 10s; rank 0 on b is furthest behind, at step 8"
@@ -42,17 +42,17 @@ def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, own_copy):
 
 @pytest.mark.parametrize("odd", ODD)
 def test_the_furthest_step_is_that_of_a_rank_that_told_one(odd):
-    assert hang.furthest_step(job({"a": said({"step": 9}, odd), "b": said({"step": 8}, odd)})) == 9
+    assert health.furthest_step(job({"a": said({"step": 9}, odd), "b": said({"step": 8}, odd)})) == 9
     assert (
-        hang.furthest_step(job({"a": said(odd), "b": {"age_s": None, "checkpoint_age_s": None, "ranks": {}}})) is None
+        health.furthest_step(job({"a": said(odd), "b": {"age_s": None, "checkpoint_age_s": None, "ranks": {}}})) is None
     )
 
 
 def test_a_host_does_not_say_how_far_the_ranks_of_others_are():
     watched = job({"a": said({"step": 9}, {"step": 1000}), "b": said({"step": 0}, {"step": 8})})
     watched.seating = Seating((Grant("a", (0,)), Grant("b", (3,))))
-    assert hang.furthest_step(watched) == 9
-    assert hang._furthest_behind(watched.links.each(None).ok, watched.seating).endswith(
+    assert health.furthest_step(watched) == 9
+    assert health._furthest_behind(watched.links.each(None).ok, watched.seating).endswith(
         "rank 1 on b is furthest behind, at step 8"
     )
 
@@ -60,14 +60,14 @@ def test_a_host_does_not_say_how_far_the_ranks_of_others_are():
 @pytest.fixture
 def clock(own_copy):
     now = [1000.0]
-    own_copy(hang, "time", monotonic=lambda: now[0])
+    own_copy(health, "time", monotonic=lambda: now[0])
     return now
 
 
 def test_a_host_that_does_not_answer_is_not_a_silent_one(clock):
     """Its ranks may have printed a second ago."""
     failed = {"b": HostUnreachable("cut", host="b")}
-    watch = hang.HangWatch(job({"a": said()}, failed=failed))
+    watch = health.HangWatch(job({"a": said()}, failed=failed))
     clock[0] += 60
     assert watch.hung(60.0) is None
     failed.clear()
@@ -78,7 +78,7 @@ def test_a_host_that_does_not_answer_is_not_a_silent_one(clock):
 
 
 def test_a_host_out_of_reach_has_its_time_after_it_is_back(clock):
-    watch = hang.HangWatch(job({"a": said(), "b": said()}))
+    watch = health.HangWatch(job({"a": said(), "b": said()}))
     for _ in range(60):
         clock[0] += 1
         assert watch.hung(60.0, is_heard=False) is None
@@ -95,7 +95,7 @@ def test_a_gpu_that_nobody_can_ask_about_may_be_busy(clock):
     watched.links.each = lambda call, hosts=None: SimpleNamespace(
         ok={"a": said(age_s=None)} if (failed := next(answers)) == {} else {"a": False}, failed=failed
     )
-    watch = hang.HangWatch(watched)
+    watch = health.HangWatch(watched)
     clock[0] += 60
     assert watch.hung(60.0) is None
 
@@ -103,6 +103,6 @@ def test_a_gpu_that_nobody_can_ask_about_may_be_busy(clock):
 def test_a_host_that_answers_that_it_cannot_know_saves_no_gang(clock):
     """A rank may have taken away its folder's permissions."""
     failed = {"b": RemoteOpFailed("permission denied", kind="internal")}
-    watch = hang.HangWatch(job({"a": said()}, failed=failed))
+    watch = health.HangWatch(job({"a": said()}, failed=failed))
     clock[0] += 60
     assert watch.hung(60.0) is not None

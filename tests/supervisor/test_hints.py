@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpurun.jobs.spec import DataSource, JobSpec
 from gpurun.launch.output import Line
-from gpurun.supervisor.hints import Failed, hint_for, path_hint
+from gpurun.supervisor.verdict.causes import Failed, hint_for, path_hint
 
 SPEC = JobSpec(
     "n", "image:1", 4, ("python3", "train.py"), workdir="/home/me/code", outputs="/out",

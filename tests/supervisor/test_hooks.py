@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.doctor import hooks as limits
+from gpurun.doctor import host_checks as limits
 from gpurun.doctor.findings import MOST_LETTERS
 from gpurun.errors import HostUnreachable
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
@@ -14,9 +14,9 @@ from gpurun.jobs.spec import Grant
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
-from gpurun.supervisor import hooks
-from gpurun.supervisor.fence import FENCE_TIMEOUT_S, fence
+from gpurun.supervisor import stop
 from gpurun.supervisor.links import Links
+from gpurun.supervisor.stop import FENCE_TIMEOUT_S, fence
 
 CLEAN = {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": []}
 PROGRAMS = {"h1": ("/site/prolog", "a b"), "h2": (), "h3": ("/site/prolog",)}
@@ -62,7 +62,7 @@ class Asked(Links):
 
 def test_a_prolog_runs_on_the_hosts_that_have_one_with_their_gpus():
     links = Asked(inventory())
-    assert hooks.run_prologs(links, inventory(), lease(), ["h1", "h2"]) == {}
+    assert stop.run_prologs(links, inventory(), lease(), ["h1", "h2"]) == {}
     ((host, op, arguments),) = links.calls
     assert (host, op) == ("h1", "hooks.prolog")
     whose = {key: arguments[key] for key in ("job", "attempt", "user", "gpus")}
@@ -73,14 +73,14 @@ def test_a_prolog_runs_on_the_hosts_that_have_one_with_their_gpus():
 
 def test_without_a_prolog_no_host_is_asked():
     links = Asked(inventory())
-    assert hooks.run_prologs(links, inventory(), lease(), ["h2"]) == {}
+    assert stop.run_prologs(links, inventory(), lease(), ["h2"]) == {}
     assert links.calls == []
 
 
 def test_a_prolog_that_fails_is_a_failure_of_its_host_with_its_kind():
     said = RemoteOpFailed("/site/prolog exited with code 1: no licence", kind="prolog", host="h3")
     lost = HostUnreachable("gone", host="h1")
-    found = hooks.run_prologs(Asked(inventory(), {"h3": said, "h1": lost}), inventory(), lease(), PROGRAMS)
+    found = stop.run_prologs(Asked(inventory(), {"h3": said, "h1": lost}), inventory(), lease(), PROGRAMS)
     assert found == {"h3": said, "h1": lost}
     assert said.kind == "prolog" and said.exit_code == 4
 
@@ -121,9 +121,9 @@ def test_the_event_of_a_failed_epilog_ignores_a_job_that_was_removed():
     def gone(*_, **__):
         raise FileNotFoundError
 
-    hooks.epilog_failures(SimpleNamespace(emit=gone))("h1", "no")
+    stop.epilog_failures(SimpleNamespace(emit=gone))("h1", "no")
     events = []
-    hooks.epilog_failures(SimpleNamespace(emit=lambda kind, **fields: events.append((kind, fields))))("h1", "no")
+    stop.epilog_failures(SimpleNamespace(emit=lambda kind, **fields: events.append((kind, fields))))("h1", "no")
     assert events == [("host", {"host": "h1", "state": "epilog failed", "reason": "no"})]
 
 

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostUnreachable
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
-from gpurun.node.gpu.claim_rules import Claimant, Refused
+from gpurun.node.claim_rules import Claimant, Refused
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.host_claims import claim, refusals_in, refused_end
-from gpurun.supervisor.job import raise_first
+from gpurun.supervisor.job import claim, raise_first, refusals_in, refused_end
+from gpurun.supervisor.verdict.ends import GangEnd
 
 ALICE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 3, "b" * 16, "bob", 1002, "head-2")

@@ -7,13 +7,12 @@ import threading
 import pytest
 from waiting import LIMIT_S
 
+from gpurun.content.ship import ShipCancelled
 from gpurun.errors import HostUnreachable, StateDiskError
-from gpurun.images.ship import ShipCancelled
-from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.states import State
-from gpurun.supervisor import interrupt
-from gpurun.supervisor.ends import GangEnd, failed
-from gpurun.supervisor.interrupt import giving_way
+from gpurun.jobs.record import CancelRequest, State
+from gpurun.supervisor import life
+from gpurun.supervisor.life import giving_way
+from gpurun.supervisor.verdict.ends import GangEnd, failed
 
 CANCEL = CancelRequest("cancel", "me", 3.0)
 
@@ -36,7 +35,7 @@ class SlowLinks:
 
 @pytest.fixture
 def job(carry, monkeypatch):
-    monkeypatch.setattr(interrupt, "POLL_S", 0.01)
+    monkeypatch.setattr(life, "POLL_S", 0.01)
     job = carry()
     job.links = SlowLinks()
     return job
@@ -85,7 +84,7 @@ def test_what_was_done_in_time_is_done(job):
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_who_hears_it_before_the_ear_does_ends_the_attempt_as_was_asked(job, monkeypatch, is_withdrawn):
     """To ship an image waits for more than hosts: it asks by itself, and failed with words of its own."""
-    monkeypatch.setattr(interrupt, "POLL_S", LIMIT_S)
+    monkeypatch.setattr(life, "POLL_S", LIMIT_S)
     with pytest.raises(GangEnd, match="cancelled by me") as found, giving_way(job) as is_asked:
         assert not is_asked()
         job.folder.ask_to_cancel(CANCEL)

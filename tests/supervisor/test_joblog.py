@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.state import growing
-from gpurun.state.path import StatePath
-from gpurun.supervisor import joblog, loglines
-from gpurun.supervisor.joblog import JobLog
-from gpurun.supervisor.loglines import LogTail, last_lines
+from gpurun.state import durable as growing
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import lines as loglines
+from gpurun.supervisor import log as joblog
+from gpurun.supervisor.lines import LogTail, last_lines
+from gpurun.supervisor.log import JobLog
 
 
 def at(path):

@@ -13,11 +13,12 @@ from how_many import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.state import growing
-from gpurun.state.path import StatePath
-from gpurun.supervisor import joblog, logroom
-from gpurun.supervisor.joblog import JobLog
-from gpurun.supervisor.loglines import LogTail, last_lines
+from gpurun.state import durable
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import log as joblog
+from gpurun.supervisor import log as logroom
+from gpurun.supervisor.lines import LogTail, last_lines
+from gpurun.supervisor.log import JobLog
 
 LIMIT = 1 << 18
 
@@ -130,9 +131,9 @@ def test_what_is_gone_is_not_read(tmp_path, monkeypatch):
     log = opened(path)
     feed(log, many(100_000), piece=1 << 16)
     log.close()
-    monkeypatch.setattr(growing, "PIECE_BYTES", 1 << 14)
-    read, real = [], growing.GrowingFile._piece
-    monkeypatch.setattr(growing.GrowingFile, "_piece", lambda self: read.append(piece := real(self)) or piece)
+    monkeypatch.setattr(durable, "PIECE_BYTES", 1 << 14)
+    read, real = [], durable.GrowingFile._piece
+    monkeypatch.setattr(durable.GrowingFile, "_piece", lambda self: read.append(piece := real(self)) or piece)
     assert numbers(path)[0][-1] == 99_999
     assert sum(map(len, read)) < 2 * LIMIT < path.stat().st_size
 

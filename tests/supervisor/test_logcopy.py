@@ -15,10 +15,10 @@ from waiting import LIMIT_S, until
 from gpurun.errors import HostUnreachable
 from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed, Reply
-from gpurun.state.path import StatePath
-from gpurun.supervisor import logcopy
-from gpurun.supervisor.logcopy import LogCopy
-from gpurun.supervisor.seating import Seating
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import log_copy
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.log_copy import LogCopy
 
 SEATING = Seating((Grant("h", (0, 1, 2, 3)), Grant("other", (0, 1))))
 
@@ -94,7 +94,7 @@ class Host:
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(logcopy, "RETRY_S", 0.01)
+    monkeypatch.setattr(log_copy, "RETRY_S", 0.01)
 
     def start(*scripts):
         host = Host(*scripts)
@@ -151,7 +151,7 @@ def test_a_container_that_is_gone_prints_no_more(copy):
 def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path, monkeypatch):
     """A piece comes each second, for four seconds; silence is waited for 1.5 s."""
     gates, now_s = [threading.Event() for _ in range(4)], [0.0]
-    monkeypatch.setattr(logcopy, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(log_copy, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     made, _ = copy([each for number, gate in enumerate(gates) for each in (gate, piece(number, str(number)))])
 
     class SecondsPass(threading.Event):
@@ -189,7 +189,7 @@ def test_nothing_is_written_after_it_was_closed(copy, tmp_path):
 
 
 def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypatch):
-    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    monkeypatch.setattr(log_copy, "FULL_RETRY_S", 0.01)
     write, full = os.write, [True, True]
 
     def to_a_full_disk(descriptor, data):
@@ -276,7 +276,7 @@ def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
 
 
 def test_a_host_that_names_ranks_without_end_fills_no_memory(follow, monkeypatch):
-    monkeypatch.setattr(logcopy, "MOST_NAMES", 100)
+    monkeypatch.setattr(log_copy, "MOST_NAMES", 100)
     gate, notes = threading.Event(), []
     flood = [said("start", f"3.{number}.1") for number in range(1000)]
     made, _ = follow([gate, *flood, said("end", "3.7.1", code=0)])
@@ -304,7 +304,7 @@ def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypa
     until(lambda: host.had)
     notes = []
     made._note = notes.append
-    monkeypatch.setattr(logcopy, "PACE_S", 0.05)
+    monkeypatch.setattr(log_copy, "PACE_S", 0.05)
     host.rest = [[said("start")] * 1_000_000]
     began = time.monotonic()
     made.take_rest(["h"], 600.0)
@@ -316,8 +316,8 @@ def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypa
 def test_the_rest_may_take_long_as_long_as_it_comes(follow, tmp_path, monkeypatch):
     made, host = follow([])
     until(lambda: host.had)
-    monkeypatch.setattr(logcopy, "PACE_BYTES", 4)
-    monkeypatch.setattr(logcopy, "PACE_S", 0.5)
+    monkeypatch.setattr(log_copy, "PACE_BYTES", 4)
+    monkeypatch.setattr(log_copy, "PACE_S", 0.5)
 
     def slowly():
         yield said("start")
@@ -410,7 +410,7 @@ def test_the_rest_is_taken_once_the_containers_are_dead(follow, tmp_path):
 
 
 def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeypatch):
-    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    monkeypatch.setattr(log_copy, "FULL_RETRY_S", 0.01)
     write, full = os.write, [True, True]
 
     def to_a_full_disk(descriptor, data):
@@ -430,7 +430,7 @@ def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeyp
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
 def test_a_head_without_threads_or_memory_loses_nothing_of_the_log(follow, tmp_path, monkeypatch, error):
-    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    monkeypatch.setattr(log_copy, "FULL_RETRY_S", 0.01)
     met = set()
 
     def agent(host, _name):
@@ -463,7 +463,7 @@ def test_a_host_may_forget_what_the_heads_disk_has_and_no_more(follow, tmp_path,
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: (fsync(descriptor), synced.append(os.fstat(descriptor).st_size))
     )
-    monkeypatch.setattr(logcopy, "RELEASE_BYTES", 8)
+    monkeypatch.setattr(log_copy, "RELEASE_BYTES", 8)
     go = threading.Event()
     made, host = follow(
         [go, said("start"), output(4, b"a\nb\n"), output(9, b"c\nhal"), output(11, b"f\n"), said("end", code=0)]

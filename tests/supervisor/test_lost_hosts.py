@@ -9,17 +9,16 @@ from typing import ClassVar
 import pytest
 
 from gpurun.errors import HostFailure, StateDiskError
-from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.remote.fleet import Results
 from gpurun.state import durable
-from gpurun.supervisor import last_lines
-from gpurun.supervisor import lost as lost_hosts
+from gpurun.supervisor import stop
+from gpurun.supervisor import stop as lost_hosts
 
 INVENTORY = """
 version: 1
@@ -166,7 +165,7 @@ def late(lost, monkeypatch):
     folder.write(folder.record().but(state=State.FAILED, attempt=1, reached="containers", granted=kept.grants))
     monkeypatch.setattr(lost_hosts, "Links", AskedLinks)
     monkeypatch.setattr(AskedLinks, "asked", [])
-    monkeypatch.setattr(last_lines, "LogCopy", NotedLog)
+    monkeypatch.setattr(stop, "LogCopy", NotedLog)
     monkeypatch.setattr(
         lost_hosts, "fence", lambda _, __, hosts, **___: STEPS.append(f"fence {' '.join(sorted(hosts))}") or {}
     )

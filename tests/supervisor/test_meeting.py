@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec, Roles
-from gpurun.jobs.states import State
-from gpurun.supervisor import meeting
-from gpurun.supervisor.ends import End
-from gpurun.supervisor.meeting import MeetingWatch, is_judged, warning
+from gpurun.supervisor import health
+from gpurun.supervisor.health import MeetingWatch, is_judged, warning_of_meeting
+from gpurun.supervisor.verdict.ends import End
 
 SPEC = JobSpec("n", "i", 2, ("python3", "train.py"), launcher="torchrun")
 GOOD = End(State.SUCCEEDED, "", 0)
@@ -35,10 +35,10 @@ class World:
 
     def __init__(self, monkeypatch, answers, **changes):
         self.now_s, self.notes, self.asked, self.answers = 100.0, [], [], list(answers)
-        monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.started_s = 100.0
         spec = replace(SPEC, **changes)
-        launcher = meeting.launcher_of(spec)
+        launcher = health.launcher_of(spec)
         self.job = SimpleNamespace(
             spec=spec, hosts=["a", "b"], launcher=launcher, lease=SimpleNamespace(job="j-1", ssh_port=29400),
             record=SimpleNamespace(attempt=3), accounts={h: SimpleNamespace(address="10.0.0.1") for h in "ab"},
@@ -66,15 +66,15 @@ MET = {**ENDED, "b": {**APART["b"], "met": True}}
 
 def test_copies_are_said_with_what_to_call(monkeypatch):
     notes = World(monkeypatch, [APART, ENDED]).after(0.3)
-    assert notes == [(warning(SPEC), {"warning": 3})] and "init_process_group()" in notes[0][0]
-    assert "horovod's init()" in warning(replace(SPEC, launcher="horovod"))
+    assert notes == [(warning_of_meeting(SPEC), {"warning": 3})] and "init_process_group()" in notes[0][0]
+    assert "horovod's init()" in warning_of_meeting(replace(SPEC, launcher="horovod"))
 
 
 @pytest.mark.parametrize(
     ("answers", "gaps_s"),
     [([MET], [0.3]), ([APART, MET], [0.3]), ([APART, {"a": APART["a"]}], [0.3]), ([{}], [0.3]), ([ENDED], []),
-     ([{**ENDED, "a": {**APART["a"], "ranks": [0, 1]}}] * 2, [0.3]), ([APART, ENDED], [meeting.LATE_S + 1]),
-     ([APART, APART, ENDED], [0.3, meeting.GAP_S + 1])],
+     ([{**ENDED, "a": {**APART["a"], "ranks": [0, 1]}}] * 2, [0.3]), ([APART, ENDED], [health.LATE_S + 1]),
+     ([APART, APART, ENDED], [0.3, health.GAP_S + 1])],
 )  # fmt: skip
 def test_nobody_is_accused_where_it_is_not_known(monkeypatch, answers, gaps_s):
     assert World(monkeypatch, answers).after(*gaps_s) == []
@@ -98,8 +98,8 @@ def test_horovods_rendezvous_must_be_known_and_the_jobs_sshd_is_no_meeting(monke
 
 
 def test_the_thread_ends_when_the_ranks_have_met(monkeypatch):
-    monkeypatch.setattr(meeting, "FIRST_S", 0.0)
-    monkeypatch.setattr(meeting, "OFTEN_S", 0.0)
+    monkeypatch.setattr(health, "FIRST_S", 0.0)
+    monkeypatch.setattr(health, "OFTEN_S", 0.0)
     world = World(monkeypatch, [APART, APART, MET])
     world.watch.threads()[0].run()
     assert world.answers == [] and world.after() == []

@@ -15,14 +15,14 @@ import pytest
 from gpurun.errors import HostUnreachable, StateDiskError, words_of
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
-from gpurun.leases import members as lease_steps
+from gpurun.leases import allocate as lease_steps
 from gpurun.remote.fleet import Results
-from gpurun.state.cordons import read_cordons
-from gpurun.supervisor import elsewhere
+from gpurun.state.hosts import read_cordons
+from gpurun.supervisor import start as elsewhere
 from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
-from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import raise_first
-from gpurun.supervisor.outputs_listed import Unbrought
+from gpurun.supervisor.outputs.listing import Unbrought
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_host_that_cannot_join_is_checked_unless_the_gang_has_ended(gang, monk
     gang.job.spec = replace(gang.job.spec, gpus=8)
     monkeypatch.setattr(lease_steps, "grow", lambda home, held, *_, **__: (held, ("h4",)))
     monkeypatch.setattr(lease_steps, "put_apart", lambda home, held, hosts: held)
-    monkeypatch.setattr(elsewhere, "checked", lambda job, hosts: checked.append(hosts))
+    monkeypatch.setattr(elsewhere, "check_hosts", lambda job, hosts: checked.append(hosts))
 
     def bring_in(hosts):
         if has_ended:

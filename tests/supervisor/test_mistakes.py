@@ -8,12 +8,11 @@ import pytest
 from decide_examples import GANG, SPEC, T, container, end_of, rank
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import build, read
-from gpurun.jobs.states import State
+from gpurun.jobs.recipe import build_spec, read_recipe
+from gpurun.jobs.record import State
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.output import Line
-from gpurun.supervisor.decide import decide
-from gpurun.supervisor.verdicts import by_launcher, with_last_words
+from gpurun.supervisor.verdict.decide import by_launcher, decide, with_last_words
 
 OVER_SSH = [name for name in NAMES if launcher_of(replace(SPEC, launcher=name)).argv is not None]
 BY_GPURUN = [name for name in NAMES if name not in OVER_SSH]
@@ -44,14 +43,14 @@ def test_a_size_that_cannot_be_is_refused(tmp_path, launcher, line, why):
     lines = [f"launcher: {launcher}", "image: i", "command: [x]", *([] if line.startswith("gpus") else ["gpus: 3"])]
     (tmp_path / "recipe.yaml").write_text("\n".join([*lines, line]) + "\n")
     with pytest.raises(BadInput, match=why) as refused:
-        build(read(tmp_path), {}, {})
+        build_spec(read_recipe(tmp_path), {}, {})
     assert refused.value.exit_code == 2
 
 
 @pytest.mark.parametrize("launcher", [name for name in NAMES if name != "tensorflow"])
 def test_unequal_numbers_of_ranks_are_a_size_like_any_other(tmp_path, launcher):
     (tmp_path / "recipe.yaml").write_text(f"launcher: {launcher}\nimage: i\ncommand: [x]\ngpus: 3\nmin_gpus: 2\n")
-    assert settled(build(read(tmp_path), {}, {}), is_named=True)[0].gpus == 3
+    assert settled(build_spec(read_recipe(tmp_path), {}, {}), is_named=True)[0].gpus == 3
 
 
 @pytest.mark.parametrize("launcher", NAMES)

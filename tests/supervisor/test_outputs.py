@@ -8,10 +8,10 @@ from power_hosts import PowerLinks, World
 
 from gpurun.jobs.folder import JobFolder
 from gpurun.launch.launchers.horovod import GLOO
-from gpurun.state.path import StatePath
-from gpurun.supervisor import outputs_changes
-from gpurun.supervisor.outputs import collect_outputs, send_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.state.paths import StatePath
+from gpurun.supervisor.outputs import plan
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.outputs import collect_outputs, send_outputs
 
 JOB = "j-00000001"
 
@@ -41,10 +41,10 @@ def kept(job):
 
 def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     steps = []
-    from gpurun.state import durable, syncing
-
-    monkeypatch.setattr(syncing, "sync_tree", lambda tree: steps.append(("tree", tree.name)))
-    monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(("names", kept(job))))
+    monkeypatch.setattr("gpurun.supervisor.outputs.copy.sync_tree", lambda tree: steps.append(("tree", tree.name)))
+    monkeypatch.setattr(
+        "gpurun.supervisor.outputs.copy.durable.sync_folder", lambda folder: steps.append(("names", kept(job)))
+    )
     remove = job.world.remove
     monkeypatch.setattr(job.world, "remove", lambda *args: (steps.append(("removed", kept(job))), remove(*args)))
     assert collect_outputs(job) == set()
@@ -60,11 +60,11 @@ def test_the_list_of_changes_is_on_the_disk_before_it_has_its_name(tmp_path, own
         steps.append("named")
         os.rename(*names, **folders)  # noqa: PTH104
 
-    own_copy(outputs_changes, "os", fsync=lambda _: steps.append("synced"), rename=rename)
+    own_copy(plan, "os", fsync=lambda _: steps.append("synced"), rename=rename)
     folder = os.open(tmp_path, os.O_RDONLY)
-    outputs_changes.write(folder, [{"rm": "old"}])
+    plan.write_changes(folder, [{"rm": "old"}])
     assert steps == ["synced", "named"]
-    assert outputs_changes.read(folder) == [{"rm": "old"}]
+    assert plan.read_changes(folder) == [{"rm": "old"}]
     os.close(folder)
 
 

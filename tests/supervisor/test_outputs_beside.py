@@ -12,11 +12,10 @@ from outputs_world import JOB, outputs_job
 
 from gpurun.errors import HostFailure
 from gpurun.launch.launchers.direct import TORCHRUN
-from gpurun.supervisor import outputs
-from gpurun.supervisor.outputs import GONE, collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.outputs_listed import Unbrought
-from gpurun.supervisor.outputs_watch import MOST_TOLD, _UnfitTold
+from gpurun.supervisor.outputs import outputs
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.listing import Unbrought
+from gpurun.supervisor.outputs.outputs import GONE, MOST_TOLD, _UnfitTold, collect_outputs, copy_outputs, send_outputs
 
 MIB = 1 << 20
 CODE = {"train.py": "train", "sub/model.py": "model", "empty/.keep": ""}

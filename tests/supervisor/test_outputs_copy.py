@@ -11,8 +11,8 @@ import pytest
 from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError, StateUnavailable
-from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_listed import Unbrought
+from gpurun.supervisor.outputs.listing import Unbrought
+from gpurun.supervisor.outputs.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.node.folder.contents import CHANGING, Listed
-from gpurun.supervisor.outputs_generations import (
+from gpurun.supervisor.outputs.keeping import (
     LOG_LOOKS,
     LOG_S,
     REST_S,
@@ -17,7 +17,7 @@ from gpurun.supervisor.outputs_generations import (
     is_complete,
     same_state,
 )
-from gpurun.supervisor.outputs_listed import Declared, HostOutputs, Unbrought
+from gpurun.supervisor.outputs.listing import Declared, HostOutputs, Unbrought
 
 MIB = 1 << 20
 

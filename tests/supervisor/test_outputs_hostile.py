@@ -21,9 +21,9 @@ from gpurun.errors import HostFailure
 from gpurun.node.agent import frames
 from gpurun.node.folder import below
 from gpurun.remote.agent import Reply
-from gpurun.supervisor import outputs_listed
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.outputs import listing as outputs_listed
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.verdict.ends import GangEnd
 
 SECRET = "the secret of the host's user"
 MARKS = [3, 5, 6, 7]

@@ -6,12 +6,11 @@ import pytest
 from local_agents import Hosts
 from outputs_world import OutputsLinks
 
-from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
-from gpurun.supervisor.outputs import bring_late
+from gpurun.supervisor.outputs.outputs import bring_late
 
 
 @pytest.fixture

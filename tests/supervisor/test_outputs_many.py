@@ -14,9 +14,9 @@ from outputs_world import outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError
 from gpurun.node.agent import frames
-from gpurun.state import syncing
-from gpurun.supervisor.outputs import copy_outputs
-from gpurun.supervisor.outputs_listed import KnownRows, list_outputs, outputs_of
+from gpurun.state import durable
+from gpurun.supervisor.outputs.listing import KnownRows, list_outputs, outputs_of
+from gpurun.supervisor.outputs.outputs import copy_outputs
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_disk_that_fails_while_files_arrive_replaces_nothing_and_the_host_keep
 
     (job.host() / "step").write_text("1")
     copy_outputs(job)
-    monkeypatch.setattr(syncing, "EARLY_SYNC_BYTES", 100)
-    monkeypatch.setattr(syncing, "sync_file_system", fails)
+    monkeypatch.setattr(durable, "EARLY_SYNC_BYTES", 100)
+    monkeypatch.setattr(durable, "sync_file_system", fails)
     (job.host() / "step").write_text("22")
     with pytest.raises(StateError, match="disk of the state directory failed"):
         copy_outputs(job)

@@ -12,7 +12,7 @@ import pytest
 from outputs_world import outputs_job
 
 from gpurun.node.folder import contents
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs
 
 
 @pytest.fixture

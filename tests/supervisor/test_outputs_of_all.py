@@ -14,10 +14,9 @@ from gpurun.launch.launchers.direct import TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.node.folder.contents import Listed
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_listed import HostOutputs
-from gpurun.supervisor.outputs_plan import plan_copy
-from gpurun.supervisor.outputs_versions import share
+from gpurun.supervisor.outputs.listing import HostOutputs, share
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.outputs.plan import plan_copy
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from outputs_programs import CheckpointFolders, InPlace, Shards, VirtualTime
 from outputs_world import outputs_job
 
 from gpurun.launch.launchers.direct import TORCHRUN
-from gpurun.supervisor import outputs, outputs_watch
-from gpurun.supervisor.outputs import collect_outputs, send_outputs
-from gpurun.supervisor.outputs_watch import OutputsWatch
+from gpurun.supervisor.outputs import outputs
+from gpurun.supervisor.outputs import outputs as outputs_watch
+from gpurun.supervisor.outputs.outputs import OutputsWatch, collect_outputs, send_outputs
 
 
 @pytest.fixture

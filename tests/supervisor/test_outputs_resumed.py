@@ -18,12 +18,14 @@ from outputs_world import outputs_job, shape
 
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.node.agent import frames
-from gpurun.node.folder import batches, beginnings, contents
+from gpurun.node.folder import below, contents
+from gpurun.node.folder.contents import unpacked
 from gpurun.remote.agent import Reply
-from gpurun.state import syncing
-from gpurun.supervisor import outputs_arriving, outputs_changes
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.state import durable
+from gpurun.supervisor.outputs import arriving as outputs_arriving
+from gpurun.supervisor.outputs import plan
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs
 
 SIZE = 20_000_000
 BYTES = random.Random(1).randbytes(SIZE)
@@ -47,7 +49,7 @@ class Wire:
             yield from self._stream(op, payload_in=payload_in, **params)
             return
         asked = list(payload_in)
-        self.sent, self.asked = 0, [frame.header for frame in batches.unpacked(asked)]
+        self.sent, self.asked = 0, [frame.header for frame in unpacked(asked)]
         for reply in self._stream(op, payload_in=asked, **params):
             self.sent += len(reply.payload)
             if self.cut_after is not None and self.sent > self.cut_after:
@@ -167,7 +169,7 @@ from pathlib import Path
 from local_agents import Hosts
 from outputs_world import outputs_job
 from test_outputs_resumed import Wire
-from gpurun.supervisor.outputs import copy_outputs
+from gpurun.supervisor.outputs.outputs import copy_outputs
 
 job = outputs_job(Path({str(tmp_path)!r}), Hosts(Path({str(tmp_path)!r})), "h1")
 wire = Wire(job)
@@ -188,8 +190,8 @@ def test_what_arrived_while_the_disk_failed_is_not_used(job, wire, monkeypatch):
 
     (job.host() / "a").write_text("small")
     with monkeypatch.context() as failing:
-        failing.setattr(syncing, "EARLY_SYNC_BYTES", 0)
-        failing.setattr(syncing, "sync_file_system", fails)
+        failing.setattr(durable, "EARLY_SYNC_BYTES", 0)
+        failing.setattr(durable, "sync_file_system", fails)
         break_off(job, wire)
     assert not arriving(job).exists()
     assert check_whole(job, wire) >= 1
@@ -327,9 +329,9 @@ def lying_about_the_rest(job, wire, position, sha=None):
         if op != "outputs.read":
             yield from wire._stream(op, payload_in=payload_in, **params)
             return
-        (asked,) = (frame.header for frame in batches.unpacked(payload_in))
+        (asked,) = (frame.header for frame in unpacked(payload_in))
         place = asked["at"] if position == "asked" else position
-        whole = hashlib.sha256(beginnings.begun(asked).counted() + rest) if "at" in asked else hashlib.sha256(rest)
+        whole = hashlib.sha256(below.begun(asked).counted() + rest) if "at" in asked else hashlib.sha256(rest)
         marks = contents.marks_of((job.host() / "model").stat())
         yield Reply(None, frames.encode({"n": 0, "marks": marks}))
         yield Reply(None, frames.encode({"n": 0, "from": place}))
@@ -366,7 +368,7 @@ def test_a_head_that_asks_for_nonsense_gets_the_whole(job, asked):
     sound = {"p": "model", "marks": marks, "at": 5, "sha": hashlib.sha256(path.read_bytes()[:5]).hexdigest()}
     question = frames.encode({**sound, **asked})
     stream = job.links.agent("h1").stream("outputs.read", job="j-00000001", payload_in=[question])
-    came = list(batches.unpacked(reply.payload for reply in stream))
+    came = list(unpacked(reply.payload for reply in stream))
     assert all("from" not in frame.header for frame in came)
     assert b"".join(frame.payload for frame in came) == path.read_bytes()
 
@@ -380,7 +382,7 @@ def test_changes_that_crash_anywhere_are_made_in_the_end(tmp_path, world, seed, 
     job, chance = outputs_job(tmp_path, world, "h1"), random.Random(seed)
     top = os.fsencode(job.host())
     (job.host().parent / "elsewhere").mkdir()
-    make, left = outputs_changes._make, 0
+    make, left = plan._make, 0
 
     def crash(*args):
         nonlocal left
@@ -395,7 +397,7 @@ def test_changes_that_crash_anywhere_are_made_in_the_end(tmp_path, world, seed, 
         for _ in range(40):
             change(top, chance)
         with monkeypatch.context() as killing:
-            killing.setattr(outputs_changes, "_make", crash)
+            killing.setattr(plan, "_make", crash)
             left = chance.randint(1, 30)
             try:
                 copy_outputs(job)

@@ -8,11 +8,11 @@ import pytest
 from local_agents import Hosts
 from outputs_world import JOB, as_stranger, outputs_job
 
-from gpurun.node.agent.call import Call
-from gpurun.node.folder import below, files
-from gpurun.node.job import fence
+from gpurun.node.agent.frames import Call
+from gpurun.node.folder import below, contents
+from gpurun.node.job import gang
 from gpurun.node.transfer import tree
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs, send_outputs
 
 STRANGER = os.geteuid() != 0
 mine = pytest.mark.skipif(not STRANGER, reason="test_as_a_stranger runs it, as a user without rights")
@@ -94,7 +94,7 @@ def test_a_fence_removes_folders_that_keep_their_owner_out(tmp_path, monkeypatch
     (folder / "secrets/token").write_text("secret")
     for name, mode in (("workspace/ro/deep", 0), ("workspace/ro", 0o555), ("workspace", 0o555), ("secrets", 0o500)):
         (folder / name).chmod(mode)
-    fence._remove_files(JOB, outputs=False, keep_cards=False)
+    gang._remove_files(JOB, outputs=False, keep_cards=False)
     assert not folder.exists()
 
 
@@ -112,7 +112,7 @@ def test_a_workdir_with_read_only_folders_is_made_again(tmp_path, monkeypatch):
     assert (tmp_path / "workspace/ro").stat().st_mode & 0o777 == 0o555
     tree.make(call, f"{tmp_path}/workspace", [])
     assert list((tmp_path / "workspace").iterdir()) == []
-    assert files.rmtree(call, f"{tmp_path}/workspace") == {"removed": True}
+    assert contents.rmtree(call, f"{tmp_path}/workspace") == {"removed": True}
 
 
 @mine

@@ -10,15 +10,14 @@ import pytest
 from outputs_world import outputs_job
 
 from gpurun.errors import StateDiskError
-from gpurun.node.agent.call import OpError
-from gpurun.node.agent.disk_reserve import reserve_of
+from gpurun.node.agent.frames import OpError
+from gpurun.node.agent.serve import reserve_of
 from gpurun.node.folder.contents import Listed, listed
-from gpurun.supervisor import outputs, outputs_room
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
-from gpurun.supervisor.outputs_arriving import Arriving
-from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.outputs_room import ENTRY_BYTES, OutputsRoom, cost_of
-from gpurun.supervisor.outputs_watch import OutputsWatch
+from gpurun.supervisor.outputs import outputs, plan
+from gpurun.supervisor.outputs.arriving import Arriving
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.outputs import OutputsWatch, collect_outputs, copy_outputs
+from gpurun.supervisor.outputs.plan import ENTRY_BYTES, OutputsRoom, cost_of
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -134,7 +133,7 @@ def test_empty_files_folders_and_links_are_not_free(tmp_path, world):
 def disk(monkeypatch, free, size=100 * GIB):
     """Play a disk of the head: what it has free, which a test may change."""
     played = SimpleNamespace(free=free)
-    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (played.free, size))
+    monkeypatch.setattr(plan, "disk_of", lambda _: (played.free, size))
     return played
 
 
@@ -155,7 +154,7 @@ def test_a_disk_that_fills_while_files_arrive_stops_the_copy_and_loses_nothing(t
     job = limited(tmp_path, world, None)
     put(job.host(), a=MIB, b=4 * MIB, c=10)
     asked = iter(range(1000))
-    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (50 * GIB if next(asked) < 2 else 5 * GIB, 100 * GIB))
+    monkeypatch.setattr(plan, "disk_of", lambda _: (50 * GIB if next(asked) < 2 else 5 * GIB, 100 * GIB))
     assert collect_outputs(job) == {"h1"}
     assert names(job) == {"a"}
     assert job.record.outputs_left.count == 2
@@ -260,7 +259,7 @@ def test_copies_outlive_a_failure_and_say_it_once(tmp_path, world, monkeypatch, 
             stop.set()
         raise error
 
-    monkeypatch.setattr("gpurun.supervisor.outputs_watch.copy_outputs", copy)
+    monkeypatch.setattr("gpurun.supervisor.outputs.outputs.copy_outputs", copy)
     OutputsWatch(job, stop)._follow()
     assert len(tries) == 3
     assert [note.rpartition(": ")[0] for note in job.notes] == ["the head's copy of the outputs is not up to date"]

@@ -14,12 +14,11 @@ from gpurun.launch.launchers.direct import TORCHRUN
 from gpurun.node.agent import frames
 from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.remote.agent import Reply
-from gpurun.supervisor import outputs
-from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.outputs_listed import HostOutputs
-from gpurun.supervisor.outputs_sums import ask_sums
-from gpurun.supervisor.outputs_versions import Version, candidates, share
+from gpurun.supervisor.outputs import outputs
+from gpurun.supervisor.outputs.arriving import ask_sums
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.listing import HostOutputs, Version, candidates, share
+from gpurun.supervisor.outputs.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from outputs_world import JOB, outputs_job, shape
 
 from gpurun.cli.jobs import whole_json, whole_text
 from gpurun.errors import HostFailure
-from gpurun.jobs.usage import measure
+from gpurun.jobs.folder import measure
 from gpurun.launch.launchers.direct import TORCHRUN
 from gpurun.node.folder import below
-from gpurun.supervisor import outputs, outputs_watch, outputs_whole
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.outputs_watch import OutputsWatch
+from gpurun.supervisor.outputs import keeping, outputs
+from gpurun.supervisor.outputs import outputs as outputs_watch
+from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.outputs.outputs import OutputsWatch, collect_outputs, copy_outputs, send_outputs
 
 MIB = 1 << 20
 
@@ -219,20 +219,20 @@ def test_a_crash_at_any_moment_leaves_one_whole_generation(tmp_path, job, clock,
     put(job.head if job.head.exists() else _made(job.head), **first)
     home = os.open(folder, os.O_RDONLY)
     for number in range(1, 200):
-        outputs_whole.forget(home)
+        keeping.forget_generations(home)
         _replace(job.head, first)
-        outputs_whole.keep(home, folder, outputs_whole.About(1.0, 1))
+        keeping.keep_generation(home, folder, keeping.About(1.0, 1))
         _replace(job.head, second)
-        went_on = cut_at(number, lambda: outputs_whole.keep(home, folder, outputs_whole.About(2.0, 2)))
-        found = outputs_whole.newest(home)
+        went_on = cut_at(number, lambda: keeping.keep_generation(home, folder, keeping.About(2.0, 2)))
+        found = keeping.newest(home)
         whole = texts(folder / f"outputs.whole/{found[0]}/outputs")
         assert whole == {1: first, 2: second}[found[1].step], number
         _replace(job.head, {"torn": "3", "a": "half"})
         went_on |= cut_at(number, lambda: HeadCopy(job.folder).restore())
         assert HeadCopy(job.folder).restore()
         assert texts(job.head) == whole, number
-        went_on |= cut_at(number, lambda: outputs_whole.forget(home))
-        found = outputs_whole.newest(home)
+        went_on |= cut_at(number, lambda: keeping.forget_generations(home))
+        found = keeping.newest(home)
         assert found is None or texts(folder / f"outputs.whole/{found[0]}/outputs") == whole
         if not went_on:
             break
@@ -294,10 +294,10 @@ def test_a_limit_holds_for_copy_and_whole_copy_together(tmp_path, world, clock):
 def test_a_whole_copy_costs_nothing_until_files_are_replaced_and_counts_as_outputs(job, clock):
     put(job.host("h1"), model="1" * MIB)
     look(job, clock), look(job, clock)
-    assert outputs_whole.beside(job.folder.path) < 64 << 10
+    assert keeping.beside(job.folder.path) < 64 << 10
     put(job.host("h1"), model="2" * MIB)
     look(job, clock)
-    assert MIB <= outputs_whole.beside(job.folder.path) < MIB + (64 << 10)
+    assert MIB <= keeping.beside(job.folder.path) < MIB + (64 << 10)
     assert measure(job.folder.path).sizes["outputs"] >= 2 * MIB
 
 
@@ -347,7 +347,7 @@ def test_a_program_that_says_when_it_has_saved_needs_no_rest(tmp_path, world, ow
     program = Declared([runs])
     virtual = VirtualTime(program.run([job.host()], 4.5), 600)
     run_program(job, program, virtual, own_copy, top=job.host())
-    _, about = outputs_whole.newest(os.open(job.folder.path.plain, os.O_RDONLY))
+    _, about = keeping.newest(os.open(job.folder.path.plain, os.O_RDONLY))
     assert job.outputs.restore()
     assert program.read([job.head]) == about.step > 10
 
@@ -378,7 +378,7 @@ def test_status_names_the_whole_copy_with_its_step_and_age(job):
     put(job.head, model="1")
     home = os.open(job.folder.path.plain, os.O_RDONLY)
     assert whole_text(job.folder) == "" and whole_json(job.folder) is None
-    outputs_whole.keep(home, job.folder.path.plain, outputs_whole.About(time.time() - 5405, 7))
+    keeping.keep_generation(home, job.folder.path.plain, keeping.About(time.time() - 5405, 7))
     os.close(home)
     assert whole_text(job.folder) == f"step 7, 1h30m old, {newest(job)}"
     found = whole_json(job.folder)

@@ -7,16 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.doctor.findings import Finding, Severity
-from gpurun.doctor.gpu_checks import strangers
-from gpurun.doctor.preflight import Preflight
-from gpurun.doctor.survey import Survey
-from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
-from gpurun.jobs.record import JobRecord
+from gpurun.doctor.host_checks import strangers
+from gpurun.doctor.survey import Preflight, Survey
+from gpurun.facts import Gpu, GpuProcess, Hardware
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
-from gpurun.supervisor import preflight
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.unstarted import MAY_BE_THE_JOBS, is_unstarted
+from gpurun.supervisor import start
+from gpurun.supervisor.verdict.causes import MAY_BE_THE_JOBS, is_unstarted
+from gpurun.supervisor.verdict.ends import GangEnd
 
 RECORD = JobRecord("j-00000001", "n", "o", 0, "/i", 4, State.PREPARING, 0.0, 0.0, attempt=6)
 H1 = SimpleNamespace(name="h1", gpus=4)
@@ -45,10 +43,10 @@ def end_of(job, monkeypatch, *blocking, processes=()):
     found = Hardware("h1", gpus=gpus)
     blocking += tuple(strangers(H1, found, frozenset({0}), Severity.ERROR))
     survey = Survey({"h1": found}, {})
-    monkeypatch.setattr(preflight, "preflight", lambda *_, **__: Preflight(blocking, (), {"h1": found}, survey))
-    monkeypatch.setattr(preflight, "note_survey", lambda *words: job.noted.append(words))
+    monkeypatch.setattr(start, "preflight", lambda *_, **__: Preflight(blocking, (), {"h1": found}, survey))
+    monkeypatch.setattr(start, "note_survey", lambda *words: job.noted.append(words))
     with pytest.raises(GangEnd) as raised:
-        preflight.examine(job, ["h1"])
+        start.examine(job, ["h1"])
     return raised.value.end
 
 
@@ -67,7 +65,7 @@ def test_a_finding_is_its_host_s_failure_and_no_job_s(monkeypatch):
 def test_what_a_preflight_finds_is_a_look_at_its_hosts(monkeypatch):
     """Jobs behind it need not find that out for themselves, and wait a minute for a program of the site that hangs.
 
-    `gpurun.doctor.soundness` decides which findings are a broken host: a process on a GPU ends.
+    `gpurun.doctor.survey` decides which findings are a broken host: a process on a GPU ends.
     """
     job = Job()
     end_of(job, monkeypatch, FULL)
@@ -78,10 +76,10 @@ def test_what_a_preflight_finds_is_a_look_at_its_hosts(monkeypatch):
     end_of(job, monkeypatch, processes=[(EVE,)])
     ((_, _, hosts, survey, _),) = job.noted
     assert hosts == [H1] and survey.hardware == {"h1": found}
-    monkeypatch.setattr(preflight, "preflight", lambda *_, **__: Preflight((), (), {"h1": found}, survey))
+    monkeypatch.setattr(start, "preflight", lambda *_, **__: Preflight((), (), {"h1": found}, survey))
     sound = Job()
-    monkeypatch.setattr(preflight, "note_survey", lambda *words: sound.noted.append(words))
-    preflight.examine(sound, ["h1"])
+    monkeypatch.setattr(start, "note_survey", lambda *words: sound.noted.append(words))
+    start.examine(sound, ["h1"])
     assert len(sound.noted) == 1, "a host that is sound is heard of, too"
 
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.content import ship as shipping
+from gpurun.content.relay import DamagedBlob
+from gpurun.content.tree import scan
 from gpurun.errors import HostFailure
-from gpurun.images import ship as shipping
-from gpurun.images.relay import DamagedBlob
-from gpurun.images.tree import scan
-from gpurun.jobs.states import State
-from gpurun.supervisor import prepare
-from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.unstarted import is_unstarted
+from gpurun.jobs.record import State
+from gpurun.supervisor import start
+from gpurun.supervisor.verdict.causes import is_unstarted
+from gpurun.supervisor.verdict.ends import GangEnd
 
 ERRORS = [
     (errno.ESTALE, True), (errno.EIO, True), (errno.EMFILE, True), (errno.ETIMEDOUT, True), (errno.EHOSTDOWN, True),
@@ -35,7 +35,7 @@ def test_a_secret_that_cannot_be_read_for_a_moment_ends_no_job(monkeypatch, numb
     monkeypatch.setattr(Path, "read_bytes", fail)
     job = SimpleNamespace(spec=SimpleNamespace(secret_files={"token": "/nfs/token"}))
     with pytest.raises(GangEnd, match="/nfs/token") as ended:
-        prepare._send_secrets(job, ["h1"])
+        start._send_secrets(job, ["h1"])
     assert waits(ended.value.end) is may_pass
     assert "'token'" in ended.value.end.reason
 
@@ -46,13 +46,13 @@ def test_a_workdir_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkey
         raise OSError(number, "no", str(tmp_path / "x"))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("gpurun.images.tree.Walk.entries", fail)
+    monkeypatch.setattr("gpurun.content.tree.Walk.entries", fail)
     job = SimpleNamespace(
         spec=SimpleNamespace(workdir=str(tmp_path), code=False), lease=SimpleNamespace(job="j"),
         accounts={"h1": SimpleNamespace(job_folder=lambda _: "/f")},
     )  # fmt: skip
     with pytest.raises(GangEnd) as ended:
-        prepare._send_workdir(job, ["h1"])
+        start._send_workdir(job, ["h1"])
     assert waits(ended.value.end) is may_pass
     monkeypatch.undo()
     assert not scan(tmp_path).entries
@@ -65,13 +65,13 @@ def test_an_image_that_the_head_cannot_give_now_makes_the_job_wait(monkeypatch, 
     def ship(*_, **__):
         raise error
 
-    monkeypatch.setattr(prepare, "ship", ship)
+    monkeypatch.setattr(start, "ship", ship)
     place = SimpleNamespace(docker_host=None)
     job = SimpleNamespace(
         spec=SimpleNamespace(image="i", image_id="x"), links=SimpleNamespace(fleet=None), inventory=place
     )
     with pytest.raises(GangEnd) as ended:
-        prepare.ship_image(job, ["h1"], cancelled=lambda: False)
+        start.ship_image(job, ["h1"], cancelled=lambda: False)
     assert waits(ended.value.end)
 
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.supervisor.ranks import IDLE_S, Rank, first_failed, have_succeeded, hosts_without_ranks, told
+from gpurun.supervisor.verdict.ends import (
+    IDLE_S,
+    Rank,
+    first_failed,
+    have_succeeded,
+    hosts_without_ranks,
+    rank_in_event,
+)
 
 START = {"kind": "start", "id": "3.17", "rank": 3, "age_s": 5.0}
 END = {"kind": "end", "id": "3.17", "rank": 3, "code": 1, "age_s": 2.0}
@@ -15,7 +22,7 @@ END = {"kind": "end", "id": "3.17", "rank": 3, "code": 1, "age_s": 2.0}
 def take(*events):
     known = {}
     for now_s, event in enumerate(events, 100):
-        if rank := told(known, "h", event, float(now_s)):
+        if rank := rank_in_event(known, "h", event, float(now_s)):
             known["h", rank.id] = rank
     return list(known.values())
 
@@ -88,7 +95,7 @@ def test_an_end_is_never_taken_back(events):
     known = {}
     for now_s, event in enumerate(events):
         before = dict(known)
-        if rank := told(known, "h", event, float(now_s)):
+        if rank := rank_in_event(known, "h", event, float(now_s)):
             known["h", rank.id] = rank
         for key, rank in before.items():
             assert rank.code is None or known[key].code is not None

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from decide_examples import GANG, SPEC, end_of, rank
 
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import CancelRequest, JobRecord, State
 from gpurun.jobs.spec import Constraints
-from gpurun.jobs.states import State
-from gpurun.supervisor.decide import decide
-from gpurun.supervisor.ends import End
-from gpurun.supervisor.rehearsal import judged
+from gpurun.supervisor.verdict.decide import decide
+from gpurun.supervisor.verdict.ends import End
+from gpurun.supervisor.watch import judged
 
 ALONE = replace(GANG, members=GANG.members[:1], rehearsed="one rank ran for 60 s")
 

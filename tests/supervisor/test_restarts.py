@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.jobs.record import FirstFailure, JobRecord, Restart
+from gpurun.jobs.record import FirstFailure, JobRecord, Restart, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.supervisor import restarts
-from gpurun.supervisor.ends import End
+from gpurun.supervisor.verdict import ends
+from gpurun.supervisor.verdict.ends import End
 
 RECORD = JobRecord("j-00000001", "n", "o", 0, "/i", 4, State.RUNNING, 0.0, 0.0, restarts=1)
 HOST_LOST = End(State.FAILED, "gone", 4, suspects=("a",))
@@ -27,25 +26,25 @@ racks: {r1: {hosts: {"gpu-r1-[01-02]": {}}}}
 @given(st.from_regex(r"j-[0-9a-f]{8}", fullmatch=True), st.integers(1, 10_000))
 def test_the_wait_doubles_up_to_its_cap_and_is_always_the_same(job, restart):
     plain = min(3.0 * 2 ** min(restart - 1, 30), 300.0)
-    wait = restarts.backoff_s(job, restart)
+    wait = ends.backoff_s(job, restart)
     assert plain * 0.75 <= wait <= plain * 1.25
-    assert wait == restarts.backoff_s(job, restart)
+    assert wait == ends.backoff_s(job, restart)
 
 
 def test_jobs_that_failed_together_do_not_start_together():
-    assert len({round(restarts.backoff_s(f"j-{number:08x}", 3), 2) for number in range(50)}) > 40
+    assert len({round(ends.backoff_s(f"j-{number:08x}", 3), 2) for number in range(50)}) > 40
 
 
 def test_only_a_hosts_fault_is_tried_again_and_only_so_often():
-    assert restarts.is_worth_another(RECORD, HOST_LOST, max_restarts=2)
-    assert not restarts.is_worth_another(RECORD, HOST_LOST, max_restarts=1)
-    assert not restarts.is_worth_another(RECORD, replace(HOST_LOST, suspects=()), max_restarts=9)
+    assert ends.is_worth_another(RECORD, HOST_LOST, max_restarts=2)
+    assert not ends.is_worth_another(RECORD, HOST_LOST, max_restarts=1)
+    assert not ends.is_worth_another(RECORD, replace(HOST_LOST, suspects=()), max_restarts=9)
     preempted = replace(HOST_LOST, outcome=State.QUEUED)
-    assert not restarts.is_worth_another(RECORD, preempted, max_restarts=9), "it is queued anyway, and uncounted"
+    assert not ends.is_worth_another(RECORD, preempted, max_restarts=9), "it is queued anyway, and uncounted"
 
 
 def test_a_restart_in_words():
-    restart = restarts.restart_of(RECORD.but(restarts=1), max_restarts=4, now_s=1000.0)
+    restart = ends.restart_of(RECORD.but(restarts=1), max_restarts=4, now_s=1000.0)
     assert (restart.attempt, restart.of) == (3, 5)
     assert restart.words(restart.at_s - 12.2) == "restarts in 12s (attempt 3 of 5)"
     assert restart.words(restart.at_s - 0.1) == "restarts in 1s (attempt 3 of 5)"
@@ -55,7 +54,7 @@ def test_a_restart_in_words():
 
 def setback(kind="container", *, reason="ended (exit code 137)", code=137, step=None, ran_s=20.0, rank=None):
     failure = FirstFailure(reason, rank=rank, host="any", exit_code=code, kind=kind)
-    return restarts.setback_of(failure, attempt=1, step=step, ran_s=ran_s)
+    return ends.setback_of(failure, attempt=1, step=step, ran_s=ran_s)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def setback(kind="container", *, reason="ended (exit code 137)", code=137, step=
     ],
 )
 def test_what_counts_as_the_same_failure_again(before, now, same):
-    assert restarts.repeats(before, now) is same
+    assert ends.repeats(before, now) is same
 
 
 def test_no_pass_grants_before_the_time_has_come(tmp_path):

@@ -11,8 +11,8 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.rank_places import ask, host_of
-from gpurun.supervisor.seating import Seating
+from gpurun.supervisor.log import Seating
+from gpurun.supervisor.log_copy import ask_places, host_of
 
 GRANTS = (Grant("a", (0, 3)), Grant("b", (1,)))
 SPEC = JobSpec(name="x", image="i", gpus=3, command=("true",))
@@ -48,7 +48,7 @@ def test_a_host_that_claims_all_ranks_gets_nobody_who_enters_another():
             {h: call(SimpleNamespace(host=h, call=lambda *_, **__: Reply(claims))) for h in "ab"}, {}
         ),
     )
-    places, silent = ask(links, "j-0000000a", 1, Seating.of(GRANTS, SPEC))
+    places, silent = ask_places(links, "j-0000000a", 1, Seating.of(GRANTS, SPEC))
     seating = Seating.of(GRANTS, SPEC)
     assert [host_of("j-0000000a", rank, places, silent, seating) for rank in range(3)] == ["a", "a", "b"]
     with pytest.raises(BadInput, match="ranks 0 to 2, not 5"):

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import GpurunError
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
-from gpurun.launch.account import HostAccount
+from gpurun.launch.container import HostAccount
 from gpurun.launch.launchers import NAMES, settled
-from gpurun.node.agent.call import OpError
+from gpurun.node.agent.frames import OpError
 from gpurun.node.job import gang
-from gpurun.node.job.cache_rules import OWNER
+from gpurun.node.job.rules import OWNER
 from gpurun.remote import answers
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import start
-from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 class Hosts:
@@ -54,7 +54,7 @@ class Hosts:
         if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
             raise RemoteOpFailed("it's taken\n", kind="port-in-use", host=host)
         if op == "gang.create" and host in self.made:
-            return SimpleNamespace(value=answers.checked(op, self.made[host]))
+            return SimpleNamespace(value=answers.checked_answer(op, self.made[host]))
         return SimpleNamespace(value={})
 
     def counted(self, op):

@@ -10,9 +10,9 @@ import pytest
 
 from gpurun.jobs.events import MOST_WARNINGS, EventLog, warnings_of
 from gpurun.jobs.spec import JobSpec
-from gpurun.state.path import StatePath
-from gpurun.supervisor import starters
-from gpurun.supervisor.starters import NAMES, StarterWatch, is_watched, warning
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import health
+from gpurun.supervisor.health import NAMES, StarterWatch, is_watched, warning_of_starters
 
 SPEC = JobSpec("n", "i", 4, ("python3", "train.py"), launcher="tasks")
 
@@ -36,14 +36,16 @@ def job_of(answers, notes):
 
 
 def test_it_is_said_once_with_the_ranks_of_all_hosts(monkeypatch):
-    monkeypatch.setattr(starters, "FIRST_S", 0.0)
+    monkeypatch.setattr(health, "FIRST_LOOK_S", 0.0)
     which, notes = next(at for at, (_, words) in enumerate(NAMES) if words == ["torchrun"]), []
     found = {"a": [{"rank": 0, "which": which}], "b": [{"rank": 1, "which": which}]}
     answers = [{}, {"a": [], "b": []}, found, found]
     StarterWatch(job_of(answers, notes), threading.Event())._follow()
     assert answers == [found] and len(notes) == 1
     assert notes[0][0].startswith("2 ranks each started torchrun itself") and notes[0][1] == {"warning": 2}
-    assert "--one-per-host" in warning(1, "torchrun") and warning(1, "torchrun").startswith("a rank started")
+    assert "--one-per-host" in warning_of_starters(1, "torchrun") and warning_of_starters(1, "torchrun").startswith(
+        "a rank started"
+    )
 
 
 def test_a_host_that_lies_names_a_launcher_that_there_is():
@@ -53,8 +55,8 @@ def test_a_host_that_lies_names_a_launcher_that_there_is():
 
 
 def test_it_looks_only_a_few_times(monkeypatch):
-    monkeypatch.setattr(starters, "FIRST_S", 0.0)
-    answers, notes = [{} for _ in range(starters.LOOKS)], []
+    monkeypatch.setattr(health, "FIRST_LOOK_S", 0.0)
+    answers, notes = [{} for _ in range(health.LOOKS)], []
     StarterWatch(job_of(answers, notes), threading.Event())._follow()
     assert answers == notes == []
     assert StarterWatch(SimpleNamespace(spec=replace(SPEC, gpus=1)), threading.Event()).threads() == []

@@ -10,7 +10,7 @@ import pytest
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import stop
-from gpurun.supervisor.ending import GIVE_UP_S
+from gpurun.supervisor.verdict.ends import GIVE_UP_S
 
 end_log = stop._end_log
 

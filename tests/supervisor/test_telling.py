@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpurun.content.ship import ShipEvent
 from gpurun.errors import StateDiskError
-from gpurun.images.events import ShipEvent
-from gpurun.jobs import sending
-from gpurun.jobs.events import EventLog, EventTail
+from gpurun.jobs.events import FILE, EventLog, EventTail, Sent, read_sent
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.sending import Sent, read_sent
-from gpurun.state.path import StatePath
-from gpurun.supervisor import telling
-from gpurun.supervisor.telling import SendingTold
+from gpurun.state.paths import StatePath
+from gpurun.supervisor import job
+from gpurun.supervisor.job import SendingTold
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def folder(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(telling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -65,7 +63,7 @@ def test_a_full_disk_stops_no_transfer(folder, clock, monkeypatch):
     def fails(*_):
         raise StateDiskError("no space left on device")
 
-    monkeypatch.setattr(telling, "write_sent", fails)
+    monkeypatch.setattr(job, "write_sent", fails)
     a_ship(SendingTold(folder, 1, EventLog(folder.events, clock=lambda: 1.0)), clock, 3)
     assert read_sent(folder, 1) == ()
 
@@ -74,5 +72,5 @@ def test_a_full_disk_stops_no_transfer(folder, clock, monkeypatch):
     "damage", [b"", b"{", b"[]", b'{"attempt": 1}', b'{"attempt": 1, "sent": [{"host": 7}]}', b"\xff"]
 )
 def test_a_damaged_file_says_nothing(folder, damage):
-    (folder.path / sending.FILE).plain.write_bytes(damage)
+    (folder.path / FILE).plain.write_bytes(damage)
     assert read_sent(folder, 1) == ()

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor.trouble import supervisor_trouble
+from gpurun.views.reading import supervisor_trouble
 
 INVENTORY = """\
 version: 1

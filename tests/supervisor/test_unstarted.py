@@ -17,14 +17,13 @@ from gpurun.errors import (
     NoRoom,
 )
 from gpurun.inventory.model import Host
-from gpurun.jobs.record import AVOID_MOST_S, JobRecord, StartFailure
+from gpurun.jobs.record import AVOID_MOST_S, JobRecord, StartFailure, State
 from gpurun.jobs.spec import Constraints, JobSpec
-from gpurun.jobs.states import State
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.boot import HeadBoot
-from gpurun.state.machines import Out
-from gpurun.supervisor import unstarted
-from gpurun.supervisor.ends import End
+from gpurun.state.hosts import Out
+from gpurun.supervisor.verdict import causes
+from gpurun.supervisor.verdict.ends import End
 
 RECORD = JobRecord("j-00000001", "n", "o", 0, "/i", 4, State.PREPARING, 0.0, 0.0)
 OUT = Out("ssh", "no route to host", 1000.0)
@@ -64,7 +63,7 @@ class Job:
     def fails(self, *errors, looks=None):
         self.record = self.record.but(attempt=self.record.attempt + 1)
         sound = {error.host: None for error in errors if error.host}
-        found = unstarted.after(
+        found = causes.after(
             self.record, end_of(errors), sound if looks is None else looks, self.able, hosts=SIX, now_s=self.now_s
         )
         self.record = self.record.but(start_failures=found.failures, placements=found.placements)
@@ -256,7 +255,7 @@ def test_the_record_stays_small_however_many_hosts_fail():
     job = Job()
     for _ in range(3):
         job.fails(*(HostUnreachable("x\n" * 20_000, host=f"host-{number:04}") for number in range(300)))
-    assert len(job.record.start_failures) == unstarted.MOST_FAILURES
+    assert len(job.record.start_failures) == causes.MOST_FAILURES
     assert len(repr(job.record.start_failures)) < 64 * 1000
     assert all(each.reason.isprintable() and each.words.isprintable() for each in job.record.start_failures)
 
@@ -265,7 +264,7 @@ def test_failures_of_long_ago_count_no_more():
     job = Job()
     for host in ("h1", "h2"):
         job.fails(mount(host))
-    job.now_s += unstarted.FORGET_S + 1.0
+    job.now_s += causes.FORGET_S + 1.0
     assert job.fails(mount("h3")).outcome is State.QUEUED
     assert [each.host for each in job.record.start_failures] == ["h3"]
 
@@ -282,7 +281,7 @@ def test_failures_of_long_ago_count_no_more():
     ],
 )
 def test_what_counts_as_an_attempt_that_did_not_start(state, end, is_unstarted):
-    assert unstarted.is_unstarted(state, end) is is_unstarted
+    assert causes.is_unstarted(state, end) is is_unstarted
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_what_counts_as_an_attempt_that_did_not_start(state, end, is_unstarted):
     ],
 )
 def test_two_messages_say_the_same(one, other, same):
-    words = [unstarted.normalised(text, SIX) for text in (one, other)]
+    words = [causes.normalised(text, SIX) for text in (one, other)]
     assert (words[0] == words[1]) is same, words
 
 
@@ -353,8 +352,8 @@ def test_whatever_fails_a_job_ends_only_by_sound_hosts_and_is_never_placed_at_fu
 
 @given(st.text(max_size=400), st.sets(st.text(min_size=1, max_size=5), max_size=3))
 def test_whatever_a_host_says_has_a_short_form_that_stays_the_same(text, hosts):
-    words = unstarted.normalised(text, hosts)
-    assert len(words) <= unstarted.MOST_WORDS and words == unstarted.normalised(text, hosts)
+    words = causes.normalised(text, hosts)
+    assert len(words) <= causes.MOST_WORDS and words == causes.normalised(text, hosts)
 
 
 HOSTS = tuple(
@@ -378,4 +377,4 @@ HOSTS = tuple(
 )
 def test_which_hosts_could_hold_a_gang(gpus, wants, unusable, able):
     spec = JobSpec("n", "i", gpus, ("true",), **wants)
-    assert "".join(sorted(unstarted.able_hosts(SimpleNamespace(hosts=HOSTS), spec, unusable))) == able
+    assert "".join(sorted(causes.able_hosts(SimpleNamespace(hosts=HOSTS), spec, unusable))) == able

@@ -10,7 +10,8 @@ from waiting import until
 
 from gpurun.errors import HostUnreachable, UnsafeState
 from gpurun.jobs.spec import Grant
-from gpurun.supervisor import health, watchers
+from gpurun.supervisor import health
+from gpurun.supervisor import watch as watchers
 
 SHORT = [
     OSError(24, "Too many open files"), UnsafeState("others may write there"), HostUnreachable("lost", host="h1"),

@@ -14,23 +14,21 @@ from how_many import count
 
 from gpurun.errors import StateDiskError, StateError, StateUnavailable, words_of
 from gpurun.failing import Calls
-from gpurun.head.submission import Submission
-from gpurun.jobs.record import CancelRequest
+from gpurun.head.submit import Submission
+from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.state import presence
-from gpurun.state.path import StatePath
-from gpurun.state.presence import Presence
-from gpurun.supervisor.joblog import JobLog
-from gpurun.sweeps import __main__ as process
-from gpurun.sweeps import conductor as conducting
-from gpurun.sweeps import store as storing
-from gpurun.sweeps.conductor import Conductor
-from gpurun.sweeps.curves import curves
-from gpurun.sweeps.store import SweepStore
-from gpurun.sweeps.submitting import reopen
-from gpurun.sweeps.wish import Wish
+from gpurun.state import clock
+from gpurun.state.clock import Presence
+from gpurun.state.paths import StatePath
+from gpurun.studies import sweep_main as process
+from gpurun.studies import sweep_runner as conducting
+from gpurun.studies import sweep_store as storing
+from gpurun.studies.sweep_pictures import curves
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.sweep_runner import Conductor, reopen
+from gpurun.studies.sweep_store import SweepStore
+from gpurun.supervisor.log import JobLog
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
 INVENTORY = """\
@@ -262,7 +260,7 @@ def test_a_conductor_outlives_a_machine_without_threads_or_memory(world, monkeyp
 
 def test_a_conductor_ends_if_its_state_directory_is_gone(world, monkeypatch):
     one = carry(world, begin(world, grid=GRID))
-    monkeypatch.setattr(presence, "AWAY_MOST_S", 0.0)
+    monkeypatch.setattr(clock, "AWAY_MOST_S", 0.0)
     world.home.rename(world.home.with_name("elsewhere"))
     one.run()
     assert not world.home.exists()

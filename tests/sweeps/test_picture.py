@@ -6,13 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpurun.drawing.axes import Choices, Numbers
+from gpurun.drawing import Choices, Numbers
 from gpurun.jobs.spec import JobSpec
-from gpurun.sweeps.curves import best_so_far, curves
-from gpurun.sweeps.picture import BEST, MOST_REPORTS, MOST_TRIALS, axis_of, picture
-from gpurun.sweeps.space import dimension
-from gpurun.sweeps.trials import JournalEntry, Trials
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.sweep_pictures import BEST, MOST_REPORTS, MOST_TRIALS, axis_of, best_so_far, curves, picture
+from gpurun.studies.sweep_plan import JournalEntry, Trials, Wish, dimension
 
 SPACE = {"lr": ("log:1e-5..1e-1",), "layers": ("2..8",), "optimizer": ("adam", "sgd", '"/><script>')}
 

@@ -9,9 +9,8 @@ import pytest
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
-from gpurun.sweeps.search import Grid, searcher_for
-from gpurun.sweeps.trials import JournalEntry
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.search import Grid, searcher_for
+from gpurun.studies.sweep_plan import JournalEntry, Wish
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
 LR = {"lr": ("log:1e-5..1e-1",), "layers": ("2..8",)}
@@ -113,7 +112,7 @@ def test_tpe_draws_near_the_best():
 
 
 def test_without_optuna_a_grid_works_and_the_rest_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna" or name == "gpurun.sweeps.study"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna" or name == "gpurun.studies.study"]:
         monkeypatch.delitem(sys.modules, name)
     real = builtins.__import__
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.sweeps import space
-from gpurun.sweeps.space import Dimension
+from gpurun.studies import sweep_plan
+from gpurun.studies.sweep_plan import Dimension
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from gpurun.sweeps.space import Dimension
     ],
 )  # fmt: skip
 def test_a_value_is_what_it_looks_like(text, value):
-    found = space.value_of(text)
+    found = sweep_plan.value_of(text)
     assert (found, type(found)) == (value, type(value))
 
 
 @given(st.one_of(st.booleans(), st.integers(-(10**17), 10**17), st.floats(allow_nan=False, allow_infinity=False)))
 def test_a_value_is_written_as_it_is_read(value):
-    assert space.value_of(space.text(value)) == value
+    assert sweep_plan.value_of(sweep_plan.value_text(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_value_is_written_as_it_is_read(value):
     ],
 )
 def test_a_parameter_is_a_list_or_a_range(word, dimension):
-    ((found),) = space.parse(space.assignments((word,))).values()
+    ((found),) = sweep_plan.parse_space(sweep_plan.assignments((word,))).values()
     assert found == dimension
 
 
@@ -57,13 +57,13 @@ def test_a_parameter_is_a_list_or_a_range(word, dimension):
 )  # fmt: skip
 def test_what_is_no_parameter_is_refused(words):
     with pytest.raises(BadInput):
-        space.parse(space.assignments(words))
+        sweep_plan.parse_space(sweep_plan.assignments(words))
 
 
 def test_a_grid_has_every_point_once_the_last_parameter_fastest():
-    points = space.parse(space.assignments(("a=1,2", "b=x,y")))
-    assert space.check_grid(points) == 4
-    assert list(space.grid(points)) == [
+    points = sweep_plan.parse_space(sweep_plan.assignments(("a=1,2", "b=x,y")))
+    assert sweep_plan.check_grid(points) == 4
+    assert list(sweep_plan.grid(points)) == [
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     ]  # fmt: skip
 
@@ -71,8 +71,8 @@ def test_a_grid_has_every_point_once_the_last_parameter_fastest():
 @pytest.mark.parametrize("words", [(), ("a=1..2",), tuple(f"p{n}={','.join(map(str, range(10)))}" for n in range(7))])
 def test_a_grid_of_a_range_of_nothing_or_of_too_much_is_refused(words):
     with pytest.raises(BadInput):
-        space.check_grid(space.parse(space.assignments(words)))
+        sweep_plan.check_grid(sweep_plan.parse_space(sweep_plan.assignments(words)))
 
 
 def test_flags_of_a_program():
-    assert space.words({"lr": 0.1, "big": True, "name": "a b"}) == ("--lr=0.1", "--big=true", "--name=a b")
+    assert sweep_plan.words({"lr": 0.1, "big": True, "name": "a b"}) == ("--lr=0.1", "--big=true", "--name=a b")

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import read
+from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.spec import JobSpec
-from gpurun.sweeps.plan import Asha, Metric, job_of, longest_point
-from gpurun.sweeps.wish import Wish
+from gpurun.studies.sweep_plan import Asha, Metric, Wish, job_of, longest_point
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",), env={"A": "b"})
 LR = {"lr": ("0.1", "0.01")}
@@ -73,7 +72,7 @@ def test_a_recipe_has_a_sweep_that_submit_does_not_see(tmp_path):
         "image: i:1\ngpus: 1\ncommand: train\n"
         "sweep: {grid: {lr: [0.1, 0.01], no: [yes, no]}, metric: accuracy:max, max_parallel: 4}\n"
     )
-    found = read(tmp_path)
+    found = read_recipe(tmp_path)
     assert "sweep" not in found.given
     assert found.sweep == {
         "grid": {"lr": ("0.1", "0.01"), "no": ("yes", "no")}, "metric": "accuracy:max", "max_parallel": 4,
@@ -86,4 +85,4 @@ def test_a_recipe_has_a_sweep_that_submit_does_not_see(tmp_path):
 def test_a_recipes_sweep_that_is_wrong_is_named(tmp_path, sweep):
     (tmp_path / "recipe.yaml").write_text(f"image: i:1\ngpus: 1\ncommand: train\nsweep: {sweep}\n")
     with pytest.raises(BadInput, match=r"recipe\.yaml"):
-        read(tmp_path)
+        read_recipe(tmp_path)

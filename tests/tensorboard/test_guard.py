@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from gpurun.tensorboard.guard import Guard
-from gpurun.tensorboard.shown import Shown, ShownRun
+from gpurun.views.tensorboard import Guard, Shown, ShownRun
 
 TOKEN = "t0ken-of-this-call"
 

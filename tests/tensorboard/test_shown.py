@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from gpurun.tensorboard.shown import Shown, ShownRun, run_name
+from gpurun.views.tensorboard import Shown, ShownRun, run_name
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.facts.samples import GpuSample, HostSample
+from gpurun.facts import GpuSample, HostSample
 from gpurun.inventory.folding import fold
-from gpurun.jobs.record import JobRecord
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
-from gpurun.top.rows import Moment
 from gpurun.views.picture import FREE, HostCells, WaitingJob, picture_of
+from gpurun.views.rows import Moment
 
 
 class Cluster:

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from textual.widgets import Input, Log, Static
 
-from gpurun.cli.printing import duration
 from gpurun.errors import NotYours
-from gpurun.jobs.states import State
-from gpurun.top.app import Actions, Question, TopApp
+from gpurun.jobs.record import State
+from gpurun.quantities import duration
+from gpurun.views.app import Actions, Question, TopApp
 
 HOSTILE = "[red]x[/red]\x1b[2J[@click=app.quit]"
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.errors import StateError, words_of
 from gpurun.jobs.store import JobStore
-from gpurun.top.feed import Feed
+from gpurun.views.feed import Feed
 
 
 @pytest.mark.parametrize(

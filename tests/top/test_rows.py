@@ -10,15 +10,23 @@ import threading
 
 import pytest
 
-from gpurun.cli.printing import duration
 from gpurun.errors import HostUnreachable
-from gpurun.facts.samples import GpuSample, HostSample
-from gpurun.jobs.states import State
+from gpurun.facts import GpuSample, HostSample
+from gpurun.jobs.record import State
+from gpurun.quantities import duration
 from gpurun.remote.fleet import Fleet
-from gpurun.top.plain import changed_lines, first_lines
-from gpurun.top.rows import SORTS, host_rows, job_rows, leased_hosts, summary, usage
-from gpurun.top.sampling import Sampling
+from gpurun.views.feed import Sampling
 from gpurun.views.picture import OutHost
+from gpurun.views.rows import (
+    SORTS,
+    changed_lines,
+    first_lines,
+    host_rows,
+    job_rows,
+    leased_hosts,
+    screen_summary,
+    usage,
+)
 
 
 def test_every_sort_is_one_and_keeps_every_job(cluster):
@@ -49,7 +57,7 @@ def test_a_host_that_is_out_is_named_with_its_reason(cluster):
     out = moment._replace(picture=moment.picture._replace(hosts=tuple(hosts)))
     (row,) = [row for row in host_rows(out) if row.key == "n4"]
     assert row.cells[2] == "out" and row.cells[-1] == "no route\\x1b[2J"
-    assert "1 host out" in summary(out) and "out" not in summary(moment)
+    assert "1 host out" in screen_summary(out) and "out" not in screen_summary(moment)
     assert any("n4: out" in line for line in changed_lines(moment, out, duration))
 
 
@@ -95,7 +103,7 @@ def test_a_host_is_asked_again_after_a_while(cluster, monkeypatch):
         opened.append(list(hosts))
         return Fleet({}, {host: HostUnreachable("no route", host=host) for host in opened[-1]})
 
-    monkeypatch.setattr("gpurun.top.sampling.AGAIN_S", -1.0)
+    monkeypatch.setattr("gpurun.views.feed.AGAIN_S", -1.0)
     sampling = Sampling(open_fleet, lambda: ["n1"])
     sampling.look()
     sampling.look()

@@ -6,16 +6,14 @@ import re
 
 import pytest
 
-from gpurun.cli.printing import duration
 from gpurun.cli.tables import painted
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import expand
-from gpurun.jobs.record import JobRecord
+from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.spec import Grant
-from gpurun.jobs.states import State
+from gpurun.quantities import duration
 from gpurun.views.lines import job_lines, mark_line, plain, rack_lines, width_of, wrapped
-from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, HostCells, letters, picture_of
-from gpurun.views.racks import racks_of
+from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, HostCells, letters, picture_of, racks_of
 
 
 def host(name, cells, rack="r1", state="ok", generation="pascal"):

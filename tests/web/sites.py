@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 
-from gpurun.cli.printing import duration
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.cluster import open_cluster
-from gpurun.loopback.door import Door
-from gpurun.web.pages import Pages
+from gpurun.leases.look import open_cluster
+from gpurun.quantities import duration
+from gpurun.views.loopback import Door
+from gpurun.views.web import Pages
 
 INVENTORY = """
 version: 1

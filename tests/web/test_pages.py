@@ -8,7 +8,7 @@ import time
 import pytest
 from sites import HOSTILE, TOKEN, ask, log, new_job
 
-from gpurun.views.curves import MOST_METRICS, MOST_POINTS, Curves
+from gpurun.views.lines import MOST_METRICS, MOST_POINTS, Curves
 
 
 def test_the_cluster_with_its_jobs_and_why_they_wait(door, home):

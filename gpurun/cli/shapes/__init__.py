@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpurun.cli.shapes import accounts, hosts, inventories, jobs
-from gpurun.lab.status import LabStatus
+from gpurun.cli.shapes import accounts, hosts, jobs
+from gpurun.cli.shapes.accounts import (
+    ChangesShape,
+    CordonShape,
+    DrainShape,
+    InventoryListShape,
+    InventoryShape,
+    TrustShape,
+    ValidateShape,
+)
+from gpurun.lab.lab import LabStatus
 from gpurun.simulate.report import Report
 
 SHAPES: Mapping[str, tuple[Any, ...]] = {
@@ -49,15 +58,15 @@ SHAPES: Mapping[str, tuple[Any, ...]] = {
     "data stage": (hosts.StageShape,),
     "data evict": (hosts.EvictShape,),
     "simulate": (Report,),
-    "inventory list": (inventories.InventoryListShape,),
-    "inventory show": (inventories.InventoryShape, inventories.InventoryListShape),
-    "inventory validate": (inventories.ValidateShape,),
+    "inventory list": (InventoryListShape,),
+    "inventory show": (InventoryShape, InventoryListShape),
+    "inventory validate": (ValidateShape,),
     "inventory probe": (hosts.ProbeShape,),
-    "inventory diff": (inventories.ChangesShape,),
-    "inventory cordon": (inventories.CordonShape,),
-    "inventory drain": (inventories.DrainShape,),
-    "inventory uncordon": (inventories.CordonShape,),
-    "inventory trust": (inventories.TrustShape,),
+    "inventory diff": (ChangesShape,),
+    "inventory cordon": (CordonShape,),
+    "inventory drain": (DrainShape,),
+    "inventory uncordon": (CordonShape,),
+    "inventory trust": (TrustShape,),
     "recover": (accounts.RecoverShape,),
     "audit": (accounts.AuditShape,),
     "config view": (accounts.ConfigShape,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from gpurun.doctor.findings import Severity
-from gpurun.facts.hardware import Hardware
+from gpurun.facts import Hardware
 
 
 class FindingShape(TypedDict):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from gpurun.campaigns.plan import RefusedSize
-from gpurun.jobs.origin import Origin
-from gpurun.jobs.record import OutputsLeft, Restart, StartFailure
-from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State
+from gpurun.jobs.record import Origin, OutputsLeft, Restart, StartFailure, State
+from gpurun.jobs.spec import JobSpec, Placement
+from gpurun.launch.container import HostShare
 from gpurun.launch.fabric import Setting
-from gpurun.launch.share import HostShare
 from gpurun.scaling.choice import SmallerGang
-from gpurun.scheduler.changes import Change
-from gpurun.scheduler.explain import Explanation, Occupant, PoolUse
+from gpurun.scheduler.explain import Change, Explanation, Occupant, PoolUse
 from gpurun.scheduler.explain import State as Decision
-from gpurun.scheduler.model import HostGroup, Placement
-from gpurun.state.machines import Out
+from gpurun.scheduler.model import HostGroup
+from gpurun.state.hosts import Out
+from gpurun.studies.campaign_plan import RefusedSize
 from gpurun.views.picture import WaitingJob
 
 

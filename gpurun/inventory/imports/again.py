@@ -7,27 +7,257 @@ person's stays and a note says so. Guesses are no values of the source: they nev
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-from yaml.nodes import Node, ScalarNode
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpurun.documents.nodes import ProblemReport, compose, entries
+from gpurun.documents.convert import Entries, ProblemReport, compose_document, entries, is_null
+from gpurun.documents.plain import DocumentError
 from gpurun.errors import BadInput
-from gpurun.inventory.edit import AddHosts, Edit, RemoveHosts, SetEach, SetFields, apply
+from gpurun.inventory.edit import (
+    AddHosts,
+    Edit,
+    HostSetting,
+    InventoryTree,
+    RemoveHosts,
+    SetEach,
+    SetFields,
+    apply,
+    parse_settings,
+)
+from gpurun.inventory.edit import parse_settings as settings_of
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import expand, quoted
-from gpurun.inventory.imports.compose import grouped, written
-from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.load import parse
+from gpurun.inventory.imports.draft import IS_JUMP, Draft
 from gpurun.inventory.model import Host, Inventory
-from gpurun.inventory.settings import HostSetting
-from gpurun.inventory.settings import parse as settings_of
+from gpurun.inventory.read import parse_inventory
 from gpurun.msgspec_types import ready
+from gpurun.quantities import count
+
+# Guessed values of an imported inventory, until the hosts themselves have told. Pure.
+
+
+_IMPORTED = re.compile(r"^# Imported from (.*) by gpurun inventory import\.$", re.MULTILINE)
+_COMMENT = re.compile(r"^# Guessed: (gpus|generation) (\S+) for .*\n", re.MULTILINE)
+_INTERFACE = re.compile(r"^# Guessed: interface ([^\s:]+).*\n", re.MULTILINE)
+_DEFAULTS = re.compile(r"^defaults: \{.*\}$", re.MULTILINE)
+_OTHERWISE = "otherwise"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A guessed default.
+
+    Attributes:
+        key: ``gpus`` or ``generation``.
+        value: as YAML has it, without quotes.
+        comment: the line that says so.
+    """
+
+    key: str
+    value: str
+    comment: str
+
+
+def is_imported(text: str) -> bool:
+    """Return whether `compose` wrote an inventory's text, before people edited it."""
+    return _IMPORTED.search(text) is not None
+
+
+def imported_from(text: str) -> str | None:
+    """Return the file that an inventory was imported from, as it was written; None if its text does not say."""
+    found = _IMPORTED.search(text)
+    return found.group(1) if found else None
+
+
+def guesses(text: str) -> tuple[Guess, ...]:
+    """Return the guesses that are still in an inventory's text."""
+    found = [Guess(each[1], each[2], each[0]) for each in _COMMENT.finditer(text)]
+    return tuple(guess for guess in found if _with_default(text, guess, guess.value) is not None)
+
+
+def guessed_hosts(text: str, guess: Guess, source: Path) -> tuple[str, ...]:
+    """Return the hosts that have a guessed default, and no value of their own.
+
+    Args:
+        source: the inventory's file, for messages.
+    """
+    other = str(int(guess.value) + 1) if guess.value.isdecimal() else _OTHERWISE
+    changed = _with_default(text, guess, other)
+    if changed is None:
+        return ()
+    try:
+        before, after = parse_inventory(text.encode(), source), parse_inventory(changed.encode(), source)
+    except BadInput:
+        return ()
+    return tuple(
+        host.name for host in before.hosts if getattr(host, guess.key) != getattr(after.by_name[host.name], guess.key)
+    )
+
+
+def settled(text: str, guess: Guess, value: str, unknown: Collection[str]) -> str:
+    """Return the text with a default that hosts have told.
+
+    Args:
+        unknown: hosts with this default that have not told. For them, it stays a guess.
+    """
+    changed = _with_default(text, guess, value)
+    if changed is None:
+        return text
+    still = f"# Guessed: {guess.key} {value} for {fold(unknown)}, as most others have\n" if unknown else ""
+    return changed.replace(guess.comment, still, 1)
+
+
+def with_interface(text: str, interface: str) -> str:
+    """Return the text with the interface that the hosts have, if its interface is a guess; then it is none any more."""
+    guess = _INTERFACE.search(text)
+    if guess is None:
+        return text
+    stated = re.compile(rf"(?<=\binterface: ){re.escape(guess[1])}(?=[,}}\s])")
+    return stated.sub(lambda _: interface, text.replace(guess[0], "", 1))
+
+
+def _with_default(text: str, guess: Guess, value: str) -> str | None:
+    """Return the text with another value of the default; None if the default is not the guess any more."""
+    line = _DEFAULTS.search(text)
+    if line is None:
+        return None
+    stated = re.compile(rf"(?<=[{{ ]){guess.key}: ('?){re.escape(guess.value)}\1(?=[,}}])")
+    found = stated.search(line[0])
+    if found is None:
+        return None
+    start, end = line.start() + found.start(), line.start() + found.end()
+    is_plain = value.isdecimal() if guess.key == "gpus" else value.replace("-", "").replace("_", "").isalpha()
+    return f"{text[:start]}{guess.key}: {value if is_plain else _quoted(value)}{text[end:]}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# Write a draft as a readable inventory file: defaults first, equal hosts folded.
+
+
+_COMMON = ("generation", "gpus", "user", "port", "gpu_model", "gpu_memory_mib")
+
+
+def compose_inventory(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -> str:
+    """Return the text of an inventory.
+
+    Args:
+        given: the user's values for hosts without a value in the source: ``gpus``, ``generation``, …
+        fabric: the keys of the single fabric as YAML: ``kind``, ``interface``, ``hcas``.
+    If a required value is in neither, gpurun guesses it and adds a note to the draft.
+    """
+    racks = draft.guess_racks()
+    defaults = _defaults(draft, given)
+    names = _fabric_names(draft, str(fabric["kind"]), defaults)
+    wires = f"{{{', '.join(f'{key}: {value}' for key, value in fabric.items())}}}"
+    lines = [
+        f"# Imported from {draft.source.encode('unicode_escape').decode()} by gpurun inventory import.",
+        *(f"# Guessed: {guess}" for guess in draft.guessed),
+        "version: 1",
+        f"defaults: {{{', '.join(f'{key}: {text}' for key, text in defaults.items())}}}",
+        "fabrics:",
+        *(f"  {name}: {wires}" for name in names),
+    ]
+    if draft.ssh_config:
+        lines.append(f"ssh_config: {_quoted_of_compose(draft.ssh_config)}")
+    tree = InventoryTree("\n".join([*lines, "racks:", ""]))
+    for rack in dict.fromkeys(racks.values()):
+        members = [host for host in draft.values if racks[host] == rack]
+        for hosts, settings in grouped(draft, members, defaults):
+            tree.add(hosts, rack, settings)
+    return tree.merged()
+
+
+def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str]:
+    """Return the fabrics that hosts name, or one fabric named by its kind. Adds the most common one to `defaults`."""
+    named = Counter(values["fabric"].text for values in draft.values.values() if "fabric" in values)
+    if not named:
+        return [kind]
+    draft.guess(f"kind {kind} for every fabric: {', '.join(named)}")
+    if named.total() < len(draft.values):
+        named[kind] += len(draft.values)
+    defaults["fabric"] = written("fabric", named.most_common(1)[0][0])
+    return list(named)
+
+
+def _quoted_of_compose(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _defaults(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of most hosts, and the required values for hosts without a value in the source."""
+    defaults = dict(given)
+    for key in _COMMON:
+        texts = Counter(values[key].text for values in draft.values.values() if key in values)
+        missing = [name for name, values in draft.values.items() if key not in values]
+        if key in defaults:
+            continue
+        if texts and (not missing or key in ("gpus", "generation")):
+            defaults[key] = texts.most_common(1)[0][0]
+            if missing:
+                draft.guess(f"{key} {defaults[key]} for {fold(missing)}, as most others have")
+        elif key in ("gpus", "generation"):
+            defaults[key] = {"gpus": "1", "generation": "unknown"}[key]
+            draft.guess(f"{key} {defaults[key]} for every host: the source does not say")
+    return {key: written(key, text) for key, text in defaults.items()}
+
+
+def written(key: str, text: str) -> str:
+    """Return a value as YAML has it."""
+    (setting,) = parse_settings([f"{key}={text}"])
+    plain = isinstance(setting.value, int) or text.replace("-", "").replace("_", "").isalpha()
+    return text if plain else _quoted_of_compose(text)
+
+
+def grouped(
+    draft: Draft, hosts: Sequence[str], defaults: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], tuple[HostSetting, ...]]]:
+    """Group equal hosts of a rack; fold their addresses if they follow the order of the names."""
+    alike: dict[tuple[tuple[HostSetting, ...], tuple[str, ...]], list[str]] = {}
+    for host in hosts:
+        own = draft.values[host]
+        kept = tuple(s for key, s in own.items() if key not in PER_HOST and defaults.get(key) != _written_own(key, s))
+        alike.setdefault((kept, tuple(key for key in PER_HOST if key in own)), []).append(host)
+    for (settings, addressed), names in alike.items():
+        ordered = expand(fold(names))
+        folded = _folded_addresses(draft, ordered)
+        if folded is not None:
+            yield ordered, (*settings, *folded)
+            continue
+        for name in names:
+            own = draft.values[name]
+            yield (name,), (*settings, *(own[key] for key in addressed))
+
+
+def _written_own(key: str, setting: HostSetting) -> str:
+    return "" if key.startswith("labels.") else written(key, setting.text)
+
+
+def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[HostSetting, ...] | None:
+    """Return the hosts' addresses as ranges; None if they do not form a range."""
+    settings: list[HostSetting] = []
+    for key in PER_HOST:
+        texts = [draft.values[name][key].text for name in names if key in draft.values[name]]
+        if not texts:
+            continue
+        if len(texts) < len(names) or any(":" in text for text in texts):
+            return None
+        folded = fold(texts) if len(texts) > 1 else texts[0]
+        if len(texts) > 1 and list(expand(folded)) != texts:
+            return None
+        settings.extend(parse_settings([f"{key}={folded}"]))
+    return tuple(settings)
+
 
 Said = dict[str, dict[str, str]]
 """What a source said: host → key → text. `rack` is a key, if the source has it."""
@@ -83,7 +313,7 @@ def merge(data: bytes, path: Path, draft: Draft, last: bytes | None, stated: Map
     Raises BadInput: the result is not a valid inventory.
     """
     draft = replace(draft, values={name: dict(values) for name, values in draft.values.items()})
-    inventory = parse(data, path)
+    inventory = parse_inventory(data, path)
     changes = _compared(inventory, draft, _decoded(last))
     after = data
     for edit in _edits(data, path, inventory, draft, changes, stated):
@@ -254,7 +484,7 @@ def _additions(
     data: bytes, path: Path, inventory: Inventory, draft: Draft, names: Sequence[str], stated: Mapping[str, str]
 ) -> Iterator[Edit]:
     """Add hosts with the values of the source; the inventory's defaults apply to the others."""
-    top, by_rack = _defaults(data, path)
+    top, by_rack = _defaults_of_again(data, path)
     racks = draft.guess_racks(names)
     for name in names:
         inherited = {**top, **by_rack.get(racks[name], {})}
@@ -279,10 +509,10 @@ def _additions(
             yield AddHosts(hosts, rack, settings)
 
 
-def _defaults(data: bytes, path: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def _defaults_of_again(data: bytes, path: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Return the plain values of `defaults`, and those of each rack."""
     report = ProblemReport(str(path))
-    root = compose(data, str(path))
+    root = compose_document(data, str(path))
     top = entries(root, report, "the inventory") if root is not None else {}
     racks = entries(top["racks"][1], report, "racks") if "racks" in top else {}
     of_racks = {name: entries(node, report, name) for name, (_, node) in racks.items()}
@@ -301,3 +531,130 @@ def _racks_of(draft: Draft, changes: _Changes) -> list[str]:
     return (
         [f"guessed: the racks of {fold(guessed)}; `gpurun inventory set HOSTS rack=R` moves hosts"] if guessed else []
     )
+
+
+# Import the machines of SkyPilot's ``ssh_node_pools.yaml`` and of dstack's SSH fleets.
+
+
+_NAMES = ("ip", "hostname")
+_VALUES = {"user": "user", "port": "port", "internal_ip": "fabric_address"}
+_KEYS = ("identity_file", "ssh_key", "private_key")
+_BY_SSH = "gpurun takes SSH settings from ~/.ssh/config"
+_SECRETS = ("password", "ssh_key", "private_key")
+
+
+def kind_of(data: bytes, file: str) -> str | None:
+    """Return ``skypilot`` or ``dstack`` if a YAML file has that form."""
+    try:
+        root = compose_document(data, file, tags=True)
+        top = entries(root, ProblemReport(file), file) if isinstance(root, MappingNode) else {}
+    except DocumentError:
+        return None
+    if _text(top, "type") is not None:
+        return "dstack"
+    pools = [entries(pool, ProblemReport(file), file) for _, pool in top.values()]
+    listed = [isinstance(pool["hosts"][1], SequenceNode) for pool in pools if "hosts" in pool]
+    return "skypilot" if any(listed) else None
+
+
+def read_skypilot(data: bytes, draft: Draft, file: str) -> None:
+    """Fill a draft from ``ssh_node_pools.yaml``."""
+    reader = _MachineLists(draft, file)
+    pools = reader.top(data, "the pools")
+    for name, (place, node) in pools.items():
+        pool = entries(node, reader.report, f"pool {name}")
+        if "hosts" not in pool:
+            reader.report.wrong(place, f"pool {name} has no hosts")
+        reader.hosts(pool, {"pool": name})
+    reader.finish(f"{count(len(pools), 'pool')} as labels")
+
+
+def read_dstack(data: bytes, draft: Draft, file: str) -> None:
+    """Fill a draft from an SSH fleet. Raises BadInput: another configuration of dstack's, or a fleet without hosts."""
+    reader = _MachineLists(draft, file)
+    top = reader.top(data, "the fleet")
+    if _text(top, "type") != "fleet":
+        raise BadInput(
+            f"a dstack file of type {_text(top, 'type')!r} lists no hosts; import a file of type fleet", where=file
+        )
+    ssh = entries(top["ssh_config"][1], reader.report, "ssh_config") if "ssh_config" in top else {}
+    if "hosts" not in ssh:
+        raise BadInput("the dstack fleet has no ssh_config with hosts; gpurun imports only SSH fleets", where=file)
+    for key in ("placement", "resources", "blocks", "env"):
+        if key in top:
+            draft.leave(f"{key}: only dstack has this setting", reader.place(top[key][0]))
+    name = _text(top, "name")
+    reader.hosts(ssh, {"fleet": name} if name else {})
+    reader.finish("")
+
+
+class _MachineLists:
+    """Reads hosts into a draft, and collects the problems of the file."""
+
+    def __init__(self, draft: Draft, file: str) -> None:
+        self.report = ProblemReport(file)
+        self._draft, self._file = draft, file
+        self._jumps: set[str] = set()
+
+    def top(self, data: bytes, what: str) -> Entries:
+        root = compose_document(data, self._file, tags=True)
+        return {} if root is None else entries(root, self.report, what)
+
+    def place(self, node: Node) -> str:
+        return f"{self._file}:{node.start_mark.line + 1}"
+
+    def hosts(self, common: Entries, labels: Mapping[str, str]) -> None:
+        """Add the hosts of a list; `common` are the values of all of them."""
+        if "hosts" not in common:
+            return
+        listed = common["hosts"][1]
+        if not isinstance(listed, SequenceNode):
+            self.report.wrong(listed, "hosts must be a list")
+            return
+        for node in listed.value:
+            own: Entries = {}
+            if not isinstance(node, ScalarNode):
+                own = entries(node, self.report, "a host")
+            name = node.value if isinstance(node, ScalarNode) else self._name(node, own)
+            if name is None:
+                continue
+            where = self.place(node)
+            if self._draft.host(name, where):
+                for label, text in labels.items():
+                    self._draft.label(name, label, text, where)
+                for key, (place, value) in {**common, **own}.items():
+                    self._value(name, key, place, value)
+
+    def _name(self, node: Node, own: Entries) -> str | None:
+        name = next((text for key in _NAMES if (text := _text(own, key)) is not None), None)
+        if name is None:
+            self.report.wrong(node, "the host has neither ip nor hostname")
+        return name
+
+    def _value(self, host: str, key: str, place: ScalarNode, value: Node) -> None:
+        where = self.place(place)
+        if key in (*_NAMES, "hosts"):
+            return
+        if key in _VALUES and isinstance(value, ScalarNode):
+            if not is_null(value):
+                self._draft.put(host, _VALUES[key], value.value, where)
+        elif key == "proxy_jump":
+            found = entries(value, self.report, key) if isinstance(value, MappingNode) else {key: (place, value)}
+            self._jumps.add(_text(found, "hostname") or _text(found, key) or "")
+            self._draft.leave(f"proxy_jump: {_BY_SSH}", where)
+        elif key in _SECRETS:
+            self._draft.leave(f"{key}: a secret", where)
+        elif key in _KEYS:
+            self._draft.leave(f"{key}: {_BY_SSH}", where)
+        else:
+            self._draft.leave(f"{key}: gpurun's inventory has no such key for hosts", where)
+
+    def finish(self, took: str) -> None:
+        self.report.raise_if_any()
+        self._draft.leave_out([host for host in self._draft.values if host in self._jumps], IS_JUMP, self._file)
+        self._draft.took.append(count(len(self._draft.values), "host") + (f", {took}" if took else ""))
+
+
+def _text(found: Entries, key: str) -> str | None:
+    node = found[key][1] if key in found else None
+    return node.value if isinstance(node, ScalarNode) and not is_null(node) else None

@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from gpurun.documents.problems import shown
+from gpurun.documents.plain import shown
 from gpurun.errors import BadInput
+from gpurun.inventory.edit import HostSetting, parse_settings
 from gpurun.inventory.fields import LABEL_PATTERN, PER_HOST, is_address
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
-from gpurun.inventory.imports.generations import generation_of, is_slice
 from gpurun.inventory.model import SSH_PORT, machine_at
-from gpurun.inventory.settings import HostSetting, parse
-from gpurun.quantities.counts import count
+from gpurun.quantities import count
+
+# GPU generations by model, such as ``v100`` or ``Tesla P100-SXM2-16GB``.
+
+
+FAMILIES = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+
+_MODELS = {
+    "kepler": ("k10", "k20", "k20x", "k40", "k80"),
+    "maxwell": ("m4", "m10", "m40", "m60"),
+    "pascal": ("p4", "p6", "p40", "p100", "gp100", "1080", "1080ti", "titanx", "titanxp"),
+    "volta": ("v100", "v100s", "gv100", "titanv"),
+    "turing": ("t4", "t40", "2080", "2080ti", "rtx6000", "rtx8000", "titanrtx"),
+    "ampere": ("a2", "a10", "a10g", "a16", "a30", "a40", "a100", "a800", "a4000", "a5000", "a6000", "3090", "3090ti"),
+    "ada": ("l4", "l20", "l40", "l40s", "4090", "ada"),
+    "hopper": ("h20", "h100", "h200", "h800", "gh200"),
+    "blackwell": ("b100", "b200", "b300", "gb200", "gb300", "5090"),
+}
+_BY_MODEL = {model: family for family, models in _MODELS.items() for model in models}
+_SLICE = re.compile(r"(?:\A|[^a-z0-9])(?:mig|\d+g[._-]\d+gb)(?:\Z|[^a-z0-9])", re.IGNORECASE)
+"""A profile of a Multi-Instance GPU, such as 1g.5gb, a100_3g.20gb, mig-1g.10gb+me."""
+
+
+def is_slice(kind: str) -> bool:
+    """Return whether a GPU type is a slice of a GPU (MIG)."""
+    return _SLICE.search(kind) is not None
+
+
+def generation_of(text: str) -> str | None:
+    """Return the generation of a GPU model, or of a name that contains a model; None if there is none."""
+    words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
+    for family in FAMILIES:
+        if family in words:
+            return family
+    pairs = [first + second for first, second in pairwise(words)]
+    bare = [re.sub(r"^(gtx|rtx|tesla|gpu)", "", word) for word in words]
+    return next((_BY_MODEL[word] for word in (*pairs, *words, *bare) if word in _BY_MODEL), None)
+
 
 _NUMBER = re.compile(r"[-_]?\d+\Z")
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
@@ -79,7 +117,7 @@ class Draft:
     def put(self, host: str, key: str, text: str, where: str) -> bool:
         """Set a value of a host; False, and a note, if the value is not valid in an inventory."""
         try:
-            (setting,) = parse([f"{key}={text}"])
+            (setting,) = parse_settings([f"{key}={text}"])
         except BadInput as error:
             self.leave(error.message, where, host)
             return False
@@ -213,3 +251,85 @@ class Draft:
 def says_gpu(name: str) -> bool:
     """Return whether the name of a host or a group says that there are GPUs: ``gpu-01``, ``dgx_nodes``, ``v100``."""
     return _GPU_NAME.search(name) is not None or generation_of(name) is not None
+
+
+# Find jump hosts in arguments of ``ssh``: ``-J``, ``ProxyJump``, and a ``ProxyCommand`` that runs ``ssh``. Pure.
+
+
+IS_JUMP = "left out, because SSH reaches other hosts through this jump host"
+_WITH_VALUE = frozenset("bBcDEeFIiJLlmOoPpQRSWw")
+"""Options of ``ssh`` with a value of their own; source: ssh(1)."""
+_MOST_DEPTH = 4
+
+
+def jumps_of(arguments: str) -> set[str]:
+    """Return the jump hosts in arguments of ``ssh``, such as Ansible's ``ansible_ssh_common_args``."""
+    return set(_of_options(_words(arguments), 0))
+
+
+def jumps_of_command(command: str) -> set[str]:
+    """Return the jump hosts of a ``ProxyCommand``; an empty set for commands that do not run ``ssh``."""
+    return set(_of_command(_words(command), 0))
+
+
+def hops(value: str) -> Iterator[str]:
+    """Return the hosts of a ``ProxyJump``."""
+    for hop in value.split(","):
+        bare = _host(hop)
+        if bare and bare.lower() != "none":
+            yield bare
+
+
+def _of_command(words: list[str], depth: int) -> Iterator[str]:
+    if depth > _MOST_DEPTH:
+        return
+    at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in ("ssh", "ssh.exe")), None)
+    if at is None:
+        for word in words:  # sh -c 'ssh …'
+            if " " in word:
+                yield from _of_command(_words(word), depth + 1)
+        return
+    rest = words[at + 1 :]
+    yield from _of_options(rest, depth)
+    target = _target(rest)
+    if target is not None:
+        yield _host(target)
+
+
+def _of_options(words: list[str], depth: int) -> Iterator[str]:
+    for at, word in enumerate(words):
+        flag, value = word[:2], word[2:] or (words[at + 1] if at + 1 < len(words) else "")
+        if flag == "-J":
+            yield from hops(value)
+        elif flag == "-o":
+            key, _, setting = re.sub(r"\s*=\s*|\s+", "=", value.strip(), count=1).partition("=")
+            if key.lower() == "proxyjump":
+                yield from hops(setting)
+            elif key.lower() == "proxycommand":
+                yield from _of_command(_words(setting), depth + 1)
+
+
+def _target(words: list[str]) -> str | None:
+    """Return the first word of an ``ssh`` command that is neither an option nor the value of one."""
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            letters = word[1:]
+            first = next((at for at, letter in enumerate(letters) if letter in _WITH_VALUE), None)
+            is_value = first is not None and first == len(letters) - 1
+        else:
+            return word
+    return None
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _host(text: str) -> str:
+    return re.sub(r":\d+\Z", "", text.strip().removeprefix("ssh://").rpartition("@")[2]).strip("[]")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from gpurun.documents.problems import shown
+from gpurun.documents.plain import shown
 from gpurun.errors import BadInput
-from gpurun.inventory.hostset import expand, fold
-from gpurun.inventory.imports.draft import A_SLICE, Draft
-from gpurun.inventory.imports.generations import is_slice
-from gpurun.quantities.counts import count
+from gpurun.inventory.folding import fold
+from gpurun.inventory.hostset import expand
+from gpurun.inventory.imports.draft import A_SLICE, Draft, is_slice
+from gpurun.quantities import count
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)
@@ -40,7 +40,7 @@ class _Line:
     words: tuple[str, ...] = ()
 
 
-def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
+def read_slurm(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
     """Fill a draft from a ``slurm.conf``."""
     nodes: dict[str, bool] = {}  # True if Gres lists GPUs
     defaults: dict[str, str] = {}
@@ -263,4 +263,7 @@ def _partitions(
                 draft.label(name, f"partition.{partition}", "yes", line.where)
         unknown = [name for name in members if name not in nodes]
         if unknown:
-            draft.leave(f"partition {partition} also has {fold(unknown)}, which no NodeName line names", line.where)
+            draft.leave(
+                f"partition {partition} also has {fold(unknown)}, which no NodeName line names",
+                line.where,
+            )

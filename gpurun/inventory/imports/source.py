@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpurun.documents.problems import shown
+from gpurun.documents.plain import shown
 from gpurun.errors import BadInput
-from gpurun.inventory.imports import ansible, etc_hosts, hostfile, pools, slurm, ssh_config, table
+from gpurun.inventory.imports import again, ansible, lists, slurm
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.load import MAX_BYTES
-from gpurun.inventory.load import read as read_bytes
+from gpurun.inventory.read import MAX_BYTES
+from gpurun.inventory.read import read_inventory_bytes as read_bytes
 
 FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv", "skypilot", "dstack", "etc-hosts")
 _FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "inventory", "inventory.yml", "inventory.yaml",
@@ -27,7 +27,7 @@ _SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
 _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)
 
 
-def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_NAME) -> Draft:
+def read_source(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_NAME) -> Draft:
     """Return the draft of a file, or of the inventory file in a folder.
 
     Args:
@@ -88,13 +88,14 @@ def _read_as(kind: str, data: bytes, text: str, draft: Draft, file: Path, meant:
     elif kind == "ansible":
         ansible.read_ini(text, draft, name, _variable_files(file), meant)
     elif kind == "ssh-config":
-        ssh_config.read(text, draft, str(file.absolute()), _included)
+        lists.read_ssh_config(text, draft, str(file.absolute()), _included)
     elif kind == "slurm":
-        slurm.read(text, draft, name, _text_beside(file))
+        slurm.read_slurm(text, draft, name, _text_beside(file))
     elif kind in ("skypilot", "dstack"):
-        (pools.read_skypilot if kind == "skypilot" else pools.read_dstack)(data, draft, name)
+        (again.read_skypilot if kind == "skypilot" else again.read_dstack)(data, draft, name)
     else:
-        {"hostfile": hostfile, "etc-hosts": etc_hosts, "csv": table}[kind].read(text, draft, name)
+        lines = {"hostfile": lists.read_hostfile, "etc-hosts": lists.read_etc_hosts, "csv": lists.read_table}
+        lines[kind](text, draft, name)
 
 
 def _short(notes: Sequence[str]) -> str | None:
@@ -107,7 +108,7 @@ def _short(notes: Sequence[str]) -> str | None:
 def detect(path: Path, text: str) -> str:
     """Return the format of a file, from its name and content. Raises BadInput if the format is unknown."""
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] not in "#;"]
-    if path.suffix in (".yml", ".yaml") and (pool := pools.kind_of(text.encode(), str(path))):
+    if path.suffix in (".yml", ".yaml") and (pool := again.kind_of(text.encode(), str(path))):
         return pool
     if text.lstrip().startswith("{") and '"_meta"' in text:
         raise BadInput(
@@ -122,7 +123,7 @@ def detect(path: Path, text: str) -> str:
     }
     weaker_signs = {
         "etc-hosts": bool(lines)
-        and all(etc_hosts.is_one(line.split()[0]) and len(line.split()) > 1 for line in lines)
+        and all(lists.is_one(line.split()[0]) and len(line.split()) > 1 for line in lines)
         and not any("=" in line for line in lines),
         "ansible": any(line.lstrip().startswith("[") or "ansible_" in line for line in lines),
         "hostfile": bool(lines) and (all(map(_HOSTFILE_LINE.match, lines)) or all(map(_TORQUE_LINE.match, lines))),

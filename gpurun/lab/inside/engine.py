@@ -6,10 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from gpurun.lab.inside.boot import service_from
-from gpurun.lab.inside.gate import announce
-from gpurun.lab.inside.init import hold_signals, supervise
-from gpurun.lab.kernel import MountFlag, mount
+from gpurun.lab.inside.init import announce, hold_signals, service_from, supervise
+from gpurun.lab.process import MountFlag, mount
 
 _STOP_GRACE_S = 15.0
 

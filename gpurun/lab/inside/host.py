@@ -7,10 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from gpurun.lab.inside.boot import Boot
-from gpurun.lab.inside.gate import announce
-from gpurun.lab.inside.init import hold_signals, supervise
-from gpurun.lab.inside.root import build
+from gpurun.lab.inside.init import Boot, announce, build_root, hold_signals, supervise
 
 _STOP_GRACE_S = 6.0
 
@@ -23,7 +20,7 @@ def main() -> None:
     os.umask(0o022)  # not the umask of the user who ran gpurun lab up
     boot = Boot.load(Path(boot_file))
     socket.sethostname(boot.name)
-    build(boot)
+    build_root(boot)
     supervise(boot.services, grace_s=_STOP_GRACE_S)
 
 

@@ -10,12 +10,10 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpurun.jobs.disagreement import Disagreement
-from gpurun.jobs.spec import HorovodKnobs, JobSpec
+from gpurun.jobs.spec import Disagreement, HorovodKnobs, JobSpec
 from gpurun.launch.launchers.direct import DEEPSPEED, JAX, SRUN, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
-from gpurun.launch.launchers.identity import with_own_variables
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, with_own_variables
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.launch.launchers.replacing import typed_line
 from gpurun.launch.launchers.tensorflow import TENSORFLOW

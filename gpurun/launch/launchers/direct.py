@@ -9,12 +9,10 @@ import shlex
 from collections.abc import Mapping
 
 from gpurun.launch.jobssh import unset_line
-from gpurun.launch.launchers.identity import unset_names
-from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang
-from gpurun.launch.launchers.lines.line import PYTHON
-from gpurun.launch.launchers.lines.torch import with_local_rank
+from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang, RankSeat, unset_names
+from gpurun.launch.launchers.line import PYTHON
+from gpurun.launch.launchers.torch import with_local_rank
 from gpurun.launch.rank import RANK_SCRIPT
-from gpurun.launch.seats import RankSeat
 
 START_SCRIPT = "/gpurun/bin/start"
 """Where `start_script` lies in the container."""
@@ -51,7 +49,7 @@ def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[s
     }
 
 
-def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str], ...]:
+def rank_variables(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str], ...]:
     """Return the variables of each rank of a host, in rank order."""
     return tuple(environment(launcher, gang, place) for place in gang.places if place.host == host)
 
@@ -63,7 +61,7 @@ def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
     record the rank's end, because the disk is full or the image has no ``mkfifo``, the main process exits with
     `UNTOLD`, so that gpurun notices.
     """
-    starts = "".join(_start(each) for each in told(launcher, gang, host))
+    starts = "".join(_start(each) for each in rank_variables(launcher, gang, host))
     return f"""#!/bin/sh
 {unset_line(unset_names(gang.size, gang.given))}trap : TERM
 PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}/gpurun/python

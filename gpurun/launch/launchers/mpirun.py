@@ -7,10 +7,9 @@ own sshd. ``-x`` sends a variable to the ranks; each rank's script exports the v
 from __future__ import annotations
 
 from gpurun.jobs.spec import JobSpec
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang
-from gpurun.launch.launchers.lines.flags import as_mpi
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, RankSeat
+from gpurun.launch.launchers.words import as_mpi
 from gpurun.launch.rank import RANK_SCRIPT
-from gpurun.launch.seats import RankSeat
 
 RADIX = 64
 """``mpirun`` starts so many daemons itself, and these start the others (``plm_rsh_no_tree_spawn``)."""

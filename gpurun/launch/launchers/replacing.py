@@ -11,19 +11,28 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers.choosing import once_on_hosts, refuse_left
 from gpurun.launch.launchers.direct import SRUN, TASKS
-from gpurun.launch.launchers.identity import is_told
-from gpurun.launch.launchers.lines.flags import CHOSEN, NO_COUNTS, Counts, Meaning, Typed, as_gnu, read_flags
-from gpurun.launch.launchers.lines.instead import in_the_image
-from gpurun.launch.launchers.lines.line import PYTHON, CommandLine, read_line
-from gpurun.launch.launchers.lines.mpi import MPIRUN as MPI
-from gpurun.launch.launchers.lines.script import ScriptLaunch, launches_in
-from gpurun.launch.launchers.lines.shell import SHELLS
-from gpurun.launch.launchers.lines.table import SRUN as BY_SLURM
-from gpurun.launch.launchers.lines.torch import python
-from gpurun.launch.launchers.lines.wrappers import name_of, refuse_names, shell_text
-from gpurun.launch.launchers.texts import once_on_hosts, refuse_left
-from gpurun.quantities.counts import count
+from gpurun.launch.launchers.launcher import is_told
+from gpurun.launch.launchers.line import PYTHON, CommandLine, ScriptLaunch, launches_in, read_line
+from gpurun.launch.launchers.table import MPIRUN as MPI
+from gpurun.launch.launchers.table import SRUN as BY_SLURM
+from gpurun.launch.launchers.table import in_the_image
+from gpurun.launch.launchers.torch import python
+from gpurun.launch.launchers.words import (
+    CHOSEN,
+    NO_COUNTS,
+    SHELLS,
+    Counts,
+    Meaning,
+    Typed,
+    as_gnu,
+    name_of,
+    read_flags,
+    refuse_names,
+    shell_text,
+)
+from gpurun.quantities import count
 
 VISIBLE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 ALONE = TASKS.name

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gpurun.jobs.disagreement import Disagreement
-from gpurun.jobs.spec import JobSpec, Roles
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang
-from gpurun.launch.launchers.lines.line import PYTHON
-from gpurun.launch.seats import EVALUATOR, SERVER, WORKER, RankSeat
-from gpurun.quantities.counts import count
+from gpurun.jobs.spec import Disagreement, JobSpec, Roles
+from gpurun.launch.launchers.launcher import EVALUATOR, SERVER, WORKER, Launcher, PlacedGang, RankSeat
+from gpurun.launch.launchers.line import PYTHON
+from gpurun.quantities import count
 
 WITH_FLAGS = (
     "sh", "-c",

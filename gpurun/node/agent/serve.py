@@ -6,19 +6,183 @@ when the head has been silent for too long, or on SIGTERM or SIGHUP, the agent c
 children and exits. Processes that an operation detached on purpose (see `gpurun.node.job.gang`) continue.
 """
 
+from __future__ import annotations
+
 import errno
 import importlib
 import os
+import pwd
+import re
 import select
 import signal
+import stat
 import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
-from gpurun.node.agent import frames, place
-from gpurun.node.agent.call import Call, Cancelled, OpError, OpReply, text_of
+from gpurun.node.agent import frames
+from gpurun.node.agent.frames import Call, Cancelled, OpError, OpReply, text_of
+
+# The reserve of a disk that gpurun leaves free, because on a full disk no job can record its end.
+
+
+RESERVE_SHARE = 20
+RESERVE_LEAST_BYTES, RESERVE_MOST_BYTES = 1 << 30, 20 << 30
+SMALL_DISK_SHARE = 4
+
+
+def reserve_of(disk_bytes: int) -> int:
+    """Return the reserve of a disk: 5 %, at least 1 GiB and at most 20 GiB; of a small disk at most a quarter."""
+    usual = min(max(disk_bytes // RESERVE_SHARE, RESERVE_LEAST_BYTES), RESERVE_MOST_BYTES)
+    return min(usual, disk_bytes // SMALL_DISK_SHARE)
+
+
+def disk_of(top: int) -> Tuple[int, int]:
+    """Return (bytes free for this user, total bytes) of the disk of an open folder."""
+    found = os.fstatvfs(top)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+# The folder for gpurun's files on this host: below the user's home, or on a disk that no other host shares.
+
+
+_VARIABLE = "GPURUN_FOLDER"
+_FAULTS = {
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.EROFS: "read-only",
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "full",
+}
+
+
+def use(folder: str) -> None:
+    """Keep jobs, outputs, the spool and the record of images in ``FOLDER/gpurun-UID``, created with mode 0700.
+
+    Raises:
+        NotOwn: another user made it, or others may write there. NotUsable: it cannot be created.
+    """
+    own = os.path.join(folder, "gpurun-%d" % os.getuid())
+    try:
+        os.mkdir(own, 0o700)
+    except FileExistsError:
+        found = os.lstat(own)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise NotOwn("%s is not a folder that only this user may enter" % own) from None
+    except OSError as error:
+        raise NotUsable(fault_of(error, own, mounts())[1]) from None
+    os.environ[_VARIABLE] = own
+    os.environ["XDG_CACHE_HOME"] = os.path.join(own, "cache")
+    os.environ["XDG_STATE_HOME"] = os.path.join(own, "state")
+
+
+def root() -> str:
+    """Return the folder that holds ``jobs`` and ``outputs``."""
+    return os.environ.get(_VARIABLE) or os.path.join(os.path.expanduser("~"), ".gpurun")
+
+
+def mounts(proc: str = "/proc") -> List[str]:
+    """Return the lines of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)); none if it cannot be read."""
+    try:
+        with open(os.path.join(proc, "self/mountinfo"), errors="surrogateescape") as stream:
+            return list(stream)
+    except OSError:
+        return []
+
+
+def filesystem(path: str, mountinfo: Iterable[str]) -> str:
+    """Return the type of the file system that holds a path; empty if unknown.
+
+    Args:
+        mountinfo: see `mounts`.
+    """
+    return _mount(path, mountinfo)[1]
+
+
+def fault_of(error: OSError, path: str, mountinfo: Iterable[str]) -> Tuple[str, str]:
+    """Return why nothing could be written to a path: ``denied``, ``read-only``, ``full`` or ``broken``; and in words,
+    with the owner, the mount or the free space that explains it.
+    """
+    return _FAULTS.get(error.errno or 0, "broken"), _words(error, path, mountinfo)
+
+
+def _words(error: OSError, path: str, mountinfo: Iterable[str]) -> str:
+    nearest = _nearest(path)
+    if error.errno == errno.EROFS:
+        point, kind, options = _mount(os.path.realpath(nearest), mountinfo)
+        mount = " (%s on %s: %s)" % (kind, point, options) if point else ""
+        return "%s is on a read-only file system%s" % (path, mount)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "%s may not write to %s: %s" % (_name(os.getuid()), path, _owned(nearest))
+    if error.errno == errno.EDQUOT:
+        return "%s has used up its disk quota at %s" % (_name(os.getuid()), path)
+    if error.errno == errno.ENOSPC:
+        free_bytes, free_inodes = free(nearest)
+        inodes = "" if free_inodes is None else " and %d inodes" % free_inodes
+        return "no space is left for %s: %d KiB%s are free" % (path, (free_bytes or 0) >> 10, inodes)
+    return "nothing can be written to %s: %s" % (path, error.strerror or error)
+
+
+def _owned(path: str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return "%s: %s" % (path, error.strerror)
+    return "%s belongs to %s and has mode %04o" % (path, _name(found.st_uid), stat.S_IMODE(found.st_mode))
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "uid %d" % uid
+
+
+def _nearest(path: str) -> str:
+    """Return the path, or its nearest ancestor that exists."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def free(path: str) -> Tuple[Optional[int], Optional[int]]:
+    """Return the bytes and inodes that this user can still use on the file system of a path, or of its nearest
+    ancestor.
+
+    None = not known, or without limit: btrfs counts no inodes.
+    """
+    try:
+        found = os.statvfs(_nearest(path))
+    except OSError:
+        return None, None
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def _mount(path: str, mountinfo: Iterable[str]) -> Tuple[str, str, str]:
+    """Return the mount point of a path, the type of its file system and its options, those of the mount first."""
+    best, kind, options = "", "", ""
+    for line in mountinfo:
+        mount, _, rest = line.partition(" - ")
+        fields, disk = mount.split(" "), rest.split()
+        point = _unescaped(fields[4]) if len(fields) > 5 else ""
+        if point and len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
+            best, kind, options = point, "".join(disk[:1]), ",".join([fields[5], *disk[2:3]])
+    return best, kind, options
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), text)
+
+
+class NotOwn(Exception):
+    """A folder that others may write to does not belong to this user."""
+
+
+class NotUsable(Exception):
+    """The folder cannot be created; the message says why."""
+
 
 # A head that is alive pings every few seconds. After this silence it is taken for dead, whatever TCP believes.
 SILENCE_LIMIT_S = 90.0
@@ -28,16 +192,16 @@ MODULES = {
     "blobs": "transfer.blobs",
     "caches": "job.caches",
     "claims": "job.claims",
-    "data": "data.sets",
+    "data": "data",
     "docker": "docker",
-    "files": "folder.files",
+    "files": "folder.contents",
     "gang": "job.gang",
-    "health": "job.health",
+    "health": "job.watch",
     "hooks": "job.hooks",
-    "images": "image.listing",
-    "outputs": "job.outputs",
+    "images": "images",
+    "outputs": "job.layer",
     "probe": "probe.probe",
-    "proc": "agent.proc",
+    "proc": "agent.processes",
     "ranks": "job.ranks",
     "tree": "transfer.tree",
 }
@@ -153,7 +317,7 @@ class Dispatcher:
     def _outcome(self, call: Call, op: str, params: Dict[str, Any]) -> Optional[OpError]:
         """Run the operation and send its reply; return the error to report, if there is one."""
         try:
-            call.finish(_drive(call, find(op)(call, **params)))
+            call.finish(_drive(call, find_op(op)(call, **params)))
         except OpError as error:
             return error
         except OSError as error:
@@ -179,7 +343,7 @@ class Dispatcher:
                     view = view[os.write(self._out, view) :]
 
 
-def find(op: str) -> Callable[..., Any]:
+def find_op(op: str) -> Callable[..., Any]:
     """Return the function of an operation named ``module.name``.
 
     Raises:
@@ -245,7 +409,7 @@ def _stop(agent_calls: Callable[[], "list[Call]"]) -> None:
     """Cancel all operations, kill this agent's own children, exit without waiting for any thread."""
     for call in agent_calls():
         call.cancel()
-    proc = sys.modules.get("gpurun.node.agent.proc")
+    proc = sys.modules.get("gpurun.node.agent.processes")
     if proc is not None:
         proc.kill_all()
     # A moment for operations that clean up after themselves when cancelled.
@@ -267,13 +431,13 @@ def main(
         nonce: printed after the magic, so that nothing else on stdout looks like the agent.
         silence_limit_s: seconds without a byte from the head after which the agent exits.
         docker_host: the engine to use; None = as the user's ``docker``.
-        folder: see `gpurun.node.agent.place.use`.
+        folder: see `gpurun.node.agent.serve.use`.
     """
     os.umask(0o077)
     if docker_host is not None:
         os.environ["DOCKER_HOST"] = docker_host
     if folder is not None:
-        place.use(folder)
+        use(folder)
     fd_in, fd_out = _private_streams()
     agent = Dispatcher(fd_in, fd_out, silence_limit_s)
 

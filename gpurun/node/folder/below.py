@@ -5,12 +5,16 @@ every folder on the way by its own name, relative to the descriptor of the folde
 are data. Names are bytes; as text they are UTF-8, with ``surrogateescape`` for bytes that are not UTF-8.
 """
 
+from __future__ import annotations
+
+import ctypes
 import errno
+import hashlib
 import os
 import stat
-from typing import List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from gpurun.node.agent.call import OpError
+from gpurun.node.agent.frames import OpError
 
 Parts = Tuple[bytes, ...]
 
@@ -173,7 +177,7 @@ def link_file(above: int, name: bytes, dest: int, dest_name: bytes) -> None:
         os.close(looked)
 
 
-def create(above: int, name: bytes) -> int:
+def create_file(above: int, name: bytes) -> int:
     """Create a file of mode 0600 below `above`; return a descriptor for writing. Raises FileExistsError if it
     exists.
     """
@@ -261,7 +265,7 @@ def names_in(folder: int) -> List[bytes]:
     return sorted(map(os.fsencode, os.listdir(folder)))
 
 
-def remove(above: int, name: bytes) -> None:
+def remove_entry(above: int, name: bytes) -> None:
     """Remove a file, a link, or a folder with everything in it, whatever modes its folders have. Idempotent.
 
     Raises:
@@ -294,7 +298,7 @@ def remove_path(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        remove(above, os.fsencode(name))
+        remove_entry(above, os.fsencode(name))
     finally:
         os.close(above)
 
@@ -345,3 +349,248 @@ class _Clearing:
         moved = ".%s-%d" % (self._mark, self._moved)
         os.rename(name, os.fsencode(moved), src_dir_fd=above, dst_dir_fd=self._top)
         self.again = True
+
+
+# Find what is below a folder that other programs may change at any moment; opens it like `below` does.
+
+
+_LOOK_AT_ONCE = 1000
+
+
+class Found(NamedTuple):
+    """An entry below a folder.
+
+    Attributes:
+        above: a descriptor of its folder, valid until the next item.
+        status: None if it could not be read, or is a folder that could not be read: see `why`.
+    """
+
+    parts: Parts
+    above: int
+    status: Optional[os.stat_result]
+    why: str = ""
+
+
+class Look(NamedTuple):
+    """Some entries of one folder, names in order.
+
+    Attributes:
+        above: a descriptor of the folder, valid until the next item.
+        at: how many names came before these.
+        found: each name with its status, or with the reason why it has none (as in `Found`).
+    """
+
+    parts: Parts
+    above: int
+    at: int
+    found: List[Tuple[bytes, Optional[os.stat_result], str]]
+
+
+def walk_folder(top: int, need: int = 0) -> Iterator[Look]:
+    """Yield everything below a folder, each folder before its content. Leaves out what disappears meanwhile.
+
+    Args:
+        need: as for `gpurun.node.folder.below.Cursor`.
+    """
+    with Cursor(top, need) as cursor:
+        waiting: List[Tuple[Parts, int]] = [((), 0)]
+        while waiting:
+            folder, length = waiting.pop()
+            try:
+                names = names_in(cursor.at(folder))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if not folder:
+                    raise
+                yield _unread(folder, top, str(error.strerror))
+                continue
+            if length + 256 > LONGEST:
+                fits = [name for name in names if length + 1 + len(name) <= LONGEST]
+                if len(fits) < len(names):
+                    yield _unread(folder, top, "holds a path that is longer than %d bytes" % LONGEST)
+                names = fits
+            inner: List[Tuple[Parts, int]] = []
+            for at in range(0, len(names), _LOOK_AT_ONCE):
+                yield _looked(folder, length, cursor.at(folder), at, names, inner)
+            waiting += reversed(inner)
+
+
+def _unread(folder: Parts, top: int, why: str) -> Look:
+    return Look(folder[:-1], top, 0, [(folder[-1], None, why)])
+
+
+def _looked(
+    folder: Parts, length: int, above: int, at: int, names: List[bytes], inner: List[Tuple[Parts, int]]
+) -> Look:
+    """Look at some names of a folder; add those that are folders to `inner`."""
+    found: List[Tuple[bytes, Optional[os.stat_result], str]] = []
+    for name in names[at : at + _LOOK_AT_ONCE]:
+        try:
+            status = os.lstat(name, dir_fd=above)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.append((name, None, str(error.strerror)))
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            inner.append(((*folder, name), length + 1 + len(name)))
+        found.append((name, status, ""))
+    return Look(folder, above, at, found)
+
+
+def walk(top: int, need: int = 0) -> Iterator[Found]:
+    """Do the same as `look`, one by one."""
+    for parts, above, _, found in walk_folder(top, need):
+        for name, status, why in found:
+            yield Found((*parts, name), above, status, why)
+
+
+# Detect changes of files that a program changes through a mapping, whose times are less reliable.
+
+
+_LEAST_STEP, _STEPS = 64 << 20, 1000
+_WAIT_WRITE_WAIT = 7
+_NOT_THERE = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE)
+
+
+def changes_are_seen(descriptor: int, size: int) -> Iterator[None]:
+    """After this, each change of a file's bytes gives the file other times. Waits for the host's disk.
+
+    Yields repeatedly. A file system in memory has no disk to write to: there, such changes stay undetected.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    step = max(_LEAST_STEP, size // _STEPS)
+    for position in range(0, size, step):
+        _write_back(descriptor, position, step)
+        yield
+
+
+def _write_back(descriptor: int, position: int, size: int) -> None:
+    if _sync_file_range is None:
+        os.fdatasync(descriptor)
+    elif _sync_file_range(descriptor, position, size, _WAIT_WRITE_WAIT):
+        number = ctypes.get_errno()
+        if number not in _NOT_THERE:
+            raise OSError(number, os.strerror(number))
+        os.fdatasync(descriptor)
+
+
+def _found() -> Any:
+    """Return the C library's function that writes only pages, and no journal. None if the library has none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range = _found()
+
+
+# Read and digest a file at the cost of what it stores: blocks of zeros cost nothing if the file system stores none.
+
+
+BLOCK = 1 << 16
+_ZEROS = bytes(BLOCK)
+
+
+def blocks(descriptor: int, size: int) -> Iterator[Tuple[int, bytes]]:
+    """Yield (length of whole blocks of zeros, b"") or (0, the next block), from the beginning of a file up to `size`.
+
+    Blocks lie at multiples of `BLOCK`. Zeros after the last whole block are bytes.
+    """
+    position = 0
+    while position < size:
+        block = os.pread(descriptor, min(BLOCK, size - position), position)
+        if not block:
+            return  # it was cut: its marks tell
+        position += len(block)
+        if block != _ZEROS:
+            yield 0, block
+            continue
+        data = seek(descriptor, position, os.SEEK_DATA, size) if position < size else size
+        skipped = max(position, data - data % BLOCK)
+        yield BLOCK + skipped - position, b""
+        position = skipped
+
+
+def seek(descriptor: int, position: int, what: int, size: int) -> int:
+    """Return where the next data or hole begins, at most `size`."""
+    try:
+        return min(os.lseek(descriptor, position, what), size)
+    except OSError:
+        return size  # no data comes after this
+
+
+class ContentDigest:
+    """The digest of a content that comes as `blocks` yields it.
+
+    It is ``sha256:`` and the content's SHA-256 if no whole block is zeros. Else it is ``sha256-holes:`` and the SHA-256
+    of what is left without those blocks, of where they were, and of the size: nobody hashes zeros.
+
+    Args:
+        like: the digest to compare with. An older gpurun hashed zeros: if it is a SHA-256, so will this be.
+    """
+
+    def __init__(self, like: str = "") -> None:
+        self._hashes_zeros = like.startswith("sha256:")
+        self._bytes, self._holes = hashlib.sha256(), hashlib.sha256()
+        self._zeros = 0
+        self._has_holes = False
+        self.size = 0
+
+    def add(self, zeros: int, piece: bytes) -> None:
+        """Add `zeros` zeros, or a piece."""
+        if zeros and self._hashes_zeros:
+            for _ in range(zeros // BLOCK):
+                self._bytes.update(_ZEROS)
+        elif zeros:
+            self._zeros += zeros
+        else:
+            self._end_hole()
+            self._bytes.update(piece)
+        self.size += zeros + len(piece)
+
+    def _end_hole(self) -> None:
+        if self._zeros:
+            self._holes.update(b"%d+%d;" % (self.size - self._zeros, self._zeros))
+            self._zeros, self._has_holes = 0, True
+
+    def __str__(self) -> str:
+        self._end_hole()
+        if not self._has_holes:
+            return "sha256:" + self._bytes.hexdigest()
+        parts = "%s %s %d" % (self._bytes.hexdigest(), self._holes.hexdigest(), self.size)
+        return "sha256-holes:" + hashlib.sha256(parts.encode("ascii")).hexdigest()
+
+
+# The beginning of a file that an interrupted copy has left: it is compared, so that the next copy sends only the
+# rest.
+
+
+class Begun(NamedTuple):
+    """The beginning of a file that its reader already has from an interrupted copy.
+
+    Attributes:
+        marks: the file's marks at that time.
+        size: how many bytes of it are there.
+        sha: their `gpurun.node.folder.below.ContentDigest`.
+    """
+
+    marks: List[int]
+    size: int
+    sha: str
+
+    def counted(self) -> bytes:
+        """Return the contribution of these bytes to the digest of the whole."""
+        return b"from:%d:%s;" % (self.size, self.sha.encode("ascii", "replace"))
+
+
+def begun(header: Dict[str, Any]) -> Optional[Begun]:
+    """Return the beginning that a file's reader says it has; None if it has none, or the header is not valid."""
+    marks, size, sha = header.get("marks"), header.get("at"), header.get("sha")
+    if not isinstance(marks, list) or type(size) is not int or size <= 0 or not isinstance(sha, str):
+        return None
+    return Begun(marks, size, sha)

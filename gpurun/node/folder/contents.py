@@ -1,7 +1,7 @@
 """What a folder holds and the content of its files, as frames; both sides check what they receive.
 
 A list of a folder has one header for each entry (`Listed.header`). A file's content has one or more, with payloads.
-Small ones share a frame (`gpurun.node.folder.batches`). The headers of a content:
+Small ones share a frame (`gpurun.node.folder.contents`). The headers of a content:
 
 ========== =================================================================================================
 ``n``      the number of the file in the request
@@ -17,19 +17,136 @@ payload    the next bytes
 ========== =================================================================================================
 """
 
+from __future__ import annotations
+
 import collections
 import hashlib
+import json
 import os
+import stat
+import stat as modes
+import tempfile
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node.agent import frames
-from gpurun.node.agent.call import OpError
-from gpurun.node.folder import below, mapped
-from gpurun.node.folder.batches import SMALL, Item
-from gpurun.node.folder.beginnings import Begun
-from gpurun.node.folder.holes import ContentDigest, blocks, seek
-from gpurun.node.folder.walk import look
+from gpurun.node.agent.frames import Call, OpError, OpReply
+from gpurun.node.folder import below
+from gpurun.node.folder.below import (
+    Begun,
+    ContentDigest,
+    absolute,
+    blocks,
+    changes_are_seen,
+    forget,
+    open_file,
+    parts_of,
+    remove_path,
+    seek,
+    walk_folder,
+)
+
+# Send the items of a stream, each a header and bytes, in batches: small items share a frame and its digest.
+
+
+Item = Tuple[Dict[str, Any], frames.Bytes]
+
+SMALL = 16 << 10
+"""Smaller items share a frame: each frame costs both sides some microseconds."""
+TOGETHER_BYTES, MOST_TOGETHER = 64 << 10, 256
+"""Items share a frame until they have so many bytes, or are so many."""
+LONGEST = 1 << 20
+FLUSH_S = 5.0
+"""What a batch holds is sent after this long: silence means that the host hangs."""
+
+
+def packed(items: Iterable[Item]) -> Iterator[frames.Bytes]:
+    """Yield items as frames, as payloads of a stream."""
+    batch, since_s = bytearray(), time.monotonic()
+    heads: List[Tuple[Dict[str, Any], int]] = []
+    small = bytearray()
+    for header, payload in items:
+        size = len(payload)
+        if size >= SMALL:
+            batch += _together(heads, small)
+            heads, small = [], bytearray()
+            batch += frames.prefix_of(header, size)
+            batch += payload
+        else:
+            heads.append((header, size))
+            small += payload
+            if len(small) >= TOGETHER_BYTES or len(heads) == MOST_TOGETHER:
+                batch += _together(heads, small)
+                heads, small = [], bytearray()
+        now_s = time.monotonic()
+        if len(batch) >= frames.PIECE or now_s - since_s > FLUSH_S:
+            batch += _together(heads, small)
+            heads, small = [], bytearray()
+            yield from _sent(batch)
+            batch, since_s = bytearray(), now_s
+    batch += _together(heads, small)
+    yield from _sent(batch)
+
+
+def _sent(batch: bytearray) -> Iterator[frames.Bytes]:
+    if 0 < len(batch) <= LONGEST:
+        yield batch
+    else:
+        yield from frames.pieces(batch, LONGEST)  # long names make long frames
+
+
+def _together(heads: List[Tuple[Dict[str, Any], int]], payload: bytearray) -> bytes:
+    if not heads:
+        return b""
+    together: Dict[str, Any] = {"all": heads}
+    if payload:
+        together["sha"] = hashlib.sha256(payload).hexdigest()
+    try:
+        return frames.encode(together, payload)
+    except frames.FrameError:
+        if len(heads) == 1:
+            raise
+    half = len(heads) // 2  # names may be very long
+    first = sum(size for _, size in heads[:half])
+    return _together(heads[:half], payload[:first]) + _together(heads[half:], payload[first:])
+
+
+def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
+    """Yield the items that `packed` packed.
+
+    Raises:
+        OpError: ``corrupt``: these are not such frames, or the last one is incomplete.
+    """
+    decoder = frames.Decoder()
+    try:
+        for piece in pieces:
+            for frame in decoder.feed(piece):
+                if "all" in frame.header:
+                    yield from _apart(frame)
+                else:
+                    yield frame
+    except frames.FrameError as error:
+        raise OpError("corrupt", "%s" % error) from None
+    if decoder.waits:
+        raise OpError("corrupt", "the last frame is incomplete")
+
+
+def _apart(together: frames.Frame) -> Iterator[frames.Frame]:
+    heads, payload = together.header["all"], together.payload
+    if payload and together.header.get("sha") != hashlib.sha256(payload).hexdigest():
+        raise OpError("corrupt", "a frame does not match its digest")
+    position = 0
+    for head in heads if isinstance(heads, list) else [heads]:
+        if not (isinstance(head, list) and len(head) == 2 and isinstance(head[0], dict) and type(head[1]) is int):
+            raise OpError("corrupt", "a frame of several files is damaged")
+        header, size = head
+        if not 0 <= size <= len(payload) - position:
+            raise OpError("corrupt", "a frame has a wrong size, %d bytes" % len(payload))
+        yield frames.Frame(header, payload[position : position + size])
+        position += size
+    if position != len(payload):
+        raise OpError("corrupt", "a frame has a wrong size, %d bytes" % len(payload))
+
 
 WHOLE = frames.PIECE // 2
 """A file up to this size is one frame."""
@@ -127,7 +244,7 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
     Args:
         force: look into folders of ours whose modes keep us out.
     """
-    for seen in look(top, below.READ if force else 0):
+    for seen in walk_folder(top, below.READ if force else 0):
         folder = below.text_of_path((*seen.parts, b""))
         for name, status, why in seen.found:
             entry = entry_of(folder + below.text_of_path((name,)), seen.above, status, why)
@@ -214,7 +331,7 @@ def _whole(number: int, descriptor: int, before: os.stat_result, is_live: bool) 
     """Return the content of a small file."""
     size = before.st_size
     if is_live:
-        collections.deque(mapped.changes_are_seen(descriptor, size), 0)
+        collections.deque(changes_are_seen(descriptor, size), 0)
     piece = os.pread(descriptor, size, 0) if size else b""
     after = os.fstat(descriptor)
     is_same = after.st_ctime_ns == before.st_ctime_ns and after.st_mtime_ns == before.st_mtime_ns
@@ -233,7 +350,7 @@ def _large(
     whole = hashlib.sha256()
     yield {"n": number, "marks": marks}, b""
     if is_live:
-        for _ in mapped.changes_are_seen(descriptor, size):
+        for _ in changes_are_seen(descriptor, size):
             yield {"n": number}, b""  # a sign of life
     position = 0
     if known is not None and known.marks == marks and known.size <= size:
@@ -356,3 +473,367 @@ class Incoming:
             )
         if self._known is not None or self._ends_with_hole:
             os.ftruncate(self._descriptor, self._size)
+
+
+# Stream the content of a folder: regular files in rows, many at once; all other entries one by one.
+
+
+Rows = Tuple[str, int]
+"""Names rows: their folder, and the number of the first name."""
+LeavesOut = Callable[[below.Parts, int, Optional[os.stat_result]], bool]
+"""Is asked with an entry's path, its open folder, and its status, if that could be read."""
+
+
+def known_rows(said: Iterable[frames.Frame]) -> Dict[Rows, str]:
+    """Return the rows that the reader has, with their SHA-256."""
+    return {(str(header.get("in")), int(header.get("at", 0))): str(header.get("sha")) for header, _ in said}
+
+
+def list_below(
+    top: int, force: bool, known: Dict[Rows, str], above: str = "", leaves_out: LeavesOut = lambda *_: False
+) -> Iterator[Item]:
+    """Yield everything below a folder, each folder before its content.
+
+    Args:
+        force: look into folders of ours whose modes keep us out.
+        known: rows that the reader has.
+        above: the folder's own path in the list; "" = it is the list's top.
+        leaves_out: returns whether an entry is no part of the list. It is asked for what is in a folder, too.
+    """
+    prefix = (os.fsencode(above),) if above else ()
+    for seen in walk_folder(top, below.READ if force else 0):
+        folder = below.text_of_path(prefix + seen.parts)
+        rows: List[Any] = []
+        for raw, status, why in seen.found:
+            if leaves_out((*seen.parts, raw), seen.above, status):
+                continue
+            name = raw.decode("utf-8", "surrogateescape")
+            if status is not None and stat.S_ISREG(status.st_mode):
+                size, mtime_ns, ctime_ns, inode = marks_of(status)
+                stored = stored_of(status)
+                rows.append((name, status.st_mode & 0o777, mtime_ns, size, ctime_ns, inode, stored))
+                continue
+            entry = entry_of(folder + "/" + name if folder else name, seen.above, status, why)
+            if entry is not None:
+                yield entry.header(), b""
+        if rows:
+            yield _item(folder, seen.at, rows, known)
+
+
+def _item(folder: str, at: int, rows: List[Any], known: Dict[Rows, str]) -> Item:
+    payload = json.dumps(rows, separators=(",", ":")).encode("ascii")
+    if known.get((folder, at)) == hashlib.sha256(payload).hexdigest():
+        return {"in": folder, "at": at, "same": 1}, b""
+    return {"in": folder, "at": at}, payload
+
+
+# Create files, folders and links below a directory descriptor, as copies of another folder's.
+
+
+class Sink:
+    """Creates files for a `Receiver`, one after the other."""
+
+    def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:
+        """Return a descriptor for the content of a file with these marks, and its beginning that is there already."""
+        raise NotImplementedError
+
+    def keep(self, entry: Listed, marks: List[int]) -> None:
+        """Record that the begun file is complete."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Discard the begun file, if there is one."""
+        raise NotImplementedError
+
+
+class Maker(Sink):
+    """Creates entries in a folder; removes what is in the way. A context manager.
+
+    A file gets its name only when it is complete. Folders get their modes and times at the end, so that a restrictive
+    mode does not disturb earlier steps.
+
+    Args:
+        top: a descriptor of the folder, which stays open.
+        scratch: a descriptor of a folder on the same disk for incomplete files; `top` by default.
+    """
+
+    def __init__(self, top: int, scratch: Optional[int] = None) -> None:
+        self.cursor = below.Cursor(top, below.CHANGE)
+        self._scratch = top if scratch is None else scratch
+        self._temporary = os.fsencode(".gpurun-%s" % os.urandom(8).hex())
+        self._folders: List[Tuple[below.Parts, int, int]] = []
+        self._file: Optional[int] = None
+
+    def folder(self, entry: Listed) -> None:
+        """Create a folder, or keep the existing one."""
+        parts = below.parts_of(entry.path)
+        above = self.cursor.at(parts[:-1])
+        try:
+            os.mkdir(parts[-1], 0o700, dir_fd=above)
+        except FileExistsError:
+            if not _is_folder(above, parts[-1]):
+                below.remove_entry(above, parts[-1])
+                os.mkdir(parts[-1], 0o700, dir_fd=above)
+        self._folders.append((parts, entry.mode, entry.mtime_ns))
+
+    def link(self, entry: Listed) -> None:
+        """Create a symbolic link with any target."""
+        parts = below.parts_of(entry.path)
+        above, target = self.cursor.at(parts[:-1]), entry.target.encode("utf-8", "surrogateescape")
+        try:
+            os.symlink(target, parts[-1], dir_fd=above)
+        except FileExistsError:
+            below.remove_entry(above, parts[-1])
+            os.symlink(target, parts[-1], dir_fd=above)
+        if entry.mtime_ns:
+            os.utime(parts[-1], ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=above, follow_symlinks=False)
+
+    def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:  # noqa: ARG002
+        """Return a descriptor of a new file without a name; `keep` names it, `drop` discards it."""
+        self.drop()
+        self._file = below.create_file(self._scratch, self._temporary)
+        return self._file, None
+
+    def keep(self, entry: Listed, marks: List[int]) -> None:
+        """Give the begun file its name."""
+        assert self._file is not None
+        parts = below.parts_of(entry.path)
+        above = self.cursor.at(parts[:-1])
+        below.finish(self._file, entry.mode, marks[1])
+        try:
+            os.rename(self._temporary, parts[-1], src_dir_fd=self._scratch, dst_dir_fd=above)
+        except IsADirectoryError:
+            below.remove_entry(above, parts[-1])
+            os.rename(self._temporary, parts[-1], src_dir_fd=self._scratch, dst_dir_fd=above)
+        os.close(self._file)
+        self._file = None
+
+    def drop(self) -> None:
+        """Discard the begun file, if there is one."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            os.unlink(self._temporary, dir_fd=self._scratch)
+
+    def close_folders(self) -> None:
+        """Set the folders' modes and times, the deepest first."""
+        for parts, mode, mtime_ns in sorted(self._folders, key=lambda folder: folder[0], reverse=True):
+            inner = below.open_folder(self.cursor.at(parts[:-1]), parts[-1], below.CHANGE)
+            try:
+                below.finish(inner, mode, mtime_ns)
+            finally:
+                os.close(inner)
+
+    def __enter__(self) -> "Maker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+        self.cursor.__exit__()
+
+
+def _is_folder(above: int, name: bytes) -> bool:
+    try:
+        os.close(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above))
+    except OSError:
+        return False
+    return True
+
+
+class Receiver:
+    """Takes the frames of files' contents, one file after the other, and creates the files.
+
+    Args:
+        sink: creates the files.
+    """
+
+    def __init__(self, sink: "Sink") -> None:
+        self._sink = sink
+        self._incoming: Optional[Incoming] = None
+        self._marks: List[int] = []
+
+    def take(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> Optional[str]:
+        """Take the next frame of `entry`'s content.
+
+        Returns:
+            None: more frames follow; "": the file is complete; else why it failed.
+
+        Raises:
+            OpError: ``corrupt``: the data do not match the announcement.
+        """
+        if "from" in header and ("gone" in header or "whole" in header):
+            raise OpError("corrupt", "the file continues, but its beginning did not arrive")
+        if "gone" in header:
+            self.forget()
+            return str(header["gone"])[:200] or "the file is gone"
+        if "marks" in header:
+            self._begin(entry, header["marks"])
+        if "whole" in header:
+            return self._keep(entry, header, payload)
+        incoming = self._incoming
+        if incoming is None:
+            raise OpError("corrupt", "the beginning of the file is missing")
+        incoming.take(header, payload)
+        if "sha" not in header:
+            return None
+        self._incoming = None
+        if header.get("after") != self._marks:
+            self._sink.drop()
+            return CHANGING
+        incoming.check(header["sha"])
+        self._sink.keep(entry, self._marks)
+        return ""
+
+    def _keep(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> str:
+        """Create a small file, whose content is one frame. If the frame holds many files, it had their digest."""
+        self._marks = marks = self._sound(header["whole"])
+        if marks[0] != len(payload):
+            raise OpError("corrupt", "%d of the file's %d bytes arrived" % (len(payload), marks[0]))
+        if "sha" in header and header["sha"] != hashlib.sha256(payload).hexdigest():
+            raise OpError("corrupt", "the file does not match its digest")
+        descriptor, _ = self._sink.begin(entry, marks)
+        if payload:
+            write_all(descriptor, payload, 0)
+        self._sink.keep(entry, marks)
+        return ""
+
+    def forget(self) -> None:
+        """Discard the unfinished file, if there is one."""
+        self._incoming = None
+        self._sink.drop()
+
+    @property
+    def marks(self) -> List[int]:
+        """Return the marks of the last begun file."""
+        return self._marks
+
+    def _begin(self, entry: Listed, marks: object) -> None:
+        self._marks = self._sound(marks)
+        descriptor, known = self._sink.begin(entry, self._marks)
+        self._incoming = Incoming(descriptor, self._marks[0], known)
+
+    def _sound(self, marks: Any) -> List[int]:
+        sound = isinstance(marks, list) and len(marks) == 4 and set(map(type, marks)) == {int}
+        if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:
+            raise OpError("corrupt", "the file's size, times and mode are not valid: %.100r" % (marks,))
+        return list(marks)
+
+
+# Small files on the host. Paths are absolute.
+
+
+def write_file(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict[str, Any]:
+    """Write the payload to `path`, completely or not at all. Creates missing parents with mode 0700.
+
+    A reader sees the old or the new content, never a mixture. Replaces an existing symbolic link instead of following
+    it.
+    """
+    return {"bytes": replace(path, call.chunks(), mode, fsync)}
+
+
+def replace(path: str, pieces: Iterable[bytes], mode: int, fsync: bool = False) -> int:
+    """Do the same as `write`; return the file's size in bytes."""
+    folder, name = os.path.split(absolute(path))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".%s." % name[:64], dir=folder)
+    size = 0
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+            os.fchmod(file.fileno(), mode)
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        forget(temporary)
+        raise
+    return size
+
+
+def read_file(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> OpReply:
+    """Return up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size.
+
+    Does not follow a link.
+    """
+    folder, name = os.path.split(absolute(path))
+    above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = open_file(above, parts_of(name)[0])
+    finally:
+        os.close(above)
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        file.seek(offset)
+        return OpReply({"size": size}, file.read(max_bytes))
+
+
+def mkdir(call: Call, path: str, mode: int = 0o700) -> None:
+    """Make a folder and its parents. Idempotent; an existing folder gets `mode`."""
+    os.makedirs(absolute(path), mode=0o700, exist_ok=True)
+    os.chmod(path, mode)
+
+
+def rmtree(call: Call, path: str) -> Dict[str, Any]:
+    """Remove a file, link or folder with everything in it, without following links. Idempotent.
+
+    Returns:
+        ``{"removed": bool}``: False if there was nothing.
+    """
+    if not os.path.lexists(absolute(path)):
+        return {"removed": False}
+    remove_path(path)
+    return {"removed": True}
+
+
+def stat_file(call: Call, path: str) -> Optional[Dict[str, Any]]:
+    """Return size, mode, owner and kind of a path, without following links; None if there is nothing."""
+    try:
+        status = os.lstat(absolute(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kinds = (("file", modes.S_ISREG), ("dir", modes.S_ISDIR), ("link", modes.S_ISLNK))
+    kind = next((name for name, test in kinds if test(status.st_mode)), "other")
+    return {
+        "kind": kind,
+        "size": status.st_size,
+        "mode": modes.S_IMODE(status.st_mode),
+        "uid": status.st_uid,
+        "gid": status.st_gid,
+        "mtime_s": status.st_mtime,
+    }
+
+
+def listdir(call: Call, path: str) -> List[str]:
+    """Names in a folder, sorted."""
+    return sorted(os.listdir(absolute(path)))
+
+
+def df(call: Call, path: str) -> Dict[str, Any]:
+    """Return the space on the file system of `path` or of its nearest existing parent.
+
+    Returns:
+        ``{"free_bytes", "total_bytes", "free_inodes"}``, as available to an ordinary user.
+    """
+    place = absolute(path)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    status = os.statvfs(place)
+    return {
+        "free_bytes": status.f_bavail * status.f_frsize,
+        "total_bytes": status.f_blocks * status.f_frsize,
+        "free_inodes": status.f_favail,
+    }
+
+
+OPS = {
+    "write": write_file,
+    "read": read_file,
+    "mkdir": mkdir,
+    "rmtree": rmtree,
+    "stat": stat_file,
+    "listdir": listdir,
+    "df": df,
+}

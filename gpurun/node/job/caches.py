@@ -5,6 +5,8 @@ is said. Entries go, the least recently used first, while no job uses the folder
 when the user prunes. A job uses it from then on until its fence removes the job's folder, which says so.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import stat
@@ -13,13 +15,13 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from gpurun.node.agent import place
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.agent.disk_reserve import disk_of, reserve_of
+from gpurun.node.agent import serve
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.agent.serve import disk_of, reserve_of
 from gpurun.node.folder import below
-from gpurun.node.folder.walk import walk
-from gpurun.node.job import job_parts
-from gpurun.node.job.cache_rules import OWNER, depth_of
+from gpurun.node.folder.below import walk
+from gpurun.node.job.parts import job_folder as job_folder_of_parts
+from gpurun.node.job.rules import OWNER, depth_of
 
 USE_FILE = "caches"
 """In a job's folder: whose caches the job uses."""
@@ -57,23 +59,23 @@ class _Aside(NamedTuple):
     names: Mapping[bytes, below.Parts]
 
 
-def folder(owner: str) -> str:
+def caches_folder(owner: str) -> str:
     """Return the folder that a user's jobs see. Raises OpError: ``bad-request``: it is nobody's."""
     return os.path.join(_top(owner), "files")
 
 
 def folder_of_job(job: str) -> str:
     """Return the folder that a job uses; "" if it uses none."""
-    owner = _owner_of(job_parts.folder(job))
-    return folder(owner) if OWNER.match(owner) else ""
+    owner = _owner_of(job_folder_of_parts(job))
+    return caches_folder(owner) if OWNER.match(owner) else ""
 
 
 def is_newest_user(job: str) -> bool:
     """Return whether a job uses caches, and no other job on this host has begun later to use the same."""
-    owner, began = _owner_of(job_parts.folder(job)), []
+    owner, began = _owner_of(job_folder_of_parts(job)), []
     for each in _users(owner) if owner else ():
         with suppress(FileNotFoundError):  # fenced meanwhile
-            began.append((os.stat(os.path.join(job_parts.folder(each), USE_FILE)).st_mtime_ns, each))
+            began.append((os.stat(os.path.join(job_folder_of_parts(each), USE_FILE)).st_mtime_ns, each))
     return bool(began) and max(began)[1] == job
 
 
@@ -83,9 +85,9 @@ def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
     Unless a job uses it already, entries go until the limit holds and the disk's reserve is free. The job waits for
     that, but not for long: what still is beyond the limit goes when the next job begins.
     """
-    for each in (os.path.dirname(_top(owner)), _top(owner), folder(owner), _gone(owner)):
+    for each in (os.path.dirname(_top(owner)), _top(owner), caches_folder(owner), _gone(owner)):
         os.makedirs(each, mode=0o700, exist_ok=True)
-    if _owner_of(job_parts.folder(job)) == owner:
+    if _owner_of(job_folder_of_parts(job)) == owner:
         return
     ends_s = time.monotonic() + _JOIN_S
     try:
@@ -102,9 +104,9 @@ def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
         call.wait(_POLL_S)
 
 
-def list_(call: Call, owner: str) -> Dict[str, Any]:
+def list_caches(call: Call, owner: str) -> Dict[str, Any]:
     """Return ``{"bytes", "entries", "jobs"}``: what a user's caches take here, and the jobs that use them."""
-    entries = _entries(call, folder(owner), 0)
+    entries = _entries(call, caches_folder(owner), 0)
     return {
         "bytes": sum(each.bytes for each in entries) + _left_over(call, owner),
         "entries": len(entries),
@@ -119,7 +121,7 @@ def trim(call: Call, owner: str, most_bytes: int) -> Dict[str, Any]:
         ``{"freed_bytes", "bytes", "jobs", "stuck"}``: `jobs` use the caches, so more than the limit stays; `stuck`:
         some entries that this account cannot remove, and why.
     """
-    if not os.path.isdir(folder(owner)):
+    if not os.path.isdir(caches_folder(owner)):
         return {"freed_bytes": 0, "bytes": 0, "jobs": [], "stuck": []}
     _emptied(_gone(owner))  # an agent was killed here
     stays = _left_over(call, owner)
@@ -142,10 +144,13 @@ def _set_aside(call: Call, owner: str, most_bytes: int, stays: int = 0, ends_s: 
         stays: the bytes of what could not be removed.
         ends_s: a job waits until then, and needs the disk's reserve.
     """
-    top, trash = below.open_top(folder(owner), need=below.CHANGE), below.open_top(_gone(owner), need=below.CHANGE)
+    top, trash = (
+        below.open_top(caches_folder(owner), need=below.CHANGE),
+        below.open_top(_gone(owner), need=below.CHANGE),
+    )
     try:
         users = _users(owner)
-        entries = _entries(call, folder(owner), 0 if users else below.CHANGE, ends_s)
+        entries = _entries(call, caches_folder(owner), 0 if users else below.CHANGE, ends_s)
         found = left = sum(each.bytes for each in entries)
         if ends_s is not None:
             free, disk = disk_of(top)
@@ -191,7 +196,7 @@ def _emptied(gone: str, names: Mapping[bytes, below.Parts] = {}) -> List[str]:
     try:
         for name in below.names_in(trash):
             try:
-                below.remove(trash, name)
+                below.remove_entry(trash, name)
             except FileNotFoundError:
                 pass  # another thread or agent has removed it
             except OSError as error:
@@ -254,7 +259,7 @@ def _entries(call: Call, path: str, need: int, ends_s: Optional[float] = None) -
 
 def _users(owner: str) -> List[str]:
     """Return the jobs that use a user's caches here."""
-    jobs = os.path.join(place.root(), "jobs")
+    jobs = os.path.join(serve.root(), "jobs")
     try:
         names = sorted(os.listdir(jobs))
     except FileNotFoundError:
@@ -263,7 +268,7 @@ def _users(owner: str) -> List[str]:
 
 
 def _note_use(job: str, owner: str) -> None:
-    with open(os.path.join(job_parts.folder(job), USE_FILE), "w", encoding="ascii") as file:
+    with open(os.path.join(job_folder_of_parts(job), USE_FILE), "w", encoding="ascii") as file:
         file.write(owner)
 
 
@@ -286,7 +291,7 @@ def _gone(owner: str) -> str:
 def _top(owner: str) -> str:
     if not OWNER.match(owner):
         raise OpError("bad-request", "%r does not name an owner of caches" % owner)
-    return os.path.join(place.root(), "caches", owner)
+    return os.path.join(serve.root(), "caches", owner)
 
 
 @contextmanager
@@ -311,4 +316,4 @@ def _alone(call: Call, owner: str, ends_s: Optional[float] = None) -> Iterator[N
         os.close(descriptor)
 
 
-OPS = {"list": list_, "trim": trim}
+OPS = {"list": list_caches, "trim": trim}

@@ -4,14 +4,17 @@ They run as the SSH user, from an argv, never through a shell. When the time of 
 its whole session is killed. Of its output, only the last lines are kept, printable.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
-from gpurun.node.agent import proc, processes
-from gpurun.node.agent.call import Call, OpError
-from gpurun.node.job import job_lock, job_parts
+from gpurun.node.agent import processes
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.agent.processes import run
+from gpurun.node.job import parts
 
 MOST_BYTES = 16 << 10
 MOST_LINES, MOST_LETTERS = 5, 300
@@ -67,26 +70,26 @@ def prolog(call: Call, argv: List[str], limit_s: float, **job: Any) -> None:
         OpError: ``prolog`` if it fails; ``fenced`` if the job's folder is no longer this attempt's.
     """
     me = ForJob(**job)
-    path = os.path.join(job_parts.folder(me.job), PROLOG_FILE)
-    with job_lock.held_by(call, me.job, me.attempt):
+    path = os.path.join(parts.job_folder(me.job), PROLOG_FILE)
+    with parts.held_by(call, me.job, me.attempt):
         if _number_in(path) == me.attempt:
             return
     said = _run(call, argv, me.environment("prolog"), limit_s)
     if said:
         raise OpError("prolog", said)
-    with job_lock.held_by(call, me.job, me.attempt):
+    with parts.held_by(call, me.job, me.attempt):
         _write_number(path, me.attempt)
 
 
-def begin(job: str, attempt: int) -> None:
+def begin_hooks(job: str, attempt: int) -> None:
     """Note that an attempt holds its GPUs here: from now on, its end has an epilog."""
     try:
-        _write_number(os.path.join(job_parts.folder(job), CLAIMED_FILE), attempt)
+        _write_number(os.path.join(parts.job_folder(job), CLAIMED_FILE), attempt)
     except OSError:
         pass  # fenced, or a full disk, on which no container starts
 
 
-def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str, str]:
+def run_epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str, str]:
     """Run the site's epilog after an attempt, unless it has ended here before. `job` is a `ForJob`.
 
     An attempt that never held its GPUs has none: they may be another job's. If the agent ends meanwhile, it ends the
@@ -97,7 +100,7 @@ def epilog(call: Call, argv: List[str], limit_s: float, **job: Any) -> Dict[str,
         ``{"epilog"}``: why it failed; nothing if it exited with 0.
     """
     me = ForJob(**job)
-    folder = job_parts.folder(me.job)
+    folder = parts.job_folder(me.job)
     path = os.path.join(folder, EPILOG_FILE)
     if _number_in(os.path.join(folder, CLAIMED_FILE)) != me.attempt or _number_in(path) == me.attempt:
         return {}
@@ -130,7 +133,7 @@ def _begun_with(is_meant: Callable[[Dict[str, str]], bool]) -> List[processes.Pr
 def _run(call: Call, argv: List[str], env: Dict[str, str], limit_s: float) -> str:
     """Run a hook; return why it failed, in words, "" if it exited with 0."""
     try:
-        done = proc.run(call, argv, env=env, cwd="/", time_limit_s=limit_s, max_output_bytes=MOST_BYTES)
+        done = run(call, argv, env=env, cwd="/", time_limit_s=limit_s, max_output_bytes=MOST_BYTES)
     except OSError as error:
         return "%s cannot be started: %s" % (argv[0], error.strerror or error)
     except OpError as error:

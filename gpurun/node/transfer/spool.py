@@ -5,6 +5,10 @@ chunk with another hash is refused. Readers wait for the chunk that they need, s
 while it is still arriving. The files are sparse; the next transfer verifies and uses what an interrupted one left.
 """
 
+from __future__ import annotations
+
+import bisect
+import collections
 import fcntl
 import hashlib
 import hmac
@@ -13,11 +17,39 @@ import re
 import stat
 import threading
 import time
+import zlib
+from collections import OrderedDict
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Optional, Tuple
+from itertools import accumulate
+from typing import Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
 
-from gpurun.node.agent.call import OpError
+from gpurun.node.agent import frames
+from gpurun.node.agent.frames import OpError
+from gpurun.node.folder import below
 from gpurun.node.folder.below import forget
+
+# Limit the sending rate.
+
+
+class Pace:
+    """Limits the rate to this many bytes per second; None = unlimited."""
+
+    def __init__(self, bytes_per_s: Optional[float]) -> None:
+        self._rate = bytes_per_s
+        self._free_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def spend(self, amount: int) -> None:
+        """Wait until `amount` more bytes may be sent."""
+        if self._rate is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - 0.1) + amount / self._rate
+            pause = self._free_at - now
+        if pause > 0:
+            time.sleep(pause)
+
 
 # A host forwards a chunk when it has all of it: sixteen hosts in a row then add sixteen chunks' time to a transfer.
 CHUNK = 256 << 10
@@ -95,7 +127,7 @@ def stored_of(hashes: bytes, size: int) -> int:
     return max(0, size - CHUNK * sum(count for _, count in runs_of_zeros(hashes)))
 
 
-def checked(digest: str) -> str:
+def checked_digest(digest: str) -> str:
     """Return the digest if it is valid, because it becomes a file's name.
 
     Raises:
@@ -333,7 +365,7 @@ class Spool:
 
     def open(self, digest: str, size: int, hashes: bytes) -> Blob:
         """Return a blob to receive, with whatever an earlier transfer left of it."""
-        path = os.path.join(self.folder, checked(digest)[len("sha256:") :] + ".part")
+        path = os.path.join(self.folder, checked_digest(digest)[len("sha256:") :] + ".part")
         descriptor = _locked(path)
         if descriptor is None:
             path = "%s.%s" % (path, self._transfer)
@@ -396,3 +428,181 @@ def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
             os.close(descriptor)
             return None
         os.close(descriptor)  # it was removed while we waited for it: take the new one
+
+
+# Compress chunks: the head compresses a chunk once, hosts pass on the compressed bytes and decompress for themselves.
+
+
+LEVEL = 1
+# A chunk that shrinks by less than this is sent as it is.
+WORTH = 0.9
+# Packed chunks a host remembers for those it passes them on to; who is further behind gets them unpacked.
+MEMORY_BYTES = 8 << 20
+
+
+class Packs(Protocol):
+    """Gives a server a chunk's compressed form, if there is one."""
+
+    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:
+        """Return the compressed form of `piece`, which is chunk `index` of `blob`; None = send it uncompressed."""
+
+
+class Remembered:
+    """A host's cache of the last compressed chunks. Thread-safe."""
+
+    def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._packs: "OrderedDict[Tuple[str, int], bytes]" = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, digest: str, index: int, packed: bytes) -> None:
+        """Add one."""
+        with self._lock:
+            if (digest, index) not in self._packs:
+                self._packs[digest, index] = packed
+                self._bytes += len(packed)
+            while self._bytes > self._limit_bytes:
+                self._bytes -= len(self._packs.popitem(last=False)[1])
+
+    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:  # noqa: ARG002, D102 - of Packs
+        with self._lock:
+            return self._packs.get((blob.digest, index))
+
+
+class Packing(Remembered):
+    """The head's: compresses chunks while it is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = False
+
+    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:  # noqa: D102 - of Packs
+        if not self.on:
+            return None
+        known = super().get(blob, index, piece)
+        if known is None:
+            known = pack(piece)
+            self.put(blob.digest, index, known or b"")
+        return known or None
+
+
+def pack(piece: frames.Bytes) -> Optional[bytes]:
+    """Return a chunk's compressed form; None if it hardly shrinks."""
+    packed = zlib.compress(piece, LEVEL)
+    return packed if len(packed) < WORTH * len(piece) else None
+
+
+def unpack_bytes(packed: frames.Bytes) -> bytes:
+    """Return the chunk; never more than a chunk, whatever the compressed bytes say.
+
+    Raises:
+        OpError: ``corrupt``: it is not a compressed chunk.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        piece = unpacker.decompress(packed, CHUNK)
+    except zlib.error as error:
+        raise OpError("corrupt", "a chunk cannot be unpacked: %s" % error) from None
+    if not unpacker.eof:
+        raise OpError("corrupt", "a chunk is too long after unpacking")
+    return piece
+
+
+# A blob whose content is that of many files, one after the other: a data set.
+
+
+_OPEN_AT_ONCE = 32
+
+
+class ManyFiles:
+    """The content of files below a folder, as one. Thread-safe.
+
+    Args:
+        top: a descriptor of the folder; `close` closes it.
+        files: path and size of each, in order.
+    """
+
+    def __init__(self, top: int, files: Iterable[Tuple[str, int]], writable: bool = False) -> None:
+        listed = [(path, size) for path, size in files if size]
+        self._top = top
+        self._paths = [path for path, _ in listed]
+        self._starts: List[int] = list(accumulate((size for _, size in listed), initial=0))
+        self._writable = writable
+        self._cursor = below.Cursor(top)
+        self._descriptors: "collections.OrderedDict[int, int]" = collections.OrderedDict()
+        self._lock = threading.Lock()  # also held while a file is read, so that no thread closes its descriptor
+
+    @property
+    def size(self) -> int:
+        """Return the total size in bytes."""
+        return self._starts[-1]
+
+    def read_at(self, view: memoryview, position: int) -> int:
+        """Fill the beginning of `view` from one file; return how many bytes: 0 if the file is shorter than before."""
+        with self._lock:
+            descriptor, offset, most = self._file_at(position, len(view))
+            return os.preadv(descriptor, [view[:most]], offset)
+
+    def write_at(self, view: memoryview, position: int) -> int:
+        """Write the beginning of `view` to one file; return how many bytes."""
+        with self._lock:
+            descriptor, offset, most = self._file_at(position, len(view))
+            return os.pwrite(descriptor, view[:most], offset)
+
+    def close(self) -> None:
+        """Close all files. Idempotent."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+            self._cursor.__exit__()
+            if self._top >= 0:
+                os.close(self._top)
+            self._top = -1
+
+    def _file_at(self, position: int, size: int) -> Tuple[int, int, int]:
+        """Return the file at a position, the position in it, and how many of `size` bytes belong to it."""
+        number = bisect.bisect_right(self._starts, position) - 1
+        offset = position - self._starts[number]
+        return self._opened(number), offset, min(size, self._starts[number + 1] - position)
+
+    def _opened(self, number: int) -> int:
+        if number in self._descriptors:
+            self._descriptors.move_to_end(number)
+            return self._descriptors[number]
+        parts = below.parts_of(self._paths[number])
+        above = self._cursor.at(parts[:-1])
+        if self._writable:
+            descriptor = os.open(parts[-1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        else:
+            descriptor = below.open_file(above, parts[-1])
+        self._descriptors[number] = descriptor
+        if len(self._descriptors) > _OPEN_AT_ONCE:
+            os.close(self._descriptors.popitem(last=False)[1])
+        return descriptor
+
+
+class FilesBlob(Blob):
+    """A blob of many files.
+
+    Args:
+        content: the blob closes it.
+        descriptor: closed with the blob, for example a lock of the files.
+    """
+
+    def __init__(
+        self, digest: str, hashes: bytes, content: ManyFiles, descriptor: int = -1, complete: bool = False
+    ) -> None:
+        super().__init__(digest, content.size, hashes, descriptor, complete)
+        self._content = content
+
+    def _write_at(self, descriptor: int, view: memoryview, position: int) -> int:  # noqa: ARG002
+        return self._content.write_at(view, position)
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:  # noqa: ARG002
+        return self._content.read_at(view, position)
+
+    def _let_go(self) -> None:
+        self._content.close()
+        super()._let_go()

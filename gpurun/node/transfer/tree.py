@@ -12,14 +12,12 @@ import time
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from gpurun.node.agent import frames
-from gpurun.node.agent.call import Call, OpError
+from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.folder import below
-from gpurun.node.folder.below import forget
-from gpurun.node.folder.contents import Listed, write_all
-from gpurun.node.folder.making import Maker
-from gpurun.node.folder.walk import walk
+from gpurun.node.folder.below import forget, walk
+from gpurun.node.folder.contents import Listed, Maker, write_all
 from gpurun.node.transfer import blobs
-from gpurun.node.transfer.spool import CHUNK, checked
+from gpurun.node.transfer.spool import CHUNK, checked_digest
 
 # The store never takes more than this share of its disk, least recently used contents going first.
 SHARE = 0.05
@@ -34,7 +32,7 @@ def _folder() -> str:
 
 
 def _place(digest: str) -> str:
-    name = checked(digest)[len("sha256:") :]
+    name = checked_digest(digest)[len("sha256:") :]
     return os.path.join(_folder(), name[:2], name)
 
 
@@ -78,7 +76,7 @@ def add(call: Call) -> Dict[str, Any]:
 
 def unpack(call: Call, transfer: str, pack: str, index: Sequence[Tuple[str, int, int]]) -> None:
     """Put contents into the store that arrived as one blob of a transfer, at (digest, offset, size)."""
-    blob = blobs.find(transfer).blob(pack)
+    blob = blobs.find_transfer(transfer).blob(pack)
     while not blob.wait_complete(0.5):
         call.check()
     for digest, offset, size in index:
@@ -179,7 +177,7 @@ def _remove_others(top: int, kinds: Dict[str, str]) -> None:
         if kind is None or kind != kinds.get(below.text_of_path(found.parts)):
             if kind is None:
                 raise OpError("denied", "%r: %s" % (below.text_of_path(found.parts), found.why))
-            below.remove(found.above, found.parts[-1])
+            below.remove_entry(found.above, found.parts[-1])
 
 
 def _has(above: int, name: bytes, mode: int, mtime_ns: int, size: int, digest: str) -> bool:

@@ -9,10 +9,10 @@ import os
 import re
 
 from gpurun.node.agent import frames, serve
-from gpurun.node.agent.call import OpReply
+from gpurun.node.agent.frames import OpReply
 
 FOLDER = "/opt/lies/"
-honest_find = serve.find
+honest_find = serve.find_op
 known = {}
 
 
@@ -149,4 +149,4 @@ def all_gone(call, op, params):
     return {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": []}
 
 
-serve.find = find
+serve.find_op = find

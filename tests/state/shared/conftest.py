@@ -10,8 +10,8 @@ import pytest
 from shared_code import INVENTORY
 from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder
 
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only, make_shared
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only, make_shared
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ racks:
 PRELUDE = """
 import os, sys, time
 from pathlib import Path
-from gpurun.state.shared import enter
+from gpurun.state.sharing import enter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import allocator_lock
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 home = Path(os.environ["GPURUN_HOME"])

@@ -14,8 +14,8 @@ from users import ALICE, BOB, GROUP, make_user
 from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
 from gpurun.jobs.spec import Grant
 from gpurun.state import audit
-from gpurun.state.path import StatePath
-from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
 pytestmark = needs_root
 
@@ -128,7 +128,7 @@ def test_what_members_can_do(state, alice, bob):
     job = alice.python(SUBMIT, umask=0o077)
     assert bob.python(PRELUDE + f"print(JobStore(home).get('{job}').record().owner_uid)") == str(ALICE)
     assert stat.S_IMODE((state / "jobs" / job / "state.json").stat().st_mode) == 0o640
-    cordon = PRELUDE + "from gpurun.state.cordons import *\nwith changing_cordons(home) as c:\n  "
+    cordon = PRELUDE + "from gpurun.state.hosts import *\nwith changing_cordons(home) as c:\n  "
     assert alice.python(cordon + "c['h1'] = Cordon('cordoned', 'a', 1.0, 'r')", umask=0o077) == ""
     assert bob.python(cordon + "print(c.pop('h1').reason)", umask=0o077) == "r"
     assert "'h1'" not in alice.python(cordon + "print(c)")
@@ -136,7 +136,7 @@ def test_what_members_can_do(state, alice, bob):
 
 def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_the_drain(state, alice, bob):
     """A deadline ends jobs, which only their owners and root may."""
-    cordon = PRELUDE + "from gpurun.state.cordons import *\n"
+    cordon = PRELUDE + "from gpurun.state.hosts import *\n"
     change = cordon + "with changing_cordons(home) as c:\n  "
     drained = "c['h1'] = Cordon('draining', 'root', 5.0, 'fan', until_s=%s)"
     root = make_user(0, state.parent, state)
@@ -153,7 +153,7 @@ def test_one_members_drain_moves_another_s_gang_by_that_one_s_own_pass(alice, bo
     job = bob.python(SUBMIT)
     granted = PRELUDE + "((lease, _),) = run_pass(home, now_s=2.0).granted\nprint(lease.grants[0].host)"
     host = bob.python(granted)
-    drain = "from gpurun.state.cordons import *\nwith changing_cordons(home) as c:\n  "
+    drain = "from gpurun.state.hosts import *\nwith changing_cordons(home) as c:\n  "
     drain += f"c[{host!r}] = Cordon('draining', 'alice', 5.0, 'fan')\nrun_pass(home, now_s=6.0)"
     assert alice.python(PRELUDE + drain) == ""
     asked = f"\nprint(JobStore(home).get({job!r}).cancel_request())"
@@ -235,7 +235,7 @@ def test_only_root_and_its_owner_stop_a_sweep(state, tmp_path, alice, bob):
     done = make_user(0, tmp_path, state).gpurun("sweep", "stop", folder.name)
     assert done.returncode == 0, done.stderr
     assert (folder / "stop").stat().st_uid == ALICE
-    assert [(entry["uid"], entry["sweep"]) for entry in audit.read(state) if entry["what"] == "sweep stop"] == [
+    assert [(entry["uid"], entry["sweep"]) for entry in audit.read_audit(state) if entry["what"] == "sweep stop"] == [
         (0, folder.name)
     ]
 
@@ -252,9 +252,9 @@ def test_another_s_job_is_not_entered(alice, bob):
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from gpurun.state import lock
+from gpurun.state import locks
 descriptor = os.open(Path(os.environ["GPURUN_HOME"]) / sys.argv[1], os.O_RDWR)
-lock.take(descriptor)
+locks.take(descriptor)
 print("held", flush=True)
 time.sleep(600)
 """
@@ -263,11 +263,11 @@ time.sleep(600)
 @pytest.mark.parametrize("name", ["cordons.lock", "bench.lock"])
 def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, monkeypatch, name):
     """Also when the member's process is stopped."""
-    from gpurun.doctor.bench_history import Run, append
-    from gpurun.state import change_lock
-    from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
+    from gpurun.doctor.bench import Run, append
+    from gpurun.state import locks
+    from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
 
-    monkeypatch.setattr(change_lock, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     holder = bob.start("-c", HOLD, name)
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGSTOP)
@@ -286,11 +286,11 @@ def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, 
 
 
 def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
-    from gpurun.state import change_lock
-    from gpurun.state.cordons import Cordon, read_cordons
-    from gpurun.supervisor.cordoning import _cordon
+    from gpurun.state import locks
+    from gpurun.state.hosts import Cordon, read_cordons
+    from gpurun.supervisor.stop import _cordon
 
-    monkeypatch.setattr(change_lock, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     holder = bob.start("-c", HOLD, "cordons.lock")
     assert holder.stdout.readline() == "held\n"
     notes = []
@@ -318,13 +318,13 @@ def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
 def test_a_lock_in_another_s_name_means_nothing(state, alice, bob):
     """Bob makes alice's log before she does and locks it. She is not taken for looked after, and uses another file."""
     squat = f"""
-from gpurun.state import lock
+from gpurun.state import locks
 held = os.open(home / 'waiters' / '{ALICE}.log', os.O_RDWR | os.O_CREAT)
-print(lock.try_take(held), flush=True); time.sleep(60)
+print(locks.try_take(held), flush=True); time.sleep(60)
 """
     bobs = bob.start("-c", PRELUDE + squat)
     assert bobs.stdout.readline() == "True\n"
-    waiters = PRELUDE + "from gpurun.leases.waiters import *\n"
+    waiters = PRELUDE + "from gpurun.leases.look import take_waiter_lock, waiter_lives\n"
     assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "False"
     take = "held = take_waiter_lock(home)\nprint(held[1].name, flush=True); time.sleep(60)"
     alices = alice.start("-c", waiters + take)
@@ -337,14 +337,17 @@ print(lock.try_take(held), flush=True); time.sleep(60)
 
 
 def test_asking_to_give_way(state, alice, bob):
-    ask = PRELUDE + "from gpurun.leases.asking import *\nask_to_give_way(home, {})"
+    ask = PRELUDE + "from gpurun.leases.allocate import *\nask_to_give_way(home, {})"
     alice.python(ask.format("['j-00000001', 'j-00000002']"))
     bob.python(ask.format("['j-00000001']"))
     named = {f"j-00000001.{ALICE}", f"j-00000002.{ALICE}", f"j-00000001.{BOB}"}
     assert set(os.listdir(state / "requests")) == named
     alice.python(ask.format("['j-00000002']"))
     assert set(os.listdir(state / "requests")) == named - {f"j-00000001.{ALICE}"}
-    due = PRELUDE + "from gpurun.leases import asking\nasking.FIRST_PAUSE_S = asking.LONGEST_PAUSE_S = 600.0\n"
+    due = (
+        PRELUDE
+        + "from gpurun.leases import allocate as asking\nasking.FIRST_PAUSE_S = asking.LONGEST_PAUSE_S = 600.0\n"
+    )
     due += "a = asking.Asked(home, 'j-0000000{}'); print(a.is_due(), a.is_due())"
     assert bob.python(due.format(1)) == "True False"
     assert bob.python(due.format(3)) == "False False"

@@ -18,7 +18,7 @@ EXEC = (
     PRELUDE
     + """
 from dataclasses import replace
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 ((lease, lock),) = run_pass(home, now_s=2.0).granted
 folder = JobStore(home).get(lease.job)
 for step in (State.PREPARING, State.STARTING, State.RUNNING):
@@ -52,7 +52,7 @@ def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, entering):
     done = entering(alice).gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo $TOKEN=hunter2")
     assert done.returncode == 0, done.stderr
     assert "hunter2" in done.stdout
-    (entry,) = (entry for entry in audit.read(state) if entry["what"] == "exec")
+    (entry,) = (entry for entry in audit.read_audit(state) if entry["what"] == "exec")
     assert (entry["job"], entry["uid"], entry["owner"], entry["rank"]) == (job, ALICE, f"uid {ALICE}", 1)
     assert entry["program"] == "sh"
     assert "hunter2" not in (state / "audit.jsonl").read_text()
@@ -69,7 +69,7 @@ def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_cha
         os.chown(tmp_path / "inventory.yaml", ALICE, ALICE)
     root = replace(entering(alice, HOME=str(tmp_path)), uid=0, groups=())
     done = root.gpurun("exec", job, "--", "true")
-    lines = [entry["uid"] for entry in audit.read(state) if entry["what"] == "exec"]
+    lines = [entry["uid"] for entry in audit.read_audit(state) if entry["what"] == "exec"]
     if whose == "alice's":
         assert done.returncode == 2, done.stderr
         assert "users other than root can change" in done.stderr
@@ -92,8 +92,8 @@ def test_a_job_can_be_entered_while_its_inventory_has_a_merge_conflict(alice, tm
     job = alice.python(SUBMIT)
     stores = """
 from pathlib import Path
-from gpurun.inventory.load import load
-from gpurun.supervisor.frozen import freeze
+from gpurun.inventory.read import load_inventory as load
+from gpurun.supervisor.links import freeze
 freeze(folder, load(Path(lease.inventory)), lease)
 """
     assert alice.python(EXEC + stores) == ""

@@ -15,7 +15,7 @@ pytestmark = needs_root
 
 
 def test_folders_of_histories_stay_open(state, tmp_path):
-    from gpurun.inventory.history import Author, History
+    from gpurun.inventory.change import Author, History
 
     history = History(state, tmp_path / "inventory.yaml")
     history.record(None, b"x", Author("a", "c", 1.0))
@@ -26,7 +26,7 @@ def test_folders_of_histories_stay_open(state, tmp_path):
 
 @pytest.mark.parametrize("what", ["folder", "texts"])
 def test_a_link_in_the_place_of_a_history_leads_root_nowhere(state, bob, tmp_path, what):
-    from gpurun.inventory.history import Author, History
+    from gpurun.inventory.change import Author, History
 
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -41,14 +41,13 @@ def test_a_link_in_the_place_of_a_history_leads_root_nowhere(state, bob, tmp_pat
 
 def test_a_change_that_a_member_invents_is_not_undone(state, alice, bob, tmp_path):
     """Bob may not change the inventory; what he writes into its history would be the text that `undo` brings back."""
-    from gpurun.inventory.change import InventoryFile
-    from gpurun.inventory.history import Author
+    from gpurun.inventory.change import Author, InventoryFile
 
     path = tmp_path / "inventory.yaml"
     invent = f"""
 import os
 from pathlib import Path
-from gpurun.inventory.history import Author, History
+from gpurun.inventory.change import Author, History
 os.umask(0o007)
 history = History(Path(os.environ["GPURUN_HOME"]), Path({str(path)!r}))
 history.record(b"evil", Path({str(path)!r}).read_bytes(), Author("root", "gpurun inventory set", 1.0))
@@ -66,7 +65,7 @@ print(len(history.changes()))
 @pytest.mark.parametrize("name", ["²²².json", "000002.json", "999999999.json", f"{'9' * 240}.json"], ids=range(4))
 @pytest.mark.parametrize("thing", ["file", "folder", "link"])
 def test_what_a_member_puts_among_records_stops_no_change(state, tmp_path, name, thing):
-    from gpurun.inventory.history import Author, History
+    from gpurun.inventory.change import Author, History
 
     history, author = History(state, tmp_path / "inventory.yaml"), Author("root", "c", 1.0)
     history.record(b"", b"x", author)
@@ -90,7 +89,7 @@ def test_a_history_is_read_and_carried_on_by_whoever_may_change_the_file(state, 
 import os
 from pathlib import Path
 from gpurun.inventory.change import InventoryFile
-from gpurun.inventory.history import Author
+from gpurun.inventory.change import Author
 file = InventoryFile(Path({str(path)!r}), Path(os.environ["GPURUN_HOME"]))
 file.commit(lambda data: data + b"# more\\n", Author("x", "c", 1.0))
 print(len(file.history.changes()), file.history.text(file.history.changes()[0].before).decode().count("more"))

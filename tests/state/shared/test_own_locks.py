@@ -9,43 +9,41 @@ pytestmark = needs_root
 
 LOCKS = {
     "a job's outputs": """
-from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.outputs.copy import HeadCopy
 folder = JobStore(home).create(JobSpec("n", "i", 1, ("true",)), inventory=home.parent / "inventory.yaml", now_s=1.0)
 with HeadCopy(folder).alone():
     show(folder.path / "outputs.lock")
 """,
     "a sweep": """
-from gpurun.sweeps.store import SweepFolder
+from gpurun.studies.sweep_store import SweepFolder
 folder = StatePath(home) / "sweeps" / "s-0000000a"
 folder.mkdir(0o755)
 SweepFolder(folder).take_lock()
 show(folder / "conductor.log")
 """,
     "a campaign": """
-from gpurun.campaigns.store import CampaignFolder
+from gpurun.studies.campaigns import CampaignFolder
 folder = StatePath(home) / "scaling" / "one"
 folder.mkdir(0o755)
 with CampaignFolder(folder).carried():
     show(folder / "lock")
 """,
     "a draft": """
-from gpurun.state.drafts import new_folder
+from gpurun.state.caches import new_folder
 with new_folder(StatePath(home) / "sweeps") as draft:
     show(draft.sibling(f"{draft.name}.lock"))
 """,
     "a submission": """
-from gpurun.jobs.drafts import Drafts
+from gpurun.jobs.store import Drafts
 with Drafts(StatePath(home) / "jobs", StatePath(home) / "live"):
     (name,) = (StatePath(home) / "jobs").names()
     show(StatePath(home) / "jobs" / name / "lock")
 """,
 }
 SHOW = (
-    PRELUDE + "from gpurun.state.path import StatePath\nshow = lambda path: print(oct(path.stat().st_mode & 0o777))\n"
+    PRELUDE + "from gpurun.state.paths import StatePath\nshow = lambda path: print(oct(path.stat().st_mode & 0o777))\n"
 )
-OLDER = (
-    SHOW + "path = StatePath(home) / 'sweeps' / 'x'\npath.touch()\nfrom gpurun.state.own_lock import open_own_lock\n"
-)
+OLDER = SHOW + "path = StatePath(home) / 'sweeps' / 'x'\npath.touch()\nfrom gpurun.state.locks import open_own_lock\n"
 
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
@@ -63,7 +61,7 @@ def test_a_read_lock_on_a_lease_keeps_its_job_from_nobody(state, alice, bob):
     job = alice.python(SUBMIT)
     alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
     hold = f"""
-from gpurun.state import lock
+from gpurun.state import locks as lock
 held = os.open(home / 'leases' / '{job}.json', os.O_RDONLY)
 print(lock.try_take(held, shared=True), flush=True); time.sleep(60)
 """

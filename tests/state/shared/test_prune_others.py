@@ -13,7 +13,7 @@ pytestmark = needs_root
 END = (
     SUBMIT.replace("print(", "folder = JobStore(home).get(").replace(".id)\n", ".id)\n")
     + """
-from gpurun.jobs.states import State
+from gpurun.jobs.record import State
 folder.write(folder.record().but(state=State.SUCCEEDED, ended_s=5.0))
 JobStore(home).retire(folder.id)
 (home / 'jobs' / folder.id / 'outputs').mkdir()
@@ -77,7 +77,7 @@ print(sorted(done.failed))
 @pytest.mark.parametrize("way", ["a job that is a link", "a name that is doomed", "outputs that are a link"])
 def test_root_s_prune_is_no_way_to_anothers_files(state, alice, bob, root, way):
     alices, bobs = alice.python(END), bob.python(END)
-    keep = f"(home / 'jobs' / '{alices}' / 'keep').touch()\nfrom gpurun.jobs.states import State\n"
+    keep = f"(home / 'jobs' / '{alices}' / 'keep').touch()\nfrom gpurun.jobs.record import State\n"
     alice.python(PRELUDE + keep + f"f = JobStore(home).get('{alices}')\nf.write(f.record().but(state=State.QUEUED))")
     attack = {
         "a job that is a link": f"(home / 'jobs/j-0000000f').symlink_to('{alices}')",

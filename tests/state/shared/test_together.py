@@ -10,8 +10,8 @@ from shared_code import INVENTORY, PRELUDE, SUBMIT, needs_root
 from users import ALICE, BOB, GROUP, open_python
 
 from gpurun.state import audit
-from gpurun.state.path import StatePath
-from gpurun.state.shared import append_only, is_shared
+from gpurun.state.paths import StatePath
+from gpurun.state.sharing import append_only, is_shared
 
 pytestmark = needs_root
 
@@ -28,7 +28,7 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
     look = PRELUDE + f"run_pass(home, now_s=5001.0); print(JobStore(home).get('{bobs}').cancel_request())"
     assert bob.python(look) == "None", "nobody would start alice's job"
     waiter = alice.start(
-        "-c", PRELUDE + "from gpurun.leases.waiters import *\n"
+        "-c", PRELUDE + "from gpurun.leases.look import take_waiter_lock\n"
         "held = take_waiter_lock(home)\nprint('lives', flush=True); time.sleep(60)",
     )  # fmt: skip
     assert waiter.stdout.readline() == "lives\n"
@@ -40,25 +40,25 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
 
 
 def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatch):
-    from gpurun.head import everybody
+    from gpurun.head import waiter
 
     job = alice.python(SUBMIT)
     alice.python(PRELUDE + "run_pass(home, now_s=2.0)")  # its supervisor was never started
     gone = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
     account = SimpleNamespace(pw_name="alice", pw_dir=str(alice.home), pw_gid=GROUP)
-    monkeypatch.setattr(everybody.pwd, "getpwuid", {ALICE: account}.__getitem__)
-    monkeypatch.setattr(everybody.sys, "executable", open_python())
-    assert everybody.owners(state) == (ALICE, BOB), gone
-    assert everybody.recover_as(ALICE, state, alice.environ).problem == ""
-    assert "no account" in everybody.recover_as(BOB, state, bob.environ).problem
-    adopted = [(entry["job"], entry["uid"]) for entry in audit.read(state) if entry["what"] == "adopt"]
+    monkeypatch.setattr(waiter.pwd, "getpwuid", {ALICE: account}.__getitem__)
+    monkeypatch.setattr(waiter.sys, "executable", open_python())
+    assert waiter.owners(state) == (ALICE, BOB), gone
+    assert waiter.recover_as(ALICE, state, alice.environ).problem == ""
+    assert "no account" in waiter.recover_as(BOB, state, bob.environ).problem
+    adopted = [(entry["job"], entry["uid"]) for entry in audit.read_audit(state) if entry["what"] == "adopt"]
     assert adopted == [(job, ALICE)]
 
 
 def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
     note = (
         PRELUDE
-        + "from gpurun.state import audit\naudit.MAX_BYTES = 1000\nfor n in range(9): audit.note(home, 'x', n=n)"
+        + "from gpurun.state import audit\naudit.MAX_BYTES = 1000\nfor n in range(9): audit.note_audit(home, 'x', n=n)"
     )
     alice.python(note)
     assert not (state / "audit.1.jsonl").exists()
@@ -70,7 +70,7 @@ def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
         audit.bound(state)
     assert (state / "audit.1.jsonl").stat().st_ino == before.st_ino
     bob.python(note)
-    found = [(entry["uid"], entry["n"]) for entry in audit.read(state)]
+    found = [(entry["uid"], entry["n"]) for entry in audit.read_audit(state)]
     assert found == [(uid, n) for uid in (ALICE, BOB) for n in range(9)]
     if append_only(StatePath(state) / "audit.jsonl", on=True):  # what it was, both are
         for name in ("audit.jsonl", "audit.1.jsonl"):
@@ -92,8 +92,8 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
 
 
 BEGIN = PRELUDE + (
-    "from gpurun.campaigns.plan import CampaignPlan\n"
-    "from gpurun.campaigns.store import CampaignStore\n"
+    "from gpurun.studies.campaign_plan import CampaignPlan\n"
+    "from gpurun.studies.campaigns import CampaignStore\n"
     "from gpurun.jobs.spec import JobSpec\n"
     "plan = CampaignPlan('{0}', (JobSpec('n', 'i:1', 1, ('train',)),), '/i.yaml', 1, 1.0)\n"
     "print(CampaignStore(home).create(plan, None).name)"

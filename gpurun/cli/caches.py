@@ -1,0 +1,871 @@
+"""``gpurun prune``: remove jobs that have ended from the head, or only their outputs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.cancel import agree
+from gpurun.cli.main import Place, lazy_group
+from gpurun.cli.options import (
+    RATE,
+    SIZE,
+    TIME,
+    InventoryOption,
+    JsonOption,
+    OnlyHostsOption,
+    SomeHostsArgument,
+    SomeJobsArgument,
+    YesOption,
+)
+from gpurun.cli.printing import print_json, say
+from gpurun.cli.stores import cluster, open_store
+from gpurun.documents.plain import printable
+from gpurun.errors import BadInput, GpurunError, HostFailure, StateError
+from gpurun.quantities import count, duration, size_text
+from gpurun.state import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpurun.content.caches import HostCaches, HostedSet
+    from gpurun.content.images import Placed
+    from gpurun.content.ship import ShipEvent, ShipPlan, ShipReport
+    from gpurun.content.staging import StageReport
+    from gpurun.head.prune import Prunable, Pruned, PrunePlan
+    from gpurun.jobs.folder import FolderUsage
+    from gpurun.jobs.store import JobStore
+    from gpurun.leases.look import Cluster
+    from gpurun.remote.fleet import Fleet
+
+
+# ``gpurun ship`` and ``gpurun images``: copy an image to hosts; list and remove copied images.
+
+
+MIB = 1 << 20
+FAILED = HostFailure.exit_code
+
+
+def ship(
+    image: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE", help="Name or ID of a Docker image on the head, the machine that runs gpurun."),
+    ],
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what each host would receive.")] = False,
+    rate_limit: Annotated[
+        int | None,
+        typer.Option(click_type=RATE, help="Maximum send rate of the head and of each host, such as 1gbit."),
+    ] = None,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", click_type=TIME, help="Stop the copy after this time.", show_default="6h")
+    ] = 6 * 3600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a Docker image to hosts, or to all hosts if you give no HOSTS. The exit code is 4 if a host failed.
+
+    Each host gets only the image layers that the host lacks. gpurun verifies each layer.
+
+    gpurun ship me/train:1 @rack:r1
+    """
+    from gpurun.content import ship as shipping
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with fleet_of(found, names) as fleet:
+        if dry_run:
+            plan = shipping.plan(
+                image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host
+            )
+            print_json(plan.as_json()) if as_json else _print_plan(plan)
+            return
+        view = _ShipView(as_json)
+        try:
+            report = shipping.ship(
+                image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host,
+                progress=view.show, deadline_s=deadline_s, rate_bytes_s=rate_limit / 8 if rate_limit else None,
+            )  # fmt: skip
+        finally:
+            view.close()
+    print_json(report.as_json()) if as_json else _print_report(report)
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+def images(
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove images that no job and no container uses.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the images that gpurun has copied to hosts, or remove unused images. The exit code is 4 if a host failed.
+
+    gpurun images @rack:r1 --prune
+    """
+    from gpurun.content import images
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with fleet_of(found, names) as fleet:
+        listed = images.placed(fleet, names)
+        if prune:
+            keep = _wanted(found)
+            going = {
+                host: [one for one in placed if one.id not in keep and one.present and not (one.used_by or one.needed)]
+                for host, placed in listed.ok.items()
+            }
+            if not yes and any(going.values()):
+                _confirm(going)
+            listed = images.prune(fleet, names, keep)
+    if as_json:
+        print_json(
+            {
+                "pruned" if prune else "images": {
+                    host: [one.as_json() for one in placed] for host, placed in listed.ok.items()
+                },
+                "failed": {host: error.message for host, error in listed.failed.items()},
+            }
+        )
+    else:
+        _print_images(listed.ok, removed=prune)
+    say_failures(listed.failed)
+    if listed.failed:
+        raise typer.Exit(FAILED)
+
+
+def fleet_of(found: Cluster, names: Sequence[str]) -> Fleet:
+    """Start agents on these hosts."""
+    from gpurun.remote.fleet import Fleet
+    from gpurun.remote.route import target_of
+
+    return Fleet.open([target_of(found.inventory.by_name[name], found.inventory) for name in names])
+
+
+def _wanted(found: Cluster) -> list[str]:
+    """Return the IDs, in the head's engine, of images that jobs need which have not ended."""
+    from gpurun.content.images import Engine
+    from gpurun.jobs.store import JobStore
+
+    engine, store = Engine(found.inventory.docker_host), JobStore(found.home)
+    wanted = []
+    for job in store.live_ids():
+        try:
+            spec = store.get(job).spec()
+            wanted.append(spec.image_id or engine.image(spec.image).id)
+        except BadInput:
+            continue
+    return wanted
+
+
+def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
+    for line in _image_lines(going):
+        say(line)
+    agree(
+        "Remove these images?",
+        "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+        "give --yes to prune without a question",
+    )
+
+
+class _ShipView:
+    """Shows the progress of a ship: bars, a line every 5 s, or JSON lines on stderr."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._close: Callable[[], None] = lambda: None
+        if as_json:
+            self._show: Callable[[dict[str, Any]], None] = json_line
+            return
+        from gpurun.cli.tables import ShipProgress
+
+        progress = ShipProgress()
+        self._show, self._close = progress.show, progress.close
+
+    def show(self, event: ShipEvent) -> None:
+        """Show an event."""
+        said = event.as_json()
+        if event.state in ("receiving", "loading") and event.layers and not self._is_json:
+            said["state"] = f"{event.state}, layer {event.layer} of {event.layers}"
+        self._show(said)
+
+    @property
+    def _is_json(self) -> bool:
+        return self._show is json_line
+
+    def close(self) -> None:
+        """Remove the bars."""
+        self._close()
+
+
+def json_line(event: dict[str, Any]) -> None:
+    """Print an event for scripts on stderr."""
+    import json
+
+    say(json.dumps(event))
+
+
+def _print_report(report: ShipReport) -> None:
+    from gpurun.inventory.folding import fold
+
+    alike: dict[str, list[str]] = {}
+    for host in report.hosts:
+        if host.state in ("present", "done"):
+            said = "already present" if host.state == "present" else f"received {_mib(host.bytes_received)}"
+            alike.setdefault(said, []).append(host.host)
+    for said, names in alike.items():
+        typer.echo(f"{fold(names)}: {said}")
+    say_failures(report.failed)
+    typer.echo(f"{report.image} ({report.id[7:19]}, {count(report.layers, 'layer')}) in {report.elapsed_s:.1f} s")
+
+
+def _print_plan(plan: ShipPlan) -> None:
+    from gpurun.inventory.folding import fold
+
+    if plan.present:
+        typer.echo(f"{fold(plan.present)}: the image is already present")
+    if plan.unnamed:
+        typer.echo(f"{fold(plan.unnamed)}: the image is present under another name; gpurun adds the name {plan.image}")
+    for layer in plan.layers:
+        typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
+    for hops in plan.chains:
+        typer.echo(" → ".join(["head", *(hop.host for hop in hops)]) if plan.shape == "chain" else "head → each host")
+    typer.echo(f"{plan.image}: {_mib(plan.bytes_missing)} missing, about {duration(plan.expected_s)}")
+
+
+def _print_images(listed: Mapping[str, Sequence[Placed]], *, removed: bool) -> None:
+    lines = _image_lines(listed)
+    for line in lines:
+        typer.echo(line)
+    if not lines:
+        typer.echo("nothing to remove" if removed else "gpurun has put no image on these hosts")
+
+
+def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
+    """Return one line for each image, with its hosts."""
+    from gpurun.inventory.folding import fold
+
+    by_image: dict[tuple[str, str, int, str], list[str]] = {}
+    for host, placed in listed.items():
+        for one in placed:
+            idle = "needed by a running gpurun command" if one.needed else "unused"
+            use = f"used by {count(len(one.used_by), 'container')}" if one.used_by else idle
+            state = "gone" if not one.present else "left by an interrupted copy" if one.temporary else use
+            name = ", ".join(one.names) or "<no name>"
+            by_image.setdefault((one.id[7:19], printable(name), one.size_bytes, state), []).append(host)
+    return [
+        f"{ident}  {name:30}  {_mib(size):>10}  {state:24}  {fold(hosts)}"
+        for (ident, name, size, state), hosts in sorted(by_image.items(), key=lambda item: item[0][1])
+    ]
+
+
+def say_failures(failed: Mapping[str, GpurunError]) -> None:
+    """Report which hosts failed, and why. Hosts that failed in the same way share a line."""
+    from gpurun.inventory.folding import fold
+    from gpurun.views.lines import alike
+
+    said = {host: (error.message, error.hint or "") for host, error in failed.items()}
+    for hosts, (message, hint) in alike(said, fold):
+        say(f"gpurun: {fold(hosts)}: {printable(message)}")
+        if hint:
+            say(f"  → {printable(hint)}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
+
+
+# ``gpurun data``: list data sets on hosts, copy a data set there before a job needs it, remove unused data sets.
+
+
+COMMANDS = {
+    "list": Place("gpurun.cli.caches:list_", "Show the data sets on hosts, and their jobs"),
+    "stage": Place("gpurun.cli.caches:stage", "Copy a data set to hosts"),
+    "evict": Place("gpurun.cli.caches:evict", "Remove data sets from hosts"),
+}
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _data() -> None:
+    """Show, copy and remove the data sets that jobs read at /data/NAME."""
+
+
+def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Show the data sets on hosts, and the jobs that use each data set. The exit code is 4 if a host failed.
+
+    gpurun data list @rack:r1
+    """
+    from gpurun.content.caches import census
+    from gpurun.content.data import jobs_by_digest
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with fleet_of(found, names) as fleet:
+        sets, failed = census(fleet, names, jobs_by_digest(found.home))
+    if as_json:
+        print_json({"sets": [one.as_json() for one in sets], "failed": {h: e.message for h, e in failed.items()}})
+    else:
+        for line in _lines(sets):
+            typer.echo(line)
+        if not sets and not failed:
+            typer.echo("gpurun has put no data on these hosts")
+    say_failures(failed)
+    if failed:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+def stage(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Folder to copy: a path on the head, or JOB:outputs/path for a folder in a job's outputs.",
+        ),
+    ],
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a data set to hosts before a job needs the data. The exit code is 4 if a host failed.
+
+    Without HOSTS, gpurun copies the data set to all hosts.
+
+    gpurun data stage datasets/imagenet @rack:r1
+    """
+    from gpurun.content.data import as_pinned, pin, wanted_digests
+    from gpurun.content.staging import Staging
+    from gpurun.content.staging import stage as bring
+    from gpurun.documents.convert import convert
+    from gpurun.jobs.recipe_keys import FIELDS
+    from gpurun.jobs.recipe_values import sources_below
+    from gpurun.supervisor.start import quotas_of
+
+    kind = FIELDS["data"].item
+    assert kind is not None
+    meant = convert(source, kind, "SOURCE")
+    if meant.kind == "host":
+        raise BadInput("the folder is already on the hosts (host:/path), so gpurun has nothing to copy", where=source)
+    found = cluster(inventory)
+    (pinned,) = pin(sources_below(Path.cwd(), {"": meant}).values(), found.home).values()
+    names = [host.name for host in found.choose(hosts)]
+    view = _StageView(source, json_line if as_json else None)
+    with fleet_of(found, names) as fleet:
+        try:
+            assert pinned.digest is not None
+            how = Staging(
+                fleet, found.inventory, quotas=quotas_of(found.inventory), keep=wanted_digests(found.home),
+                progress=view.show,
+            )  # fmt: skip
+            report = bring(pinned.digest, as_pinned(pinned, found.home), names, how)
+        finally:
+            view.close()
+    print_json(report.as_json()) if as_json else _print_report_of_data(report)
+    say_failures({**report.bad_copies, **report.failed})
+    if report.failed:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+def evict(
+    digests: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIGEST]…", help="Digests of data sets, from `gpurun data list`.", show_default=False),
+    ] = None,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Remove all data sets that no queued or running job needs.")
+    ] = False,
+    hosts: Annotated[
+        str | None, typer.Option("--host", metavar="HOSTS", help="Remove data sets only from these hosts.")
+    ] = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove data sets from hosts. gpurun keeps each data set that a job needs. The exit code is 4 if a host failed.
+
+    gpurun data evict --unused --host @rack:r1
+    """
+    from gpurun.cli.cancel import agree
+    from gpurun.content.caches import census
+    from gpurun.content.caches import evict as remove
+    from gpurun.content.data import jobs_by_digest
+
+    if bool(digests) == unused:
+        raise BadInput(
+            "name the data sets to remove, or give --unused",
+            hint="run: gpurun data evict DIGEST…, or: gpurun data evict --unused",
+        )
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with fleet_of(found, names) as fleet:
+        sets, _ = census(fleet, names, jobs_by_digest(found.home))
+        chosen = [one for one in sets if not one.all_jobs] if unused else [_meant(text, sets) for text in digests or ()]
+        if needed := [one for one in chosen if one.all_jobs]:
+            raise BadInput(
+                f"the data set {needed[0].digest[7:19]} is needed by {', '.join(needed[0].all_jobs)}",
+                hint="wait until the job has ended, or cancel the job",
+            )
+        if chosen and not yes:
+            for line in _lines(chosen):
+                say(line)
+            agree(
+                "Remove these data sets?",
+                "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+                "give --yes to remove without a question",
+            )
+        done = remove(fleet, names, [one.digest for one in chosen])
+    if as_json:
+        print_json(
+            {"evicted": done.evicted, "kept": done.kept, "failed": {h: e.message for h, e in done.failed.items()}}
+        )
+    else:
+        for line in _evicted_lines(done.evicted, done.kept):
+            typer.echo(line)
+    say_failures(done.failed)
+    if done.failed:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
+    short = text.removeprefix("sha256:")
+    found = [one for one in sets if short and one.digest[7:].startswith(short)]
+    if len(found) == 1:
+        return found[0]
+    why = (
+        "is the beginning of several digests of data sets" if found else "is not the digest of a data set on the hosts"
+    )
+    raise BadInput(f"{text!r} {why}", hint="`gpurun data list` lists the data sets")
+
+
+class _StageView:
+    """Shows the progress of a data set's copy: bars, lines, or JSON lines for scripts."""
+
+    def __init__(self, source: str, show: Any) -> None:
+        from gpurun.cli.tables import ShipProgress
+
+        self._progress = ShipProgress(f"data {source}") if show is None else None
+        self._show = self._progress.show if self._progress is not None else show
+
+    def show(self, event: ShipEvent) -> None:
+        """Show an event."""
+        self._show(event.as_json())
+
+    def close(self) -> None:
+        """Remove the bars."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+def _print_report_of_data(report: StageReport) -> None:
+    from gpurun.inventory.folding import fold
+
+    alike: dict[str, list[str]] = {}
+    for host in report.hosts:
+        if host.error is None:
+            said = "already present" if host.state == "present" else f"received {size_text(host.bytes_received)}"
+            alike.setdefault(said, []).append(host.host)
+    for said, names in alike.items():
+        typer.echo(f"{fold(names)}: {said}")
+    typer.echo(f"{report.digest[7:19]}, {size_text(report.size_bytes)}, in {report.elapsed_s:.1f} s")
+
+
+def _lines(sets: Sequence[HostedSet]) -> list[str]:
+    """Return one line for each set: digest, size, source, hosts, jobs that use it."""
+    from gpurun.inventory.folding import fold
+
+    now_s = time.time()
+    lines = []
+    for one in sets:
+        jobs = one.all_jobs
+        use = f"used by {', '.join(jobs)}" if jobs else f"unused for {duration(now_s - one.used_s)}"
+        size = f"{size_text(one.bytes):>10}"
+        lines.append(f"{one.digest[7:19]}  {size}  {printable(one.source) or '-'}  {fold(one.hosts)}  {printable(use)}")
+    return lines
+
+
+def _evicted_lines(evicted: Mapping[str, Sequence[str]], kept: Mapping[str, Mapping[str, str]]) -> list[str]:
+    from gpurun.inventory.folding import fold
+
+    lines = [f"{digest[7:19]}  removed from {fold(hosts)}" for digest, hosts in evicted.items()]
+    lines += [
+        f"{digest[7:19]}  kept on {host}: {printable(why)}" for digest, by in kept.items() for host, why in by.items()
+    ]
+    return lines or ["nothing to remove"]
+
+
+# ``gpurun du``: how much of the head's disk each job takes.
+
+
+COLUMNS = ("outputs", "logs", "other", "total")
+UNREAD_SHOWN = 5
+
+
+def du(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB…]", help="Show only these jobs.", show_default=False)
+    ] = None,
+    caches: Annotated[
+        bool,
+        typer.Option("--caches", help="Instead of jobs, show the sizes of your caches of models and kernels on hosts."),
+    ] = False,
+    hosts: OnlyHostsOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how much disk space each job uses on the head, the machine that runs gpurun. The largest job comes first.
+
+    A file with several hard links counts once. Code that several jobs share counts only for the first of these jobs.
+
+    gpurun du --caches --host @rack:r1
+    """
+    from gpurun.jobs.folder import each_counted_once, measure
+
+    if caches:
+        if jobs:
+            raise BadInput(
+                "caches do not belong to jobs: name no jobs together with --caches",
+                where="--caches",
+                hint="run: gpurun du --caches --host HOSTS",
+            )
+        show_caches(hosts, inventory, as_json=as_json)
+        return
+    store = open_store()
+    names = [store.find(job).id for job in dict.fromkeys(jobs)] if jobs else _all_names(store)
+    found = [name for name in names if (store.folder / name).exists()]
+    usages = each_counted_once([measure(store.folder / name) for name in found])
+    rows = [_row(store, name, usage) for name, usage in zip(found, usages, strict=True)]
+    rows.sort(key=lambda row: (-row["bytes"]["total"], row["id"]))
+    sums = {column: sum(row["bytes"][column] for row in rows) for column in COLUMNS}
+    free = shutil.disk_usage(store.home).free if store.home.exists() else None
+    if as_json:
+        print_json({"jobs": rows, "total": sums, "files": sum(row["files"] for row in rows), "disk_free_bytes": free})
+    else:
+        _print(rows, sums, free)
+
+
+def _all_names(store: JobStore) -> list[str]:
+    """Return the names of all job folders, and of folders that killed submissions and prunes left behind."""
+    return sorted(store.folder.names()) if store.folder.exists() else []
+
+
+def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
+    from gpurun.jobs.folder import KINDS
+    from gpurun.jobs.record import ID_PATTERN
+    from gpurun.state.paths import user_name
+
+    row: dict[str, Any] = {"id": name, "name": "", "owner": "", "state": "", "ended_s": None}
+    try:
+        if ID_PATTERN.fullmatch(name):
+            record = store.get(name).record()
+            row |= {"name": record.name, "owner": record.owner, "state": record.state.value, "ended_s": record.ended_s}
+        else:
+            row |= {"owner": user_name((store.folder / name).stat().st_uid), "state": "left over"}
+    except (StateError, FileNotFoundError):
+        row["state"] = "damaged"
+    size: dict[str, int] = {kind: usage.sizes[kind] for kind in KINDS} | {"total": usage.total}
+    return {**row, "files": usage.files, "bytes": size, "unread": list(usage.unread)}
+
+
+def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -> None:
+    from gpurun.cli.tables import print_table
+
+    table = []
+    for row in rows:
+        sizes = [size_text(row["bytes"][column]) for column in COLUMNS]
+        sizes[-1] += "+" if row["unread"] else ""
+        table.append(([*(printable(row[key]) for key in ("id", "owner", "name", "state")), *sizes], ""))
+    table.append((["sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS)], "head"))
+    if rows:
+        print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
+    else:
+        say("no job uses the head's disk")
+    if free is not None:
+        say(f"{size_text(free)} free on this disk")
+    problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]
+    for problem in problems[:UNREAD_SHOWN]:
+        say(f"not read: {printable(problem)}")
+    if problems:
+        more = len(problems) - UNREAD_SHOWN
+        rest = (
+            f"gpurun could not read {count(more, 'more file or folder', 'more files or folders')}. " if more > 0 else ""
+        )
+        say(f"{rest}The real size may be larger where the table has a +")
+
+
+# ``gpurun du --caches`` and ``gpurun prune --caches``: the user's caches of models and kernels on hosts.
+
+
+def show_caches(hosts: str | None, inventory: str | None, *, as_json: bool) -> None:
+    """Show what the user's caches take on hosts. The exit code is 4 if a host failed."""
+    from gpurun.content.caches import measure
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with fleet_of(found, names) as fleet:
+        caches, failed = measure(fleet, names, _owner(found))
+    if as_json:
+        print_json({"caches": [each.as_json() for each in caches], "failed": _messages(failed)})
+    else:
+        for each in caches:
+            typer.echo(f"{size_text(each.bytes):>10}  {each.host}{_use(each)}")
+        typer.echo(f"{size_text(sum(each.bytes for each in caches)):>10}  in all")
+    _end(failed)
+
+
+@dataclass(frozen=True)
+class CacheWish:
+    """What to prune of the user's caches.
+
+    Attributes:
+        below_mib: how much may stay on each host; None = what the inventory says, or nothing.
+        for_jobs: there are conditions that only jobs can meet.
+    """
+
+    hosts: str | None
+    inventory: str | None
+    below_mib: int | None
+    for_jobs: bool
+    dry_run: bool
+    yes: bool
+
+
+def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
+    """Remove what was used least recently from the user's caches. The exit code is 4 if a host failed.
+
+    Raises:
+        BadInput: the wish is one for jobs.
+    """
+    from gpurun.cli.cancel import agree
+    from gpurun.content.caches import measure, trim
+
+    if wish.for_jobs:
+        raise BadInput(
+            "caches do not belong to jobs: leave out all options about jobs",
+            where="--caches",
+            hint="run: gpurun prune --caches --keep-below SIZE",
+        )
+    found = cluster(wish.inventory)
+    chosen, dry_run = found.choose(wish.hosts), wish.dry_run
+    limits = {
+        host.name: ((host.cache_quota_mib or 0) if wish.below_mib is None else wish.below_mib) << 20 for host in chosen
+    }
+    owner = _owner(found)
+    with fleet_of(found, list(limits)) as fleet:
+        caches, failed = measure(fleet, list(limits), owner)
+        beyond = [each for each in caches if each.bytes > limits[each.host]]
+        if not as_json:
+            _print_beyond(beyond, limits)
+        if beyond and not dry_run:
+            if not wish.yes:
+                agree(
+                    "Remove the least recently used files?",
+                    "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+                    "give --yes to prune without a question",
+                )  # fmt: skip
+            caches, more = trim(fleet, {each.host: limits[each.host] for each in beyond}, owner)
+            failed = {**failed, **more}
+    if as_json:
+        print_json({"dry_run": dry_run, "caches": [each.as_json() for each in caches], "failed": _messages(failed)})
+    elif beyond and not dry_run:
+        _print_done(caches)
+    _end(failed)
+
+
+def _owner(found: Cluster) -> str:
+    from gpurun.launch.plan import owner_of
+    from gpurun.node.claim_rules import Claimant
+    from gpurun.state.sharing import state_id
+
+    return owner_of(Claimant(state=state_id(found.home), uid=os.getuid()))
+
+
+def _use(each: HostCaches) -> str:
+    return f"  used by {printable(', '.join(each.jobs))}" if each.jobs else ""
+
+
+def _print_beyond(beyond: Sequence[HostCaches], limits: Mapping[str, int]) -> None:
+    for each in beyond:
+        typer.echo(
+            f"{each.host}: the caches use {size_text(each.bytes)}, and may use "
+            f"{size_text(limits[each.host])}{_use(each)}"
+        )
+    if not beyond:
+        typer.echo("nothing to remove")
+
+
+def _print_done(caches: Sequence[HostCaches]) -> None:
+    for each in caches:
+        if each.jobs:
+            say(f"gpurun keeps the caches on {each.host}, because jobs use them: {printable(', '.join(each.jobs))}")
+        for stuck in each.stuck:
+            say(f"not removed on {each.host}: {printable(stuck)}")
+    say(f"removed {size_text(sum(each.freed for each in caches))}")
+
+
+def _messages(failed: Mapping[str, GpurunError]) -> dict[str, str]:
+    return {host: error.message for host, error in failed.items()}
+
+
+def _end(failed: Mapping[str, GpurunError]) -> None:
+
+    say_failures(failed)
+    if failed:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+SOME_FAILED = 5
+ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
+
+
+def prune(
+    jobs: SomeJobsArgument = None,
+    older_than_s: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", click_type=TIME, help="Remove only jobs that ended at least this long ago, such as 30d."
+        ),
+    ] = None,
+    keep_below_mib: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-below",
+            click_type=SIZE,
+            help="Remove the oldest jobs until your jobs use less disk space than this size, such as 500GiB.",
+        ),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Remove only jobs with this outcome, such as FAILED. You can repeat --state.",
+        ),
+    ] = None,
+    outputs_only: Annotated[
+        bool, typer.Option("--outputs-only", help="Remove only the outputs; keep logs and records.")
+    ] = False,
+    also_unbrought: Annotated[
+        bool,
+        typer.Option("--also-unbrought", help="Also remove jobs whose outputs are still on hosts and not on the head."),
+    ] = False,
+    caches: Annotated[
+        bool,
+        typer.Option(
+            "--caches", help="Instead of jobs, shrink your caches on hosts to their size limit or to --keep-below."
+        ),
+    ] = False,
+    hosts: OnlyHostsOption = None,
+    inventory: InventoryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what gpurun would remove.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove ended jobs, or only their outputs, from the head. Only root can remove other users' jobs.
+
+    If you give several conditions, gpurun removes only jobs that meet all conditions.
+
+    gpurun prune --older-than 30d --outputs-only --dry-run
+    """
+    from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
+    from gpurun.jobs.record import State
+
+    if caches:
+        for_jobs = bool(jobs or older_than_s or state or outputs_only or also_unbrought)
+        prune_caches(CacheWish(hosts, inventory, keep_below_mib, for_jobs, dry_run, yes), as_json=as_json)
+        return
+    if not (jobs or older_than_s or keep_below_mib is not None or state):
+        raise BadInput(
+            "the command names no jobs to remove",
+            where="prune",
+            hint="name jobs, or give --older-than, --keep-below or --state",
+        )
+    state = [name.upper() for name in state or ()]
+    for name in state:
+        if name not in ENDS:
+            raise BadInput(
+                f"{name!r} is not a state of a job that has ended",
+                where="--state",
+                hint=f"the states are {', '.join(ENDS)}",
+            )
+    store = open_store()
+    wish = PruneWish(
+        jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
+        states=frozenset(map(State, state)),
+        ended_before_s=None if older_than_s is None else clock.now_s() - older_than_s,
+        keep_below_bytes=None if keep_below_mib is None else keep_below_mib << 20,
+        outputs_only=outputs_only, also_unbrought=also_unbrought,
+    )  # fmt: skip
+    plan = plan_prune(store.home, wish)
+    if not as_json:
+        _print_plan_of_prune(plan)
+    if plan.going and not dry_run and not yes:
+        agree(
+            f"Remove {'the outputs of ' if outputs_only else ''}these?",
+            "gpurun removed nothing, because stdin is not a terminal, so gpurun cannot ask you",
+            "give --yes to prune without a question",
+        )  # fmt: skip
+    done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
+    if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():
+        from gpurun.studies.sweep_store import SweepStore
+
+        SweepStore(store.home).remove_spent(lambda job: store.get(job).path.exists())
+    if as_json:
+        print_json({"dry_run": dry_run, **_document(plan, done)})
+    elif not dry_run:
+        what = "the outputs of " if outputs_only else ""
+        say(f"removed {what}{count(len(done.jobs), 'job')}, {_sum(done.jobs)}")
+    _end_of_prune(plan, done, wish.keep_below_bytes)
+
+
+def _sum(jobs: list[Prunable]) -> str:
+    unread = "at least " if any(each.usage.unread for each in jobs) else ""
+    return unread + size_text(sum(each.frees for each in jobs))
+
+
+def _print_plan_of_prune(plan: PrunePlan) -> None:
+    now_s = clock.now_s()
+    for each in plan.going:
+        record = each.record
+        ago = duration(now_s - (record.ended_s or now_s))
+        typer.echo(
+            f"{record.id}  {printable(record.owner)}  {printable(record.name)}  {record.state.value}, "
+            f"{ago} ago  {size_text(each.frees)}"
+        )
+        if record.outputs_left is not None and record.outputs_left.hosts:
+            hosts = printable(", ".join(record.outputs_left.hosts))
+            typer.echo(f"  outputs of the job stay on {hosts}, in outputs/{record.id} below the host's gpurun folder")
+    typer.echo(f"{count(len(plan.going), 'job')}, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
+    for job, why in plan.skipped.items():
+        say(f"kept: {job}: {printable(why)}")
+
+
+def _end_of_prune(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
+    """Report jobs that could not be removed, and exit with the code for that."""
+    for what, error in done.failed.items():
+        place = f"{error.where}: " if error.where not in (None, what) else ""
+        say(f"not removed: {printable(what)}: {printable(place + error.message)}")
+    for hint in dict.fromkeys(error.hint for error in done.failed.values() if error.hint):
+        say(f"  → {printable(hint)}")
+    if limit is not None and plan.kept is not None and plan.kept > limit:
+        say(
+            f"your jobs still take {size_text(plan.kept)}, more than {size_text(limit)}: gpurun may remove no other job"
+        )
+    if done.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _document(plan: PrunePlan, done: Pruned) -> dict[str, Any]:
+    return {
+        "jobs": [{"id": each.record.id, "owner": each.record.owner, "bytes": each.frees} for each in done.jobs],
+        "bytes": sum(each.frees for each in done.jobs),
+        "skipped": plan.skipped,
+        "failed": {what: error.message for what, error in done.failed.items()},
+        "left_bytes": plan.kept,
+    }

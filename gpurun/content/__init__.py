@@ -1,0 +1,1 @@
+"""Images, code, data sets and environments: bytes that gpurun copies to hosts."""

@@ -1,0 +1,373 @@
+"""Write the report as one page of HTML without scripts or network access. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from gpurun.documents.plain import printable
+from gpurun.drawing import Drawing
+from gpurun.history.row import FINAL, HistoryRow
+from gpurun.history.store import GROUPED, MOST_NUMBER, HistorySource, Wanted, row_of_attempt
+from gpurun.moments import date_minute
+from gpurun.quantities import count, duration
+
+# Totals over the history, computed by SQLite, for `gpurun report`.
+
+
+COLUMNS_SHOWN = 240
+"""Stretches of time in the timeline."""
+LARGEST_SHOWN = 20
+NO_NAME = "(none)"
+
+
+@dataclass
+class Share:
+    """Use by a user, pool, project or generation. Times are seconds.
+
+    Attributes:
+        jobs: ended jobs.
+        failed: attempts whose first failure is known.
+        waited_s, longest_wait_s: waiting time of all attempts together, and the longest of one.
+        measured_gpu_s: the part of `gpu_s` whose use is known.
+        idle_gpu_s: the part of `measured_gpu_s` in which leased GPUs did nothing.
+    """
+
+    attempts: int = 0
+    jobs: int = 0
+    failed: int = 0
+    gpu_s: float = 0.0
+    waited_s: float = 0.0
+    longest_wait_s: float = 0.0
+    measured_gpu_s: float = 0.0
+    idle_gpu_s: float = 0.0
+
+    @property
+    def busy_percent(self) -> float | None:
+        """Return how busy the GPUs were while they were leased; None = unknown."""
+        return 100 * (1 - self.idle_gpu_s / self.measured_gpu_s) if self.measured_gpu_s else None
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Return the mean waiting time of an attempt."""
+        return self.waited_s / self.attempts if self.attempts else 0.0
+
+
+@dataclass
+class Accounts:
+    """Totals over a period.
+
+    Attributes:
+        since_s, until_s: the period, seconds since the epoch.
+        capacity: GPUs of the inventory now; None = unknown.
+        outcomes: attempts by outcome; for running attempts, by state.
+        causes, failed_hosts: attempts by the kind of their first failure, and by its host.
+        timeline: mean number of leased GPUs in equal parts of the period.
+        largest: the attempts with the most GPU time.
+    """
+
+    since_s: float
+    until_s: float
+    capacity: int | None = None
+    total: Share = field(default_factory=Share)
+    users: dict[str, Share] = field(default_factory=dict)
+    pools: dict[str, Share] = field(default_factory=dict)
+    projects: dict[str, Share] = field(default_factory=dict)
+    generations: dict[str, Share] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    causes: dict[str, int] = field(default_factory=dict)
+    failed_hosts: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[float, ...] = ()
+    largest: tuple[HistoryRow, ...] = ()
+
+
+_IN_PERIOD = "max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(ended_s - granted_s, 0.001)"
+"""GPU seconds in the period, of an attempt that had the same number of GPUs all the time."""
+
+
+def _spent(wanted: Wanted) -> str:
+    """Return the SQL for GPU seconds in the period. Without a period it needs no clipping, which saves a third of the
+    time.
+    """
+    return "gpu_s" if wanted.since_s is None and wanted.until_s is None else _IN_PERIOD
+
+
+def accounts(
+    sources: Sequence[HistorySource], wanted: Wanted, *, now_s: float, capacity: int | None = None
+) -> Accounts:
+    """Compute the wanted totals, until `now_s` or the end of the period."""
+    until_s = min(wanted.until_s or now_s, now_s)
+    since_s = wanted.since_s if wanted.since_s is not None else _first_s(sources, wanted, until_s)
+    made = Accounts(since_s, max(until_s, since_s + 1.0), capacity)
+    _add_shares(sources, wanted, made)
+    _add_failures(sources, wanted, made)
+    made.timeline = _timeline(sources, wanted, made)
+    made.largest = _largest(sources, wanted, made)
+    for name in ("users", "pools", "projects", "generations"):
+        setattr(made, name, dict(sorted(getattr(made, name).items(), key=lambda each: (-each[1].gpu_s, each[0]))))
+    for name in ("outcomes", "causes", "failed_hosts"):
+        setattr(made, name, dict(sorted(getattr(made, name).items(), key=lambda each: (-each[1], each[0]))))
+    return made
+
+
+def _first_s(sources: Iterable[HistorySource], wanted: Wanted, until_s: float) -> float:
+    firsts = [each[0] for each in _ask(sources, wanted, "min(coalesce(granted_s, ended_s))") if each[0] is not None]
+    return min([_finite(first) for first in firsts], default=until_s)
+
+
+def _ask(
+    sources: Iterable[HistorySource], wanted: Wanted, columns: str, rest: str = "", **values: float
+) -> Iterable[tuple[Any, ...]]:
+    """Select from every source. The last column is the source."""
+    for source in sources:
+        condition, parameters = wanted.where(source)
+        text = f"SELECT {columns} FROM attempts WHERE {condition} {rest}"  # noqa: S608 - names and placeholders
+        for found in source.rows.execute(text, {**parameters, **values}):
+            yield (*found, source)
+
+
+def _add_shares(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> None:
+    spent, finals = _spent(wanted), ", ".join(f"'{outcome}'" for outcome in FINAL)
+    sums = {
+        "attempts": "count(*)",
+        "jobs": f"sum(outcome IN ({finals}))",
+        "failed": "sum(cause != '')",
+        "gpu_s": f"total({spent})",
+        "waited_s": "total(waited_s)",
+        "measured_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {spent}))",
+        "idle_gpu_s": f"total({spent} * (100.0 - use_percent)) / 100.0",
+    }
+    columns = ", ".join((*GROUPED, *sums.values(), "max(waited_s)"))
+    period = {"from": made.since_s, "to": made.until_s}
+    for values in _ask(sources, wanted, columns, f"GROUP BY {', '.join(GROUPED)}", **period):
+        user, *texts = (value if isinstance(value, str) else "" for value in values[: len(GROUPED)])
+        *numbers, longest_s = (_finite(value) for value in values[len(GROUPED) : -1])
+        names = (values[-1].owner_of(user), *texts)
+        shares = [made.total]
+        for kind, name in zip((made.users, made.pools, made.projects, made.generations), names, strict=True):
+            shares.append(kind.setdefault(name or NO_NAME, Share()))
+        for share in shares:
+            share.longest_wait_s = max(share.longest_wait_s, longest_s)
+            for column, number in zip(sums, numbers, strict=True):
+                setattr(share, column, getattr(share, column) + (int(number) if column in _COUNTS else number))
+
+
+_COUNTS = ("attempts", "jobs", "failed")
+
+
+def _add_failures(sources: Sequence[HistorySource], wanted: Wanted, made: Accounts) -> None:
+    for outcome, attempts, _ in _ask(sources, wanted, "outcome, count(*)", "GROUP BY 1"):
+        if isinstance(outcome, str):
+            made.outcomes[outcome] = made.outcomes.get(outcome, 0) + attempts
+    for cause, host, attempts, _ in _ask(
+        sources, wanted, "cause, cause_host, count(*)", "AND cause != '' GROUP BY 1, 2"
+    ):
+        if isinstance(cause, str):
+            made.causes[cause] = made.causes.get(cause, 0) + attempts
+        if isinstance(host, str) and host:
+            made.failed_hosts[host] = made.failed_hosts.get(host, 0) + attempts
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, int | float) or math.isnan(value):
+        return 0.0
+    return min(max(float(value), 0.0), MOST_NUMBER)
+
+
+def _timeline(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[float, ...]:
+    """Return the mean number of leased GPUs in each part of the period.
+
+    GPU seconds until a moment t are Σ rate × (t - start) over starts before t, less the same over ends. So sums of the
+    rates, and of rate × time, in each part give the exact value at every boundary.
+    """
+    width = (made.until_s - made.since_s) / COLUMNS_SHOWN
+    rate = "gpu_s / max(ended_s - granted_s, 0.001)"
+    changes: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for moment, sign in (("granted_s", 1.0), ("ended_s", -1.0)):
+        at = f"(max(min({moment}, :to), :from) - :from)"
+        columns = f"CAST({at} / :width AS INTEGER), total({rate}), total({rate} * {at})"
+        period = {"from": made.since_s, "to": made.until_s, "width": width}
+        for stretch, rates, moments, _ in _ask(sources, wanted, columns, "AND granted_s NOT NULL GROUP BY 1", **period):
+            if isinstance(stretch, int) and 0 <= stretch <= COLUMNS_SHOWN:
+                changes[stretch][0] += sign * _finite(rates)
+                changes[stretch][1] += sign * _finite(moments)
+    return _means(changes, width)
+
+
+def _means(changes: Mapping[int, Sequence[float]], width: float) -> tuple[float, ...]:
+    rates = moments = before = 0.0
+    means = []
+    for stretch in range(COLUMNS_SHOWN):
+        rates, moments = (
+            total + more for total, more in zip((rates, moments), changes.get(stretch, (0, 0)), strict=True)
+        )
+        spent = rates * (stretch + 1) * width - moments
+        means.append(round(max(0.0, (spent - before) / width), 3))
+        before = spent
+    return tuple(means)
+
+
+def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[HistoryRow, ...]:
+    """Return the attempts with the most GPU time in the period."""
+    found: list[tuple[float, HistoryRow]] = []
+    for source in sources:
+        condition, parameters = wanted.where(source)
+        columns, limit = f"job, attempt, {_spent(wanted)}", f"ORDER BY 3 DESC LIMIT {LARGEST_SHOWN:d}"
+        text = f"SELECT {columns} FROM attempts WHERE {condition} {limit}"  # noqa: S608
+        values = {**parameters, "from": made.since_s, "to": made.until_s}
+        for job, attempt, spent in source.rows.execute(text, values).fetchall():
+            if spent:
+                found += [(_finite(spent), row) for row in row_of_attempt(source, job, attempt)]
+    found.sort(key=lambda each: (-each[0], each[1].job, each[1].attempt))
+    return tuple(row for _, row in found[:LARGEST_SHOWN])
+
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 40, 24
+COLOUR = "#2f6fb0"
+SPARK_WIDTH, SPARK_HEIGHT = 96, 18
+STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#1b1f24;background:#fff}
+h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;width:100%;margin:.5em 0}
+th,td{padding:.25em .6em;border-bottom:1px solid #d8dee4;text-align:right;vertical-align:top}
+th:first-child,td:first-child,td.text,th.text{text-align:left}td.text{overflow-wrap:anywhere}
+th{font-weight:600;color:#57606a}svg{max-width:100%;height:auto}
+@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}th{color:#9198a1}}
+"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_SHARES = (("user", "users"), ("pool", "pools"), ("project", "projects"), ("generation", "generations"))
+
+
+def page(made: Accounts) -> str:
+    """Return the whole document."""
+    title = f"GPU use, {date_minute(made.since_s)} to {date_minute(made.until_s)}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{STYLE}</style></head><body>",
+            body(made),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def body(made: Accounts) -> str:
+    """Return the report's content, for a page with its own head."""
+    parts = [
+        f"<h1>GPU use, {_text(date_minute(made.since_s))} to {_text(date_minute(made.until_s))}</h1>",
+        f"<p>{_text(history_summary(made))}</p>",
+        timeline(made),
+    ]
+    for name, attribute in _SHARES:
+        shares = getattr(made, attribute)
+        if len(shares) > 1 or name == "user":
+            parts += [f"<h2>By {name}</h2>", _shares(name, shares)]
+    parts += ["<h2>Outcomes</h2>", _counts("outcome", made.outcomes)]
+    if made.causes:
+        parts += ["<h2>Failures by cause</h2>", _counts("cause", made.causes)]
+    if made.failed_hosts:
+        parts += ["<h2>Failures by host</h2>", _counts("host", made.failed_hosts)]
+    if made.largest:
+        parts += ["<h2>Largest attempts</h2>", _largest_of_page(made.largest)]
+    return "\n".join(parts)
+
+
+def history_summary(made: Accounts) -> str:
+    """Return one line: GPU hours, how busy, waiting time."""
+    total = made.total
+    of = made.capacity * (made.until_s - made.since_s) if made.capacity else 0
+    share = f" ({100 * total.gpu_s / of:.0f} % of {count(made.capacity, 'GPU')})" if of and made.capacity else ""
+    said = [f"{count(total.attempts, 'attempt')} used {hours(total.gpu_s)} GPU hours{share}"]
+    if total.busy_percent is not None:
+        said.append(f"leased GPUs were {total.busy_percent:.0f} % busy, and {hours(total.idle_gpu_s)} GPU hours idle")
+    said.append(f"attempts waited {duration(total.mean_wait_s)} on average, {duration(total.longest_wait_s)} at most")
+    return "; ".join(said) + "."
+
+
+def timeline(made: Accounts) -> str:
+    """Draw the number of leased GPUs over the period as SVG."""
+    most = max([1.0, float(made.capacity or 0), *made.timeline])
+    right, bottom = WIDTH - 10, TOP + HEIGHT
+    step = (right - LEFT) / max(1, len(made.timeline))
+    places: list[tuple[float, float]] = [(LEFT, bottom)]
+    for number, value in enumerate(made.timeline):
+        y = bottom - HEIGHT * min(1.0, value / most)
+        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
+    drawing = Drawing(WIDTH, bottom + BOTTOM, "Leased GPUs")
+    drawing.area([*places, (right, bottom)], COLOUR)
+    drawing.line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], "#888")
+    for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        drawing.text(LEFT - 6, bottom - HEIGHT * part + 4, f"{most * part:.4g}", anchor="end")
+        when = date_minute(made.since_s + (made.until_s - made.since_s) * part)
+        drawing.text(LEFT + (right - LEFT) * part, bottom + 16, when, anchor=anchor)
+    return str(drawing)
+
+
+def _shares(name: str, shares: Mapping[str, Share]) -> str:
+    head = (name, "GPU hours", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU hours")
+    return _table(
+        head,
+        (
+            (
+                label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
+                duration(share.mean_wait_s), duration(share.longest_wait_s), percent(share.busy_percent),
+                hours(share.idle_gpu_s),
+            )
+            for label, share in shares.items()
+        ),
+    )  # fmt: skip
+
+
+def _counts(name: str, counts: Mapping[str, int]) -> str:
+    return _table((name, "attempts"), ((label, str(count)) for label, count in counts.items()))
+
+
+def _largest_of_page(found: Iterable[HistoryRow]) -> str:
+    head = '<tr><th>job</th><th class="text">name</th><th>GPU hours</th><th class="text">use</th><th>over time</th>'
+    lines = [f"{head}<th>outcome</th></tr>"]
+    for row in found:
+        lines.append(
+            f'<tr><td>{_text(row.job)}</td><td class="text">{_text(f"{row.user}: {row.name}")}</td>'
+            f'<td>{hours(row.gpu_s)}</td><td class="text">{_text(row.use_words)}</td><td>{_spark(row)}</td>'
+            f"<td>{_text(row.outcome)}</td></tr>"
+        )
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _spark(row: HistoryRow) -> str:
+    values = [min(100.0, float(word)) for word in row.sparks.split() if word.isascii() and word.isdigit()][:100]
+    if len(values) < 2:
+        return ""
+    step = SPARK_WIDTH / (len(values) - 1)
+    points = " ".join(f"{number * step:.1f},{SPARK_HEIGHT * (1 - v / 100):.1f}" for number, v in enumerate(values))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" role="img" '
+        f'aria-label="use over time"><polyline points="{points}" fill="none" stroke="{COLOUR}"/></svg>'
+    )
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{_text(word)}</th>" for word in head)
+    rows = "".join(f"<tr>{''.join(f'<td>{_text(word)}</td>' for word in line)}</tr>" for line in lines)
+    return f"<table><tr>{cells}</tr>{rows}</table>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def hours(seconds: float) -> str:
+    """Return seconds as hours: ``12.3``."""
+    return f"{seconds / 3600:,.1f}"
+
+
+def percent(value: float | None) -> str:
+    """Return ``31 %``; nothing if unknown."""
+    return "" if value is None else f"{value:.0f} %"

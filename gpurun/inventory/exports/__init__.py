@@ -1,1 +1,0 @@
-"""Exports of an inventory for other tools: one module per format."""

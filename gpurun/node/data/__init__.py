@@ -1,1 +1,0 @@
-"""Data sets on this host: receive, pass on, choose what to remove."""

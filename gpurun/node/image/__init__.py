@@ -1,1 +1,0 @@
-"""Images of this host's Docker: look up, receive, load, record, remove."""

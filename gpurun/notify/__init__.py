@@ -1,1 +1,0 @@
-"""Messages to people and programs when a job starts, ends, fails or is preempted."""

@@ -1,0 +1,538 @@
+"""What a user knows of the machines of hosts: when they last answered a check, and which of them are out.
+
+A host is *out* when a check that depends on no job finds it broken. It returns when the same check passes. The
+knowledge belongs to a user, ``machines/UID.json``: the missing SSH key of one user must not take a host from others.
+Passes read only the file of their own user; displays may read every file.
+
+A machine is identified by the address that SSH connects to (`gpurun.inventory.model.Host.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from gpurun.errors import StateError, StateUnavailable
+from gpurun.state import audit, durable, locks
+from gpurun.state.locks import change_lock, open_own_lock
+from gpurun.state.paths import StatePath, state_error
+from gpurun.state.sharing import cordons_folder, enter
+
+# By what gpurun knows a machine: the name of a host, the address, and the id that the machine itself gives. Pure.
+
+
+@dataclass(frozen=True)
+class KnownAs:
+    """What is known of the machine behind a host of an inventory.
+
+    Attributes:
+        host: its name in the inventory.
+        machine: the address that SSH connects to (`gpurun.inventory.model.Host.machine`); "" = unknown.
+        id: what the machine calls itself; "" = unknown.
+    """
+
+    host: str
+    machine: str = ""
+    id: str = ""
+
+
+class KnownMachines:
+    """Machines by key, to be found by any name of theirs.
+
+    Args:
+        machines: pairs of a key and a machine.
+    """
+
+    def __init__(self, machines: Iterable[tuple[str, KnownAs]]) -> None:
+        self._known: dict[str, KnownAs] = dict(machines)
+        self._by_id: dict[str, list[str]] = {}
+        self._by_machine: dict[str, list[str]] = {}
+        self._by_host: dict[str, list[str]] = {}
+        for key, known in self._known.items():
+            self._by_id.setdefault(known.id, []).append(key)
+            self._by_machine.setdefault(known.machine, []).append(key)
+            self._by_host.setdefault(known.host, []).append(key)
+
+    def same(self, known: KnownAs, *, by_name: bool = True) -> Iterator[str]:
+        """Yield the keys of the entries that are this machine, the surest first; perhaps one twice.
+
+        Args:
+            by_name: an equal name is enough while one of the ids is unknown.
+        """
+        if known.id:
+            yield from self._by_id.get(known.id, ())
+        candidates = [*(self._by_machine.get(known.machine, ()) if known.machine else ())]
+        candidates += self._by_host.get(known.host, ()) if by_name else ()
+        for key in candidates:
+            if not (known.id and self._known[key].id):
+                yield key
+
+
+# Cordons: hosts that get no new gangs, because people cordoned or drained them, or health checks found a problem.
+
+
+CordonState = Literal["cordoned", "draining", "lost"]
+
+
+@dataclass(frozen=True)
+class Cordon:
+    """Why a host gets no new gangs.
+
+    Attributes:
+        since_s: seconds since the epoch.
+        evidence: what was seen, word for word, when a health check did it.
+        until_s: draining: when gangs that cannot move are ended, seconds since the epoch; None = never.
+        machine: the address that SSH connects to (`gpurun.inventory.model.Host.machine`); "" = unknown.
+        id: what the machine calls itself; "" = it had not said so.
+    """
+
+    state: CordonState
+    by: str
+    since_s: float
+    reason: str
+    evidence: str = ""
+    until_s: float | None = None
+    machine: str = ""
+    id: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people: ``cordoned: fan``."""
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+def again(old: Cordon, new: Cordon) -> Cordon:
+    """Return the cordon of a host that already has one and gets another.
+
+    A lost host stays lost until its fence or until a person uncordons it. A second drain keeps the values of the first
+    unless it sets new ones.
+    """
+    if old.state == new.state == "draining":
+        until_s = old.until_s if new.until_s is None else new.until_s
+        return replace(old, reason=new.reason or old.reason, until_s=until_s)
+    is_same = (old.state, old.reason) == (new.state, new.reason)
+    return old if old.state == "lost" or is_same else new
+
+
+def cordons_on(cordons: Mapping[str, Cordon], hosts: Iterable[KnownAs]) -> dict[str, Cordon]:
+    """Return host → the cordon of its machine, for those of these hosts that have one.
+
+    Args:
+        cordons: as `read_cordons` returns them.
+    """
+    if not cordons:
+        return {}
+    known = _index(cordons)
+    keys = ((host.host, next(known.same(host), None)) for host in hosts)
+    return {host: cordons[key] for host, key in keys if key is not None}
+
+
+def put_cordon(cordons: dict[str, Cordon], host: KnownAs, cordon: Cordon) -> bool:
+    """Give a host's machine a cordon, or change the one that it has (`again`). Returns False if nothing changes."""
+    new = replace(cordon, machine=host.machine, id=host.id)
+    key = next(_index(cordons).same(host), None)
+    if key is None:
+        key = host.host if host.host not in cordons else f"{host.host}/{host.id}"
+    else:
+        new = again(cordons[key], new)
+    is_new = cordons.get(key) != new
+    cordons[key] = new
+    return is_new
+
+
+def lift_cordons(cordons: dict[str, Cordon], host: KnownAs) -> list[Cordon]:
+    """Remove all cordons of a host's machine, and return them."""
+    keys = dict.fromkeys(_index(cordons).same(host))
+    return [cordons.pop(key) for key in keys]
+
+
+def _index(cordons: Mapping[str, Cordon]) -> KnownMachines:
+    return KnownMachines(
+        (key, KnownAs(key.partition("/")[0], cordon.machine, cordon.id)) for key, cordon in cordons.items()
+    )
+
+
+@dataclass(frozen=True)
+class _Cordons:
+    hosts: dict[str, Cordon] = field(default_factory=dict)
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class _Deadline:
+    """When a drain ends gangs that cannot move.
+
+    Attributes:
+        since_s: of the drain's cordon. A later drain of the host is another one.
+        machine, id: of the drain's cordon, so that whoever changes the cordon moves no deadline to another machine.
+    """
+
+    since_s: float
+    until_s: float
+    machine: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class _Deadlines:
+    hosts: dict[str, _Deadline] = field(default_factory=dict)
+    version: int = 1
+
+
+def cordons_file(home: Path) -> StatePath:
+    """Where they are written."""
+    return cordons_folder(home) / "cordons.json"
+
+
+def deadlines_file(home: Path) -> StatePath:
+    """Where the deadlines of drains are written."""
+    return StatePath(home) / "deadlines.json"
+
+
+def read_cordons(home: Path) -> Mapping[str, Cordon]:
+    """Return the cordons by their keys in the file; `cordons_on` says which hosts they are.
+
+    Raises:
+        StateError: a file is damaged.
+    """
+    try:
+        found = durable.read_record(cordons_file(home), _Cordons).hosts
+    except FileNotFoundError:
+        return {}
+    deadlines = _read_deadlines(home) if any(cordon.state == "draining" for cordon in found.values()) else {}
+    return {host: replace(cordon, until_s=_until_s(cordon, deadlines.get(host))) for host, cordon in found.items()}
+
+
+def _read_deadlines(home: Path) -> Mapping[str, _Deadline]:
+    try:
+        return durable.read_record(deadlines_file(home), _Deadlines).hosts
+    except FileNotFoundError:
+        return {}
+
+
+def _until_s(cordon: Cordon, deadline: _Deadline | None) -> float | None:
+    if deadline is None or cordon.state != "draining":
+        return None
+    is_its = (deadline.since_s, deadline.machine, deadline.id) == (cordon.since_s, cordon.machine, cordon.id)
+    return deadline.until_s if is_its else None
+
+
+def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
+    """Write cordons and deadlines; the deadlines first, because one without its drain means nothing."""
+    known = _read_deadlines(home)
+    wanted = {
+        host: _Deadline(cordon.since_s, cordon.until_s, cordon.machine, cordon.id)
+        for host, cordon in hosts.items() if cordon.until_s is not None
+    }  # fmt: skip
+    if wanted != known:
+        try:
+            durable.write_record(deadlines_file(home), _Deadlines(wanted))
+        except StateError:
+            if wanted.items() - known.items():
+                raise
+    durable.write_record(cordons_file(home), _Cordons({host: replace(it, until_s=None) for host, it in hosts.items()}))
+
+
+@contextmanager
+def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
+    """The cordons as a dictionary to change; written back, whole, unless the block raises.
+
+    `put_cordon` and `lift_cordons` change it for a host.
+
+    Raises:
+        StateError: the file is damaged; it is left as it is.
+        StateUnavailable: somebody keeps the lock of the cordons.
+        UnsafeState: the state directory does not keep its users apart.
+    """
+    durable.make_home(home)
+    enter(home)
+    with change_lock(home, "cordons.lock"):
+        hosts = dict(read_cordons(home))
+        before = dict(hosts)
+        yield hosts
+        if hosts != before:
+            _write(home, hosts)
+            _audit(home, before, hosts)
+
+
+def _audit(home: Path, before: Mapping[str, Cordon], after: Mapping[str, Cordon]) -> None:
+    for host in sorted(before.keys() | after.keys()):
+        if before.get(host) != after.get(host):
+            new = after.get(host)
+            if new is None:
+                audit.note_audit(home, "uncordon", target=host)
+            else:
+                audit.note_audit(home, "cordon", target=host, state=new.state, reason=new.reason)
+
+
+FOLDER = "machines"
+MOST_MACHINES = 20_000
+MOST_LETTERS = 1000
+MOST_UID_DIGITS = 10
+BEFORE_ALL_S = -1.0
+PATIENCE_S = 10.0
+"""A write takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class Out:
+    """Why a host is out.
+
+    Attributes:
+        check: the name of the check that failed, as `gpurun doctor` names it.
+        reason: what the check found, for people.
+        since_s: when a check first found the host broken, seconds since the epoch.
+        remedy: what to do; "" = unknown.
+    """
+
+    check: str
+    reason: str
+    since_s: float
+    remedy: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people: ``out: no route to host``."""
+        return f"out: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known of one machine.
+
+    Attributes:
+        name: the inventory's name of the host.
+        seen_s: when it was last looked at, or answered a supervisor; seconds since the epoch.
+        id: what the machine calls itself; "" = it has not said so yet.
+        out: why it is out; None = the last check passed.
+        inventory: the canonical path of the inventory that names the host so.
+        memory_mib, cores: what its engine has for containers; None = it has not said so yet.
+        begun_s: when that look began, seconds since the epoch; 0 = unknown. Of two looks, the one that began last
+            counts.
+    """
+
+    name: str
+    seen_s: float
+    id: str = ""
+    out: Out | None = None
+    inventory: str = ""
+    memory_mib: int | None = None
+    cores: int | None = None
+    begun_s: float = 0.0
+
+    @property
+    def as_of_s(self) -> float:
+        """Return for which moment this holds at least."""
+        return self.begun_s or self.seen_s
+
+
+WAYS = ("ssh",)
+"""Checks of the way to a machine. What they find holds for one address, the other checks' findings for the machine."""
+
+
+def outs_of(machines: Mapping[str, Machine]) -> dict[str, Out]:
+    """Return `Host.machine` → why that machine is out.
+
+    If inventories reach one machine by several addresses, the newest look at the machine holds for all of them. An id
+    that several hosts of one inventory give says nothing: they were installed from one image.
+    """
+    outs = {address: known.out for address, known in machines.items() if known.out is not None}
+    if not outs:
+        return {}
+    by_id: dict[str, dict[str, Machine]] = {}
+    for address, known in machines.items():
+        if known.id:
+            by_id.setdefault(known.id, {})[address] = known
+    for same in by_id.values():
+        if 1 < len(same) == len({known.inventory for known in same.values()}):
+            _join(same, outs)
+    return outs
+
+
+def _join(same: Mapping[str, Machine], outs: dict[str, Out]) -> None:
+    """Let the newest look at a machine hold for all its addresses that can be reached."""
+    reached = {address: known for address, known in same.items() if known.out is None or known.out.check not in WAYS}
+    newest = max(reached.values(), key=lambda known: known.as_of_s, default=None)
+    for address in reached if newest is not None else ():
+        if newest is not None and newest.out is not None:
+            outs[address] = newest.out
+        else:
+            outs.pop(address, None)
+
+
+@dataclass(frozen=True)
+class _File:
+    machines: dict[str, Machine] = field(default_factory=dict)
+    version: int = 1
+
+
+def machines_folder(home: Path) -> StatePath:
+    """Return the folder of these files."""
+    return StatePath(home) / FOLDER
+
+
+def read_machines(home: Path, uid: int) -> Mapping[str, Machine]:
+    """Return `Host.machine` → what that user knows of it.
+
+    A missing file, a damaged one, and one that another user can have written count as nothing known. The next look
+    replaces a damaged file.
+    """
+    try:
+        return _read(home, uid)
+    except StateError:
+        return {}
+
+
+def _read(home: Path, uid: int) -> Mapping[str, Machine]:
+    """Do as `read_machines`.
+
+    Raises:
+        StateUnavailable: the file cannot be read now; what it says is not lost.
+    """
+    for path in _files(home, uid, ".json"):
+        try:
+            found, signer = durable.read_signed(path, _File)
+        except StateUnavailable:
+            raise
+        except (FileNotFoundError, StateError):
+            continue
+        if signer == uid:
+            now_s = time.time()
+            return {address: _not_in_future(known, now_s) for address, known in found.machines.items()}
+    return {}
+
+
+def _not_in_future(known: Machine, now_s: float) -> Machine:
+    """Return a look in the future as the oldest one: the clock was set back, and every other look is newer."""
+    return known if max(known.seen_s, known.begun_s) <= now_s else replace(known, begun_s=BEFORE_ALL_S)
+
+
+def outs_stamp(home: Path) -> frozenset[str]:
+    """Return the machines that this user knows to be out. Quick enough to call repeatedly.
+
+    Raises:
+        StateError: the file cannot be examined.
+    """
+    try:
+        found = _own_file(home, ".json").stat()
+    except FileNotFoundError:
+        return frozenset()
+    return _outs_at(home, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=1)
+def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
+    return frozenset(address for address, known in read_machines(home, os.getuid()).items() if known.out is not None)
+
+
+def users_who_looked(home: Path) -> list[int]:
+    """Return the uids of the users who know something of machines: for displays."""
+    try:
+        names = machines_folder(home).names()
+    except (FileNotFoundError, StateError):
+        return []
+    uids = {name.partition(".")[0] for name in names if name.endswith(".json")}
+    numbers = sorted(int(uid) for uid in uids if uid.isascii() and uid.isdigit() and len(uid) <= MOST_UID_DIGITS)
+    return [uid for uid in numbers if read_machines(home, uid)]
+
+
+def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
+    """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
+
+    A look without an id, memory or cores keeps what the machine said before. A look that began before the one that is
+    known changes nothing else: its answer came late.
+
+    Raises:
+        StateError: the file cannot be written, or not be read now. It is left as it is.
+    """
+    if not looks:
+        return
+    with own_lock(home, "lock"):
+        before = _read(home, os.getuid())
+        after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
+        newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
+        path = _own_file(home, ".json")
+        durable.write_record(path, _File({machine: after[machine] for machine in newest}))
+
+
+def _joined(before: Machine | None, look: Machine) -> Machine:
+    if before is not None and look.as_of_s < before.as_of_s:
+        before, look = look, before
+    out = look.out
+    if out is not None:
+        since_s = out.since_s if before is None or before.out is None else min(before.out.since_s, out.since_s)
+        out = Out(out.check, out.reason[:MOST_LETTERS], since_s, out.remedy[:MOST_LETTERS])
+    known = before if before is not None else look
+    return replace(
+        look, id=look.id or known.id, out=out, memory_mib=look.memory_mib or known.memory_mib,
+        cores=look.cores or known.cores,
+    )  # fmt: skip
+
+
+@contextmanager
+def own_lock(home: Path, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Hold a lock of this user's that no other user can hold.
+
+    Args:
+        name: which one.
+        patience_s: give up after this long.
+
+    Raises:
+        StateUnavailable: another process of this user holds it.
+        StateError: its file cannot be opened.
+    """
+    _make_folder(home)
+    path = _own_file(home, f".{name}")
+    descriptor = open_own_lock(path)
+    try:
+        if not locks.take_within(descriptor, patience_s):
+            raise StateUnavailable(f"the file is locked by {locks.holders_in_words(descriptor)}", where=str(path))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(home: Path) -> None:
+    """Make the folder of these files. In a user's own state directory, root leaves it to that user."""
+    folder = machines_folder(home)
+    if folder.exists():
+        return
+    durable.make_folder(folder)
+    descriptor = folder.open_folder()
+    try:
+        if os.geteuid() == 0:
+            os.fchown(descriptor, home.stat().st_uid, -1)
+    except OSError as error:
+        raise state_error(error, folder, "left to its user") from error
+    finally:
+        os.close(descriptor)
+
+
+def _own_file(home: Path, suffix: str) -> StatePath:
+    """Return this user's file with that suffix. If another user made a file of its name first, use a random name."""
+    uid, folder = os.getuid(), machines_folder(home)
+    first = folder / f"{uid}{suffix}"
+    for path in (first, *_files(home, uid, suffix)):
+        try:
+            if path.stat().st_uid == uid:
+                return path
+        except FileNotFoundError:
+            return path
+    return folder / f"{uid}.{secrets.token_hex(8)}{suffix}"
+
+
+def _files(home: Path, uid: int, suffix: str) -> list[StatePath]:
+    """Return the files of that user, by name, regardless of their owner."""
+    try:
+        names = machines_folder(home).names()
+    except FileNotFoundError:
+        return []
+    wanted = sorted(name for name in names if name.startswith(f"{uid}.") and name.endswith(suffix))
+    return [machines_folder(home) / name for name in wanted]

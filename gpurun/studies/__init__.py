@@ -1,0 +1,1 @@
+"""Many jobs of one recipe: sweeps and scaling campaigns."""

@@ -1,0 +1,167 @@
+"""Write a campaign's report: one HTML file that needs no network, and the same as JSON and CSV. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from html import escape
+from typing import Any
+
+import msgspec
+
+from gpurun.documents.plain import cell, printable
+from gpurun.moments import date_minute
+from gpurun.quantities import count
+from gpurun.studies.campaign_pictures import CurvePoint, PredictedPoint, curve_of, svg_of
+from gpurun.studies.campaign_plan import DONE, CampaignPlan, RunRecord
+
+STYLE = (
+    "body{font-family:sans-serif;max-width:64em;margin:2em auto;color:#222}table{border-collapse:collapse;margin:1em 0}"
+    "td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:left;font-size:.9em;vertical-align:top}"
+    "svg{width:100%;height:auto}"
+)
+COLUMNS = (
+    "launcher", "gpus", "run", "outcome", "rate", "low", "high", "hosts", "racks", "gpu_hours", "step_s", "compute_s",
+    "exchange_s", "fabric_bytes", "job", "placement", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CampaignReport:
+    """The content of a campaign's report."""
+
+    plan: CampaignPlan
+    records: Sequence[RunRecord]
+    predicted: Sequence[PredictedPoint] = ()
+
+    @property
+    def curve(self) -> list[CurvePoint]:
+        """Return the points of the curve."""
+        return curve_of(self.records, dict(self.plan.racks))
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of the rate: ``images/s`` for ``images_per_s``."""
+        name = next((record.rate.name for record in self.records if record.rate is not None), self.plan.rate or "rate")
+        return name.removesuffix("_per_s") + "/s" if name.endswith("_per_s") else name
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every run was measured."""
+        return sum(record.outcome in DONE for record in self.records) == sum(1 for _ in self.plan.runs())
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document for scripts."""
+        plan = self.plan
+        return {
+            "campaign": plan.name, "created_s": plan.created_s, "done": self.is_done, "unit": self.unit,
+            "runs_in_all": sum(1 for _ in plan.runs()),
+            "curve": [asdict(point) for point in self.curve],
+            "predicted": [asdict(point) for point in self.predicted],
+            "refused": [asdict(each) for each in plan.refused],
+            "runs": [self._run(record) for record in self.records],
+            "gpu_hours": sum(record.gpu_hours for record in self.records),
+            "settings": [self._settings(spec) for spec in msgspec.to_builtins(plan.jobs)],
+            "rates_bit_per_s": asdict(plan.rates), "inventory": plan.inventory, "repeat": plan.repeat,
+            "versions": {"gpurun": plan.origin.gpurun, "python": plan.origin.python, "commit": plan.origin.commit},
+            "head": plan.origin.head,
+        }  # fmt: skip
+
+    def _run(self, record: RunRecord) -> dict[str, Any]:
+        rate = record.rate
+        return {
+            "launcher": record.launcher, "gpus": record.gpus, "run": record.number, "outcome": record.outcome,
+            "reason": record.reason, "job": record.job, "rate": rate and rate.value, "low": rate and rate.low,
+            "high": rate and rate.high, "windows": rate and list(rate.windows), "hosts": record.hosts,
+            "racks": len({self.plan.racks.get(grant.host, "") for grant in record.grants}),
+            "placement": {grant.host: list(grant.gpus) for grant in record.grants}, "gpu_hours": record.gpu_hours,
+            "held_s": record.held_s, "metrics": dict(record.metrics),
+            "sample": None if record.sample is None else msgspec.to_builtins(record.sample),
+        }  # fmt: skip
+
+    @staticmethod
+    def _settings(spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the job's settings without the names of the user's own files."""
+        left_out = ("name", "secret_files", "workdir")
+        return {key: value for key, value in spec.items() if key not in left_out and value not in (None, "", [], {})}
+
+    def csv(self) -> str:
+        """Return one CSV line for each run."""
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for run in self.document()["runs"]:
+            placed = " ".join(f"{host}:{'+'.join(map(str, gpus))}" for host, gpus in run["placement"].items())
+            row = {**run["metrics"], **run, "placement": placed}
+            writer.writerow({key: cell(row.get(key)) for key in COLUMNS})
+        return stream.getvalue()
+
+    def html(self) -> str:
+        """Return the HTML page."""
+        told = self.document()
+        began = date_minute(self.plan.created_s)
+        runs = [
+            [run["launcher"], run["gpus"], run["run"], run["outcome"], _number(run["rate"]), _number(run["low"]),
+             _number(run["high"]), ", ".join(f"{h} {gpus}" for h, gpus in run["placement"].items()),
+             f"{run['gpu_hours']:.4f}", run["job"], run["reason"]]
+            for run in told["runs"]
+        ]  # fmt: skip
+        parts = [
+            f"<h1>{_escaped(self.plan.name)}</h1>",
+            f"<p>Begun {began} on {_escaped(told['head'])}; {len(runs)} of {count(told['runs_in_all'], 'run')}; "
+            f"{told['gpu_hours']:.4f} GPU hours.</p>",
+            svg_of(self.plan.name, self.unit, self.curve, self.predicted),
+            "<h2>Curve</h2>", _table(CURVE_HEADS, map(curve_row, self.curve)),
+            *(["<h2>Predicted</h2>", _table([each.name for each in fields(PredictedPoint)],
+              ([_number(value) for value in asdict(each).values()] for each in self.predicted))]
+              if self.predicted else []),
+            *(["<h2>Sizes that cannot run</h2>", _table(("launcher", "GPUs", "why"),
+              ([each.launcher, each.gpus, each.reason] for each in self.plan.refused))] if self.plan.refused else []),
+            "<h2>Runs</h2>",
+            _table(("launcher", "GPUs", "run", "outcome", self.unit, "10th percentile", "90th", "placement",
+                    "GPU hours", "job", "reason"), runs),
+            "<h2>Settings</h2>", _table(("what", "value"), self._facts(told)),
+        ]  # fmt: skip
+        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_escaped(self.plan.name)}</title>'
+        return "\n".join([f"{head}<style>{STYLE}</style>", *parts, "</html>", ""])
+
+    def _facts(self, told: dict[str, Any]) -> Iterable[Sequence[object]]:
+        yield from told["versions"].items()
+        yield from ((f"link: {name}, bit/s", rate) for name, rate in told["rates_bit_per_s"].items() if rate)
+        yield "inventory", told["inventory"]
+        for settings in told["settings"]:
+            shown = "; ".join(f"{key}: {value}" for key, value in settings.items() if key not in ("launcher", "gpus"))
+            yield f"{settings['launcher']}, {count(settings['gpus'], 'GPU')}", shown
+
+
+CURVE_HEADS = (
+    "launcher", "GPUs", "hosts", "racks", "runs", "rate", "least", "most", "of linear", "of one host", "GPU hours",
+    "step s", "compute s", "exchange s", "MB sent a step",
+)  # fmt: skip
+
+
+def curve_row(point: CurvePoint) -> list[str]:
+    """Return a point's cells, for a table with the headings `CURVE_HEADS`."""
+    shares = [f"{share:.1%}" if share is not None else "" for share in (point.efficiency, point.host_efficiency)]
+    sent = None if point.fabric_bytes is None else point.fabric_bytes / 1e6
+    return [
+        point.launcher, str(point.gpus), str(point.hosts), str(point.racks), str(point.runs), _number(point.rate),
+        _number(point.low), _number(point.high), *shares, f"{point.gpu_hours:.4f}", _number(point.step_s),
+        _number(point.compute_s), _number(point.exchange_s), _number(sent),
+    ]  # fmt: skip
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in rows]
+    head = "".join(f"<th>{_escaped(name)}</th>" for name in heads)
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _escaped(value: object) -> str:
+    return escape(printable(str(value)))

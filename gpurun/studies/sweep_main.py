@@ -1,0 +1,65 @@
+"""``python -m gpurun.studies.sweep_main ID LOCK``: run a sweep, holding the inherited lock."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.errors import OUTLIVED, GpurunError, words_of
+from gpurun.head import children
+from gpurun.state.clock import Presence
+from gpurun.state.paths import may_pass
+from gpurun.state.sharing import enter
+from gpurun.studies.sweep_runner import RETRY_S, Conductor
+from gpurun.studies.sweep_store import SweepFolder, SweepStore
+
+LATE = ("gpurun.remote.opening", "gpurun.inventory.validate", "gpurun.inventory.hostset", "cryptography.x509")
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start. `begin` imports Optuna."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the sweep to its end; return 1 if it cannot run at all."""
+    faults.arm_fault("conductor")
+    name, descriptor = argv[0], int(argv[1])
+    os.set_inheritable(descriptor, False)
+    children.live_on()
+    home = Path(os.environ["GPURUN_HOME"])
+    folder, here = SweepStore(home).get(name), Presence(home, lambda: descriptor)
+    try:
+        begin(home, folder, here).run()
+    except GpurunError as error:  # no Optuna, a damaged plan, or an unsafe state directory
+        folder.say(str(error))
+        return 1
+    except Exception as error:
+        if here.is_gone():
+            return 0
+        # a defect of gpurun: `sweep status` must say that the sweep stands still
+        folder.say(f"the sweep's conductor has failed: {type(error).__name__}: {error}; the log {folder.log} has more")
+        raise
+    return 0
+
+
+def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
+    """Return the conductor of a sweep, as soon as the state directory can be used.
+
+    Raises:
+        BadInput, StateError: as `Conductor`.
+        FileNotFoundError: the state directory is gone.
+    """
+    while True:
+        try:
+            here.check()
+            enter(home)
+            return Conductor(home, folder, os.environ, here)
+        except OUTLIVED as error:
+            if not may_pass(error) and not here.is_away():
+                raise
+            folder.say(words_of(error))
+        time.sleep(RETRY_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

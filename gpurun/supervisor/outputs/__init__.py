@@ -1,0 +1,1 @@
+"""Copy a job's outputs to the head."""

@@ -1,0 +1,1 @@
+"""Decide what a gang's state means: its ends, their causes, and the next step. Pure."""
