@@ -6,7 +6,7 @@ from gpurun.api.asking import jobs as jobs
 from gpurun.api.asking import map as map
 from gpurun.api.asking import submit as submit
 from gpurun.api.job import Job as Job
-from gpurun.api.results import NoResult as NoResult
-from gpurun.api.results import RemoteError as RemoteError
+from gpurun.api.job import NoResult as NoResult
+from gpurun.api.job import RemoteError as RemoteError
 
 __version__: str
