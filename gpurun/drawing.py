@@ -1,4 +1,4 @@
-"""Draw SVG pictures without a library: `svg` draws, `axes` computes positions, `colours` maps values to colours."""
+"""Draw SVG pictures without a library: shapes, the positions of axes, and colours for values."""
 
 from __future__ import annotations
 

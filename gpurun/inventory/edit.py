@@ -189,7 +189,7 @@ def check_edit(
 
 
 def check_each(before: Inventory, after: Inventory, settings: Mapping[str, tuple[HostSetting, ...]]) -> None:
-    """Like `check`, for settings that differ from host to host; each address is that of one host."""
+    """Like `check_edit`, for settings that differ from host to host; each address is that of one host."""
     _check_others(before, after, settings, set())
     for name, own in settings.items():
         _check_host(before.by_name[name], after.by_name[name], own)

@@ -316,7 +316,7 @@ class Arranged:
     """What a caller with many passes over one inventory keeps between them.
 
     Attributes:
-        index: must agree with the snapshot's running gangs; `schedule` adds its starts to it.
+        index: must agree with the snapshot's running gangs; `passes` adds its starts to it.
         capacity: of the snapshot's inventory.
     """
 
@@ -325,7 +325,7 @@ class Arranged:
 
 
 class PassState:
-    """What one pass knows and has decided. `schedule` drives it; `starting` and `waiting` decide with it.
+    """What one pass knows and has decided. `passes` drives it, and decides with it.
 
     Attributes:
         running: gangs that hold GPUs, those that this pass has started included.

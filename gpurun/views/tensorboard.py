@@ -1,7 +1,7 @@
 """TensorBoard on the head, for jobs and sweeps.
 
-`shown` chooses the output files to show, and keeps a folder with links to them. `guard` checks the token. `server` is
-the only module that imports TensorBoard, which is an extra.
+`Shown` chooses the output files to show, and keeps a folder with links to them. `Guard` checks the token. Only `board`
+imports TensorBoard, which is an extra.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Guess:
 
 
 def is_imported(text: str) -> bool:
-    """Return whether `compose` wrote an inventory's text, before people edited it."""
+    """Return whether `compose_inventory` wrote an inventory's text, before people edited it."""
     return _IMPORTED.search(text) is not None
 
 

@@ -1,7 +1,7 @@
 """Choose the launcher of a job whose command and recipe name none, by what its program says. Pure.
 
-`programs` finds the program in a command, `profilers` looks through what profiles or debugs it, `sources` says what a
-Python file uses, and `choice` chooses the launcher. The files themselves are read by `gpurun.head.submit`.
+First it finds the program in a command, and looks through what profiles or debugs it. Then it asks what a Python file
+uses, and chooses the launcher. The files themselves are read by `gpurun.head.submit`.
 """
 
 from __future__ import annotations

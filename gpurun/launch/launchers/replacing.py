@@ -243,7 +243,7 @@ def _own_counts(line: CommandLine) -> Counts:
 
 def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec, tuple[str, ...]]:
     """Run a command without a launcher. Only assignments and ``srun`` must go from its front, as no program has their
-    names in a container, and variables that say where ranks are (`identity`).
+    names in a container, and variables that say where ranks are (`launcher`).
     """
     if not line.is_read and not any(map(is_told, line.env)):
         return spec, ()
@@ -256,7 +256,7 @@ def _plain(spec: JobSpec, line: CommandLine, *, is_named: bool) -> tuple[JobSpec
 
 
 def _with_env(spec: JobSpec, env: Mapping[str, str]) -> tuple[JobSpec, tuple[str, ...]]:
-    """Give the ranks the variables of the line, except which GPUs they see. `identity` removes others later.
+    """Give the ranks the variables of the line, except which GPUs they see. `launcher` removes others later.
 
     Raises:
         BadInput: a variable is gpurun's own.

@@ -1,4 +1,4 @@
-"""Keep the last whole copy of a running gang's outputs: look, decide, link (`outputs_generations`, `outputs_whole`)."""
+"""Keep the last whole copy of a running gang's outputs: look, decide, link."""
 
 from __future__ import annotations
 

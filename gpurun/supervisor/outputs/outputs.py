@@ -267,7 +267,7 @@ def copy_outputs(
     """Copy changed outputs while the gang runs, and keep the copy if it is whole.
 
     Args:
-        at_rest: copy only if the outputs are at rest (`outputs_generations`).
+        at_rest: copy only if the outputs are at rest (`keeping`).
 
     Returns:
         What stays on its host: it does not fit on the head, or another host has a folder in its place.
