@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpurun.jobs.spec import JobSpec
 
 MOST_JOBS = 100
+ENGINES = ("auto", "mpi", "horovod")
+"""What `gpurun bench` measures allreduce with."""
 
 
 def _quietly(find: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -155,8 +157,6 @@ def stop_rules(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller f
 @_quietly
 def bench_engines(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller filters
     """Complete what `bench` measures allreduce with."""
-    from gpurun.cli.options import ENGINES
-
     return ENGINES
 
 

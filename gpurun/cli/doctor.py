@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import ENGINES, TIME, InventoryOption, JsonOption, SomeHostsArgument
+from gpurun.cli.completion import ENGINES
+from gpurun.cli.options import TIME, InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, say
 from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, JobFailed

@@ -97,5 +97,3 @@ SomeHostsArgument = Annotated[
     typer.Argument(metavar="[HOSTS]", help=HOST_SET, show_default=False, autocompletion=completion.hosts),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show how the inventory would change.")]
-ENGINES = ("auto", "mpi", "horovod")
-"""What `gpurun bench` measures allreduce with."""

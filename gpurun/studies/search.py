@@ -41,7 +41,7 @@ def searcher_for(plan: SweepPlan) -> Searcher:
         raise BadInput(
             f"the sweep needs Optuna, which is not installed: {error}", hint="run: pip install 'gpurun[sweep]'"
         ) from error
-    return Study(plan, Grid(plan) if plan.search == "grid" else None)
+    return Study(plan, Grid(plan).next_point if plan.search == "grid" else None)
 
 
 class Grid:

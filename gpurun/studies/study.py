@@ -5,7 +5,7 @@ The study is only in memory: a new conductor replays the sweep's journal into it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -13,7 +13,6 @@ from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 
-from gpurun.studies.search import Grid
 from gpurun.studies.sweep_plan import Dimension, JournalEntry, SweepPlan, Value
 
 
@@ -21,13 +20,13 @@ class Study:
     """An Optuna study.
 
     Args:
-        grid: where points come from; None = from Optuna's sampler.
+        point_of: where points come from, by their number; None = from Optuna's sampler.
     """
 
-    def __init__(self, plan: SweepPlan, grid: Grid | None) -> None:
+    def __init__(self, plan: SweepPlan, point_of: Callable[[int], Mapping[str, Value]] | None) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._plan = plan
-        self._grid = grid
+        self._point_of = point_of
         self._distributions = {name: _distribution(one) for name, one in plan.space.items()}
         self._trials: dict[int, optuna.Trial] = {}
         self._last_step: dict[int, int] = {}
@@ -42,8 +41,8 @@ class Study:
 
         So a conductor that follows another one does not draw the same points again.
         """
-        if self._grid is not None:
-            return self._grid.next_point(number)
+        if self._point_of is not None:
+            return self._point_of(number)
         self._study.sampler = _sampler(self._plan, number)
         trial = self._study.ask(self._distributions)
         self._next = dict(trial.params), trial

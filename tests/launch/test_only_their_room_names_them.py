@@ -15,7 +15,7 @@ NOT_THE_LAUNCHER = {
     "jobs/recipe_keys.py": "an example of the documents",
     "jobs/recipe.py": "the recipe's section of Horovod's knobs",
     "studies/campaign_plan.py": "the recipe's section of Horovod's knobs",
-    "cli/options.py": "the program that `gpurun bench` has the gang run",
+    "cli/completion.py": "the program that `gpurun bench` has the gang run",
     "cli/inventory_edit.py": "a file format",
     "inventory/exports.py": "a file format",
     "cli/foreign.py": "words that people type in the place of a command",
