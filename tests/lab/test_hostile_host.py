@@ -141,7 +141,8 @@ def told(scene, job):
     record = json.loads((scene.cluster.home / "jobs" / job / "state.json").read_text())
     said = []
     with suppress(FileNotFoundError):
-        said = [json.dumps(event) for event in events(scene.cluster, job) if event["kind"] in ("note", "host")]
+        kinds = "note", "host", "state"  # a job that waits may begin again before its record is read
+        said = [json.dumps(event) for event in events(scene.cluster, job) if event["kind"] in kinds]
     return record, "\n".join([record["reason"], *said])
 
 
