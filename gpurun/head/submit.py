@@ -24,10 +24,8 @@ import gpurun
 from gpurun import faults
 from gpurun.content.build import Report, ensure, lookup
 from gpurun.content.build import planned as planned_environment
-from gpurun.content.data import pin as pin_data
 from gpurun.content.images import Engine
 from gpurun.content.tree import Walk, scan
-from gpurun.content.workdir import write_code
 from gpurun.documents.convert import did_you_mean
 from gpurun.errors import OUTLIVED, BadInput, GpurunError, NeverFits, StateError, words_of
 from gpurun.facts import DockerFacts
@@ -765,6 +763,9 @@ def pin(
         BadInput: an image is not on this machine; a workdir, data or what an environment is made of cannot be used.
         HostNotReady: an environment cannot be built.
     """
+    from gpurun.content.data import pin as pin_data  # noqa: PLC0415  a dry run pins nothing
+    from gpurun.content.workdir import write_code  # noqa: PLC0415
+
     engine = Engine(inventory.docker_host)
     specs = _with_environments(specs, engine, environ, on_build)
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}

@@ -16,7 +16,10 @@ from gpurun.state.sharing import enter
 from gpurun.studies.sweep_runner import RETRY_S, Conductor
 from gpurun.studies.sweep_store import SweepFolder, SweepStore
 
-LATE = ("gpurun.remote.opening", "gpurun.inventory.validate", "gpurun.inventory.hostset", "cryptography.x509")
+LATE = (
+    "gpurun.remote.opening", "gpurun.content.data", "gpurun.inventory.validate",
+    "gpurun.inventory.hostset", "cryptography.x509",
+)  # fmt: skip
 """What functions import when they need it: `gpurun.head.loading` imports it at the start. `begin` imports Optuna."""
 
 
