@@ -1,4 +1,4 @@
-"""``gpurun prune``: remove jobs that have ended from the head, or only their outputs."""
+"""``gpurun ship | images | data | du | prune``: what gpurun keeps on hosts and on the head, and its removal."""
 
 from __future__ import annotations
 

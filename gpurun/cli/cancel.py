@@ -1,4 +1,4 @@
-"""``gpurun cancel``: stop jobs and free their GPUs. Root can stop every user's jobs."""
+"""``gpurun cancel | requeue | wait``, and the questions that commands ask before they change something."""
 
 from __future__ import annotations
 

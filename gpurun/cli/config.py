@@ -1,4 +1,4 @@
-"""``gpurun version`` and ``gpurun config``: show installed versions and the files that commands use."""
+"""``gpurun config | version | share | validate``: files that commands use, and the check of a recipe."""
 
 from __future__ import annotations
 

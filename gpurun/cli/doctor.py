@@ -1,4 +1,4 @@
-"""``gpurun doctor``: check hosts, links and drivers; show evidence and suggest fixes."""
+"""``gpurun doctor`` and ``gpurun bench``: check hosts and links; show evidence and suggest fixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun follow`` and ``submit --follow``: show a job's events and its ranks' output, live, until the job ends."""
+"""``gpurun follow | events``, ``submit --follow``: a job's events and its ranks' output, live, until the job ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun sweep``: the commands and their modules. ``gpurun sweep RECIPE …`` is ``gpurun sweep run RECIPE …``."""
+"""The commands of ``gpurun inventory``, ``scale`` and ``sweep``, and the module of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun history``: show the ended attempts of all jobs."""
+"""``gpurun history | report | audit``: ended attempts, GPU use, and who did what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun inventory import|export``: convert between inventories and other tools' lists of hosts."""
+"""``gpurun inventory add | set | label | remove | edit | diff | undo | import | export``: change the file."""
 
 from __future__ import annotations
 

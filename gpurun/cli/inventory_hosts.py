@@ -1,4 +1,4 @@
-"""``gpurun inventory connect``: open SSH connections by hand that gpurun's other processes share."""
+"""``gpurun inventory cordon | drain | uncordon | trust | connect``: the state of hosts, and the way to them."""
 
 from __future__ import annotations
 

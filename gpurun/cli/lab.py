@@ -1,4 +1,4 @@
-"""``gpurun lab``: a cluster of real hosts on this machine."""
+"""``gpurun lab``: a cluster of real hosts on this machine; ``gpurun simulate``: a trace without hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a command's manual page in roff, in the macros of man(7), which groff and mandoc both know."""
+"""Manual pages of all commands, in roff's macros of man(7), which groff and mandoc both know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun ssh``: open a shell on a host over gpurun's own connection."""
+"""``gpurun show | diff | rerun | logs | outputs | exec``: what one job is, prints and leaves; ``gpurun ssh``."""
 
 from __future__ import annotations
 

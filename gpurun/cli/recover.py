@@ -1,4 +1,4 @@
-"""``gpurun recover``: restart supervisors after a crash, and report damage that a person must decide about."""
+"""``gpurun recover``: restart supervisors after a crash, and report damage; ``gpurun timer`` lets systemd do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun scale list | show | report``."""
+"""``gpurun scale run | list | show | report``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun top``: jobs, queue and GPUs, live, with the log of a job and keys to act."""
+"""``gpurun top | web | tensorboard | metrics``: views that stay open."""
 
 from __future__ import annotations
 

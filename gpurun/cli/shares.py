@@ -1,4 +1,4 @@
-"""Show what memory and cores a job may use on its hosts (`gpurun.launch.container`)."""
+"""Say what memory and cores a job may use on its hosts (`gpurun.launch.container`), and how far copies to them are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpurun sweep status | best | table | plot``."""
+"""``gpurun sweep run | status | best | table | plot | stop | resume``."""
 
 from __future__ import annotations
 

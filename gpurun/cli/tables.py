@@ -1,4 +1,4 @@
-"""``gpurun status`` for people: racks and hosts with a cell for each GPU, then one line for each job."""
+"""Tables and bars for people: racks and hosts with a cell for each GPU, jobs, and the progress of copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw bandwidth from host to host as a heat map. Pure."""
+"""Results of ``gpurun bench``: their history, and a heat map of the bandwidth from host to host."""
 
 from __future__ import annotations
 

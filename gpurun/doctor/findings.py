@@ -1,4 +1,4 @@
-"""Findings of checks: the problem, the hosts, the evidence and the remedy."""
+"""Findings of checks: the problem, the hosts, the evidence and the remedy; errors of the NVIDIA driver; slow links."""
 
 from __future__ import annotations
 

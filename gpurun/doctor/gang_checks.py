@@ -1,4 +1,4 @@
-"""Checks across hosts that may train together: find differences where hosts should be alike. Pure."""
+"""Checks across hosts that may train together: differences where hosts should be alike, and each way between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of one host apart from its GPUs: Docker, interface, HCAs, names. Pure."""
+"""Checks of one host: Docker, folder, interface, HCAs, GPUs, names, and what the site's own program says."""
 
 from __future__ import annotations
 

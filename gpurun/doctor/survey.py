@@ -1,4 +1,4 @@
-"""Probe every host at the same time."""
+"""Probe every host at the same time, judge the answers, and decide which hosts are out."""
 
 from __future__ import annotations
 

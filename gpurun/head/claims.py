@@ -1,4 +1,4 @@
-"""Claims on hosts for jobs that this state directory no longer knows, because somebody removed a lease or a record.
+"""Claims on hosts for jobs that this state directory no longer knows, and claims that somebody forged.
 
 The GPUs may still be in use. So gpurun turns such a claim into a lost lease. The lost lease's keeper fences the host
 and then frees the GPUs (docs/decisions/0003-lost-leases.md).

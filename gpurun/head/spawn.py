@@ -1,4 +1,4 @@
-"""Start supervisors and waiters: detached processes that inherit the lock of their lease, or of their queue."""
+"""Start and replace supervisors and waiters, which inherit their lock; cancel and requeue jobs."""
 
 from __future__ import annotations
 

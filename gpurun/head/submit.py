@@ -1,4 +1,4 @@
-"""Turn specs into jobs: store them, run a pass, and start a waiter."""
+"""From a wish to stored jobs: find the script, read what it says, pin image, code and data, run a pass."""
 
 from __future__ import annotations
 

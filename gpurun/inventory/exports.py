@@ -1,4 +1,4 @@
-"""Exports of an inventory for other tools: one module per format."""
+"""Exports of an inventory for other tools: Ansible, hostfiles, JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's events: one JSON object per line, appended, for ``submit --follow`` and scripts."""
+"""A job's events: one JSON object per line, appended; and the state of copies to its hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One host of a lab, from the machine's side: start and stop it, and run commands in it."""
+"""One host of a lab, from the machine's side: keys, disk, fake hardware; start and stop it, and run commands in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identify a process reliably, and end it."""
+"""Processes, locks, cgroups and programs of a lab: identify a process reliably, and end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``docker run`` argv of one host's container. Pure.
+"""What one host's container gets: its account, its share of memory and cores, and the ``docker run`` argv. Pure.
 
 Least privilege: the container runs as the SSH user, with only the capabilities that the fabric needs. It can gain no
 others, sees only the GPUs of its grant, and is never ``--privileged``.

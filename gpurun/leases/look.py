@@ -1,4 +1,4 @@
-"""Read what a pass decides on. Commands that only show the cluster need this, not the scheduler."""
+"""Read what a pass decides on, who starts jobs, and the cluster that commands show, without the scheduler."""
 
 from __future__ import annotations
 

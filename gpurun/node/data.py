@@ -1,4 +1,4 @@
-"""Data sets on this host: receive, pass on, choose what to remove."""
+"""Data sets on this host: store, receive, pass on, choose what to remove."""
 
 from __future__ import annotations
 

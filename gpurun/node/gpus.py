@@ -1,4 +1,4 @@
-"""How busy a job's GPUs on this host are: NVML's answers of up to half a minute as one item for each GPU."""
+"""Who holds this host's GPUs, and how busy a job's GPUs are: NVML's answers as one item for each GPU."""
 
 from __future__ import annotations
 

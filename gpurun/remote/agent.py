@@ -1,4 +1,4 @@
-"""The head's end of one agent channel: calls, streams, and the loss of the host."""
+"""One agent: its code, sent over stdin; calls, streams, and the loss of the host."""
 
 from __future__ import annotations
 

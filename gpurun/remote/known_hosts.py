@@ -1,4 +1,4 @@
-"""Read OpenSSH's known_hosts files, with line numbers, patterns and hashed names.
+"""Read OpenSSH's known_hosts files: line numbers, patterns, hashed names; and compare a host's key with them.
 
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". The key of an authority (``@cert-authority``) is not a host key, and
 Paramiko cannot verify host certificates: the machine's ``ssh`` does. gpurun never accepts ``@revoked`` keys.

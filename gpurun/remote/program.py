@@ -1,4 +1,4 @@
-"""A program as a child process in its own session, with pipes, and without remaining processes at its end."""
+"""A program as a child process in its own session, and the meaning of what ``ssh`` says when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose the transport for a host. Pure.
+"""How a host is reached: the target, OpenSSH's configuration of it, and the transport.
 
 Paramiko offers only keys from files and from the ssh-agent. The machine's own ``ssh`` can also use an open shared
 connection, Kerberos tickets, FIDO keys and PKCS#11 tokens.

@@ -1,4 +1,4 @@
-"""One authenticated SSH transport to one host. gpurun verifies the host key before it sends anything else."""
+"""Paramiko: keys, proxies, jump hosts, one authenticated transport to one host. It verifies the host key first."""
 
 from __future__ import annotations
 

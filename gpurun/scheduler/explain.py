@@ -1,4 +1,4 @@
-"""Explain why a gang waits, from the decisions of the pass.
+"""Explain why a gang waits, and what would start it, from the decisions of the pass; and plan a drain.
 
 This module rebuilds the state that the gang met from the snapshot and the earlier starts. It tries each suggestion, and
 the expected start, with the same `schedule`.

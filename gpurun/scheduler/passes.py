@@ -1,4 +1,4 @@
-"""More GPUs for an elastic gang that has fewer than it wants: in addition, or after a restart. Pure."""
+"""One pass: in which order gangs are looked at, which start, wait, grow or give way. Pure."""
 
 from __future__ import annotations
 

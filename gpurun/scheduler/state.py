@@ -1,4 +1,4 @@
-"""The state of one pass: what it knows, and what it has decided so far."""
+"""The state of one pass: when GPUs become free, for whom they are kept, and which gangs stop for others."""
 
 from __future__ import annotations
 

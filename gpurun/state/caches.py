@@ -1,4 +1,4 @@
-"""New folders of the state directory, which appear whole or not at all.
+"""Caches of the user, drafts that appear whole or not at all, and where data sets are.
 
 A process fills a draft, a folder ``.new-XXXXXXXX``, and then renames it. It holds the lock of ``.new-XXXXXXXX.lock``
 from before the draft exists until the draft is gone. So a draft whose lock is free was left by a dead process.

@@ -1,4 +1,4 @@
-"""The head's clock: times that people can read, and that a step of the wall clock does not change.
+"""The head's clock: times that people can read, and that a step of the wall clock does not change; and presence.
 
 A stamp in a file is a wall time. Between two stamps of one boot, the elapsed time is the kernel's CLOCK_BOOTTIME, which
 nobody can set and which counts a suspended machine, too. So each process measures once when the boot began by the wall

@@ -1,4 +1,4 @@
-"""Write files that are complete or absent after a crash: the only way to write state."""
+"""Write files that are complete or absent after a crash: the only way to write state; and read files that grow."""
 
 from __future__ import annotations
 

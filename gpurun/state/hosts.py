@@ -1,4 +1,4 @@
-"""What a user knows of the machines of hosts: when they last answered a check, and which of them are out.
+"""What a user knows of the machines of hosts: when they last answered, which of them are out or cordoned, and why.
 
 A host is *out* when a check that depends on no job finds it broken. It returns when the same check passes. The
 knowledge belongs to a user, ``machines/UID.json``: the missing SSH key of one user must not take a host from others.

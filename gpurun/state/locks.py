@@ -1,4 +1,4 @@
-"""Locks of files that members of a shared state directory change in turn: cordons, histories of benchmarks.
+"""The one kind of lock, and locks of files that members of a shared state directory change in turn.
 
 Every member can hold such a lock, so no process waits for it without a time-out.
 """

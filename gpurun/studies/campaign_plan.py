@@ -1,4 +1,4 @@
-"""The stored record of one run of a campaign, and the sample that the cost model reads. Pure."""
+"""The plan of a campaign: sizes, rates, the record of one run, and the sample that the cost model reads. Pure."""
 
 from __future__ import annotations
 

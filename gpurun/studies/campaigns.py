@@ -1,4 +1,4 @@
-"""Read the measured runs of campaigns: ``scaling/NAME/samples.jsonl`` in the state directory, one run per line."""
+"""Campaigns: their store, the next run, and the measured runs in ``scaling/NAME/samples.jsonl``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn a recipe's ``sweep:`` or flags into a plan. Pure."""
+"""The plan of a sweep: its space, from a recipe's ``sweep:`` or flags; its trials, and the journal's entries. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of one sweep: ``python -m gpurun.studies.sweep_main ID``.
+"""The conductor of one sweep: start trials, judge their reports, stop and resume.
 
 It chooses points, submits their jobs, reads their reports, stops weak trials, and records the results. The journal and
 the jobs hold all its knowledge, so it may be killed at any moment. A new conductor reads the journal, and submits a job

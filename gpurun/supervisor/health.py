@@ -1,4 +1,4 @@
-"""Watch the hardware under a running gang: one stream per host reports causes.
+"""Watch the hardware, the engines, the output and the meeting of a running gang: streams of each host report causes.
 
 `gpurun.supervisor.watch` handles hosts that cannot be reached. This module only waits until such a host is back, and
 then asks for what it missed.

@@ -1,4 +1,4 @@
-"""The state that the steps of one attempt share."""
+"""The state that the steps of one attempt share; its claims on hosts, and what it tells people."""
 
 from __future__ import annotations
 

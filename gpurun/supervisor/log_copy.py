@@ -1,5 +1,4 @@
-"""Find on which host each rank runs. The hosts report it, because a launcher may place ranks in another order than the
-grant.
+"""Copy the ranks' output from hosts into the log, and find on which host each rank runs.
 
 Horovod's elastic driver numbers hosts as they appear, and numbers them again after each change.
 """

@@ -1,4 +1,4 @@
-"""STARTING: create containers and the job's own sshd on every host, then start rank 0's launcher, if there is one."""
+"""PREPARING and STARTING: ready hosts, data, containers and the job's own sshd, then rank 0's launcher, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages on 127.0.0.1, protected by a token in the URL: `door` checks the token, `server` serves a WSGI application."""
+"""Pages on 127.0.0.1, protected by a token in the URL: the door checks it, the server serves a WSGI application."""
 
 from __future__ import annotations
 

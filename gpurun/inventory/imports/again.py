@@ -1,4 +1,4 @@
-"""Import a source again: merge what it changed since the last import into an inventory that people have edited. Pure.
+"""Import a source again, or for the first time: guess what it does not say, and merge it with what people edited.
 
 A three-way merge on the values of hosts: what the source said last time, what it says now, and what the inventory says.
 A value that only the source changed is taken; a value that only a person changed stays; where both changed it, the

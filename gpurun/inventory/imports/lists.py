@@ -1,4 +1,4 @@
-"""Import an OpenSSH client configuration, with Include and jump hosts: each host that it names becomes a host.
+"""Import lists of hosts: ``/etc/hosts``, hostfiles of MPI and DeepSpeed, CSV, and OpenSSH's configuration.
 
 The import does not copy connection settings: the inventory names the configuration, and gpurun reads it each time.
 Source: ssh_config(5).

@@ -1,4 +1,4 @@
-"""Read a command line: what stands in front, the launcher, and the words behind it. Pure."""
+"""Read a command line or a batch script: what stands in front, the launcher, and the words behind it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that people put in front of a launcher. Pure."""
+"""Words of a command line: flags, shells, and programs that people put in front of a launcher. Pure."""
 
 from __future__ import annotations
 

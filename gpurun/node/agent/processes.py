@@ -1,4 +1,4 @@
-"""Processes of this host: ancestry, and which belong to a job. Reads /proc."""
+"""Processes of this host: ancestry, and which belong to a job, from /proc; and programs that an operation runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt's ranks write beside their code: a Docker volume above the code, one for all ranks of the host.
+"""What an attempt's ranks write beside their code, in a Docker volume above the code; and the job's outputs here.
 
 The engine mounts it, so this account needs no rights: an overlay whose lower folder is the code. Where the engine or
 the kernel refuses that, the volume is a plain copy of the code. Either way, new and changed files lie in one folder of

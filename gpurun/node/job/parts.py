@@ -1,5 +1,4 @@
-"""The lock of a job on this host: one operation at a time changes the job's files, and only for its newest attempt
-here.
+"""The parts of a job on this host: its folder and containers, and the lock under which one operation changes them.
 
 Agents of an earlier supervisor may still work here, and a host that is not fenced yet may get the job's next attempt.
 So `gang.prepare`, `gang.create`, `gang.fence` and `outputs.remove` hold one lock for each job. The job's folder says

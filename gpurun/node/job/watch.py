@@ -1,4 +1,4 @@
-"""Report problems of a job's hardware on this host while it runs; see `watch`.
+"""Report problems of a job's hardware, containers and neighbours on this host while it runs.
 
 Reads the kernel's log, NVML, free disk space, and what the kernel counts of the container
 (`gpurun.node.job.watch`). Reports only facts: it sends lines that name a GPU error or a killed process

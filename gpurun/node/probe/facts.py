@@ -1,4 +1,4 @@
-"""What a machine calls itself: an id that stays the same whatever an inventory calls the host."""
+"""Facts of this host from /sys and its interfaces, and an id that stays the same whatever an inventory calls it."""
 
 from __future__ import annotations
 
