@@ -1,4 +1,4 @@
-"""One pass: in which order gangs are looked at, which start, wait, grow or give way. Pure."""
+"""One pass: in which order gangs are looked at, which start, wait, grow, or stop for others. Pure."""
 
 from __future__ import annotations
 
