@@ -1,10 +1,14 @@
-"""Read the shapes of JSON documents (`gpurun.cli.shapes`): as Markdown for the reference, and as a check for tests.
+"""Read the types of JSON documents: as Markdown for the reference, and as a check for tests.
 
-A shape is a type hint. Its objects are TypedDicts, dataclasses and named tuples; their docstrings say what keys mean.
+`SHAPES` maps each command to its documents. A shape is the type hint of what a command gives to `print_json`. Its
+objects are TypedDicts and dataclasses; their docstrings say what keys mean.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import re
 import types
@@ -12,16 +16,106 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gpurun.cli.shapes import SHAPES
+from gpurun.cli import (
+    caches,
+    config,
+    doctor,
+    dry_run,
+    follow,
+    history,
+    inventory_edit,
+    inventory_hosts,
+    inventory_reading,
+    jobs,
+    one_job,
+    printing,
+    probe,
+    recover,
+    scale_commands,
+    sweep_commands,
+    why,
+)  # fmt: skip
+from gpurun.content import ship, staging
+from gpurun.history.report import Accounts
+from gpurun.lab.lab import LabStatus
+from gpurun.simulate.report import Report
+from gpurun.studies import campaign_report
 
 NAMES = {
     str: "text", int: "integer", float: "number", bool: "`true` or `false`", Path: "text", object: "anything",
     Any: "anything", type(None): "`null`",
 }  # fmt: skip
-_ATTRIBUTE = re.compile(r"^        (\w+(?:, \w+)*): (.*(?:\n         .*)*)", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", re.MULTILINE)
+
+
+@cache
+def names_in(module: str) -> Mapping[str, Any]:
+    """What a module's names mean to a type checker: also those below `if TYPE_CHECKING:`."""
+    found = dict(vars(importlib.import_module(module)))
+    for node in ast.parse(inspect.getsource(importlib.import_module(module))).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(node.body, []), module, "exec"), found)
+    return found
+
+
+INVENTORY_LIST = inventory_reading.InventoryListShape
+SHAPES: Mapping[str, tuple[Any, ...]] = {
+    "submit": (printing.SubmittedShape, dry_run.DryRunShape),
+    "validate": (config.RecipeCheckShape,),
+    "sweep run": (sweep_commands.SweepStartedShape, dry_run.DryRunShape),
+    "sweep status": (sweep_commands.SweepsShape, sweep_commands.SweepShape),
+    "sweep best": (sweep_commands.BestTrialShape,),
+    "sweep table": (sweep_commands.SweepShape,),
+    "sweep stop": (sweep_commands.SweepShape,),
+    "sweep resume": (sweep_commands.SweepShape,),
+    "scale run": (campaign_report.CampaignShape, dry_run.DryRunShape),
+    "scale list": (scale_commands.CampaignsShape,),
+    "scale show": (campaign_report.CampaignShape,),
+    "scale report": (scale_commands.CampaignFilesShape,),
+    "status": (jobs.StatusShape,),
+    "queue": (why.QueueShape,),
+    "why": (why.WhyShape,),
+    "logs": (one_job.LogLineShape,),
+    "events": (follow.EventShape,),
+    "cancel": (printing.JobsShape,),
+    "requeue": (printing.JobsShape,),
+    "wait": (printing.JobsShape,),
+    "outputs": (one_job.OutputsShape,),
+    "show": (one_job.ShowShape,),
+    "rerun": (printing.SubmittedShape,),
+    "diff": (one_job.DiffShape,),
+    "history": (history.HistoryShape,),
+    "report": (Accounts,),
+    "du": (caches.DiskShape, caches.CachesSizeShape),
+    "prune": (caches.PruneShape, caches.CachesPruneShape),
+    "doctor": (doctor.DoctorShape,),
+    "bench": (doctor.BenchShape,),
+    "ship": (ship.ShipShape, ship.ShipPlanShape),
+    "images": (caches.ImagesShape,),
+    "data list": (caches.DataListShape,),
+    "data stage": (staging.StageShape,),
+    "data evict": (caches.EvictShape,),
+    "simulate": (Report,),
+    "inventory list": (INVENTORY_LIST,),
+    "inventory show": (inventory_reading.InventoryShape, INVENTORY_LIST),
+    "inventory validate": (inventory_reading.ValidateShape,),
+    "inventory probe": (probe.ProbeShape,),
+    "inventory diff": (inventory_edit.ChangesShape,),
+    "inventory cordon": (inventory_hosts.CordonShape,),
+    "inventory drain": (inventory_hosts.DrainShape,),
+    "inventory uncordon": (inventory_hosts.CordonShape,),
+    "inventory trust": (inventory_hosts.TrustShape,),
+    "recover": (recover.RecoverShape,),
+    "audit": (history.AuditShape,),
+    "config view": (config.ConfigShape,),
+    "version": (config.VersionShape,),
+    "lab status": (LabStatus,),
+}
+"""Command → the documents that it may print, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +129,41 @@ class Member:
 
 def is_object(hint: Any) -> bool:
     """Whether JSON has an object for a type, with known keys."""
-    return isinstance(hint, type) and (typing.is_typeddict(hint) or is_dataclass(hint) or hasattr(hint, "_fields"))
+    return isinstance(hint, type) and (typing.is_typeddict(hint) or is_dataclass(hint))
 
 
 def members(shape: type) -> Mapping[str, Member]:
     """The keys of an object."""
-    optional = getattr(shape, "__optional_keys__", frozenset())
     about: dict[str, str] = {}
-    for one in (*getattr(shape, "__orig_bases__", ()), *reversed(shape.__mro__)):
-        for names, text in _ATTRIBUTE.findall(one.__doc__ or ""):
-            about |= dict.fromkeys(names.split(", "), " ".join(text.split()).replace("``", "`"))
-    return {
-        key: Member(hint, about.get(key, ""), key in optional) for key, hint in typing.get_type_hints(shape).items()
-    }
+    names: dict[str, Any] = {}
+    for one in lineage(shape):
+        names |= {} if one.__module__ == "builtins" else names_in(one.__module__)
+        for keys, text in _ATTRIBUTE.findall(inspect.cleandoc(one.__doc__ or "")):
+            about |= dict.fromkeys(keys.split(", "), " ".join(text.split()).replace("``", "`"))
+    marked = typing.get_type_hints(shape, localns=names, include_extras=True)
+    optional = {key for key, hint in marked.items() if typing.get_origin(hint) is typing.NotRequired}
+    optional |= getattr(shape, "__optional_keys__", frozenset())
+    hints = typing.get_type_hints(shape, localns=names)
+    return {key: Member(hint, about.get(key, ""), key in optional) for key, hint in hints.items()}
+
+
+def lineage(shape: type) -> list[type]:
+    """The classes whose keys an object has, itself last. Python 3.11's TypedDicts forget the ones that they extend."""
+    if not typing.is_typeddict(shape):
+        return list(reversed(shape.__mro__))
+    try:
+        (source,) = ast.parse(inspect.getsource(shape)).body
+    except OSError:  # TypedDict("Name", {…})
+        return [shape]
+    assert isinstance(source, ast.ClassDef)
+    above = [ast.unparse(base) for base in source.bases]
+    named = [names_in(shape.__module__)[name] for name in above if name != "TypedDict"]
+    return [*(one for each in named for one in lineage(each)), shape]
 
 
 def summary(shape: type) -> str:
     """What an object is."""
-    text = (shape.__doc__ or "").partition("Attributes:")[0].strip().replace("``", "`")
+    text = re.split(r"\n +(?:Attributes|Raises):\n", shape.__doc__ or "")[0].strip().replace("``", "`")
     return "" if text.startswith(f"{shape.__name__}(") else re.sub(r"\s*\n\s*", " ", text)
 
 

@@ -17,13 +17,13 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
 import json_shapes
+from json_shapes import SHAPES
 
 from gpurun.cli.config import VARIABLES
 from gpurun.cli.manual import (
     CommandPage,
     pages,
 )
-from gpurun.cli.shapes import SHAPES
 from gpurun.documents.convert import Kind
 from gpurun.errors import EXIT_CODES
 from gpurun.inventory import fields

@@ -168,6 +168,11 @@ def is_short(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
+def messages_of(failed: Mapping[str, GpurunError]) -> dict[str, str]:
+    """Return what went wrong with each of these hosts or jobs, without hints."""
+    return {name: error.message for name, error in failed.items()}
+
+
 def words_of(error: BaseException) -> str:
     """Return what an error says. Python's MemoryError says nothing."""
     return str(error) or ("no memory is left" if isinstance(error, MemoryError) else type(error).__name__)

@@ -5,7 +5,6 @@ Pure: `gpurun.node` finds the facts on the host, `gpurun.doctor` requests and ju
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -298,11 +297,6 @@ def hardware_from_document(host: str, document: object) -> Hardware:
         HostNotReady: a value has the wrong type; the message names its path.
     """
     return convert(host, Hardware, {**document, "host": host} if isinstance(document, Mapping) else document)
-
-
-def document_from_hardware(hardware: Hardware) -> dict[str, object]:
-    """The JSON document that `hardware_from_document` reads back as the same value."""
-    return dataclasses.asdict(hardware)
 
 
 # Read a host's report about claims on its GPUs: who holds which GPU, and the evidence. A host is not trusted.

@@ -23,6 +23,7 @@ from typing import Any, Literal, overload
 
 from gpurun.api.job import Job
 from gpurun.content.build import BuildLines
+from gpurun.documents.plain import json_text
 from gpurun.errors import BadInput, StateError
 from gpurun.head.submit import MOST_SOURCE_BYTES, clues_in, clues_of, planned, spec_of, submit_jobs
 from gpurun.head.waiter import resume
@@ -247,7 +248,7 @@ def submit(
     with ExitStack() as folders:
         spec, said = _spec(call, found, dict(settings), folders, is_plan=True)
         plan = planned(spec, found, said, os.environ).document
-    return dict(json.loads(json.dumps(plan, default=list)))
+    return dict(json.loads(json_text(plan)))
 
 
 def map(

@@ -6,7 +6,7 @@ options, job_options
                      options that commands share; all options of a job
 stores               the jobs, hosts and files that a person named
 printing, tables, shares
-                     output for people; JSON is in `shapes`
+                     output. The type of a command's JSON document stands above the function that makes it
 completion, shell_words, foreign, manual
                      help for shells, for other tools' words, pages and manuals
 """

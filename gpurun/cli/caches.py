@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -28,15 +28,15 @@ from gpurun.cli.options import (
 from gpurun.cli.printing import print_json, say
 from gpurun.cli.stores import cluster, open_store
 from gpurun.documents.plain import printable
-from gpurun.errors import BadInput, GpurunError, HostFailure, StateError
+from gpurun.errors import BadInput, GpurunError, HostFailure, StateError, messages_of
 from gpurun.quantities import count, duration, size_text
 from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpurun.content.caches import HostCaches, HostedSet
-    from gpurun.content.images import Placed
+    from gpurun.content.caches import DataSetShape, HostCaches, HostedSet
+    from gpurun.content.images import Placed, PlacedImageShape
     from gpurun.content.ship import ShipEvent, ShipPlan, ShipReport
     from gpurun.content.staging import StageReport
     from gpurun.head.prune import Prunable, Pruned, PrunePlan
@@ -100,6 +100,20 @@ def ship(
         raise typer.Exit(FAILED)
 
 
+class ImagesShape(TypedDict, total=False):
+    """Images by host.
+
+    Attributes:
+        images: all images on each host; only without `--prune`.
+        pruned: the images that gpurun removed from each host; only with `--prune`.
+        failed: hosts that failed, with the error.
+    """
+
+    images: dict[str, list[PlacedImageShape]]
+    pruned: dict[str, list[PlacedImageShape]]
+    failed: dict[str, str]
+
+
 def images(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
@@ -127,14 +141,9 @@ def images(
                 _confirm(going)
             listed = images.prune(fleet, names, keep)
     if as_json:
-        print_json(
-            {
-                "pruned" if prune else "images": {
-                    host: [one.as_json() for one in placed] for host, placed in listed.ok.items()
-                },
-                "failed": {host: error.message for host, error in listed.failed.items()},
-            }
-        )
+        shown = {host: [one.as_json() for one in placed] for host, placed in listed.ok.items()}
+        failed = messages_of(listed.failed)
+        print_json(ImagesShape(pruned=shown, failed=failed) if prune else ImagesShape(images=shown, failed=failed))
     else:
         _print_images(listed.ok, removed=prune)
     say_failures(listed.failed)
@@ -298,6 +307,13 @@ def _data() -> None:
     """Show, copy and remove the data sets that jobs read at /data/NAME."""
 
 
+class DataListShape(TypedDict):
+    """Data sets on hosts."""
+
+    sets: list[DataSetShape]
+    failed: dict[str, str]
+
+
 def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """Show the data sets on hosts, and the jobs that use each data set. The exit code is 4 if a host failed.
 
@@ -311,7 +327,7 @@ def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as
     with fleet_of(found, names) as fleet:
         sets, failed = census(fleet, names, jobs_by_digest(found.home))
     if as_json:
-        print_json({"sets": [one.as_json() for one in sets], "failed": {h: e.message for h, e in failed.items()}})
+        print_json(DataListShape(sets=[one.as_json() for one in sets], failed=messages_of(failed)))
     else:
         for line in _lines(sets):
             typer.echo(line)
@@ -373,6 +389,19 @@ def stage(
         raise typer.Exit(HostFailure.exit_code)
 
 
+class EvictShape(TypedDict):
+    """The data sets that gpurun removed.
+
+    Attributes:
+        evicted: each data set's digest, with the hosts that removed the data set.
+        kept: each data set's digest, with each host that keeps the data set, and the reason.
+    """
+
+    evicted: Mapping[str, Sequence[str]]
+    kept: Mapping[str, Mapping[str, str]]
+    failed: dict[str, str]
+
+
 def evict(
     digests: Annotated[
         list[str] | None,
@@ -422,9 +451,7 @@ def evict(
             )
         done = remove(fleet, names, [one.digest for one in chosen])
     if as_json:
-        print_json(
-            {"evicted": done.evicted, "kept": done.kept, "failed": {h: e.message for h, e in done.failed.items()}}
-        )
+        print_json(EvictShape(evicted=done.evicted, kept=done.kept, failed=messages_of(done.failed)))
     else:
         for line in _evicted_lines(done.evicted, done.kept):
             typer.echo(line)
@@ -503,8 +530,44 @@ def _evicted_lines(evicted: Mapping[str, Sequence[str]], kept: Mapping[str, Mapp
 # ``gpurun du``: how much of the head's disk each job takes.
 
 
-COLUMNS = ("outputs", "logs", "other", "total")
+COLUMNS: tuple[Literal["outputs", "logs", "other", "total"], ...] = ("outputs", "logs", "other", "total")
 UNREAD_SHOWN = 5
+
+
+class SizesShape(TypedDict):
+    """Bytes on the head's disk."""
+
+    outputs: int
+    logs: int
+    other: int
+    total: int
+
+
+class DiskRowShape(TypedDict):
+    """The disk space of one job on the head.
+
+    Attributes:
+        state: the job's state, `left over` or `damaged`.
+        unread: folders that you may not read.
+    """
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    ended_s: float | None
+    files: int
+    bytes: SizesShape
+    unread: Sequence[str]
+
+
+class DiskShape(TypedDict):
+    """The disk space of jobs on the head, the largest first."""
+
+    jobs: list[DiskRowShape]
+    total: SizesShape
+    files: int
+    disk_free_bytes: int | None
 
 
 def du(
@@ -542,10 +605,10 @@ def du(
     usages = each_counted_once([measure(store.folder / name) for name in found])
     rows = [_row(store, name, usage) for name, usage in zip(found, usages, strict=True)]
     rows.sort(key=lambda row: (-row["bytes"]["total"], row["id"]))
-    sums = {column: sum(row["bytes"][column] for row in rows) for column in COLUMNS}
+    sums = _sizes(usages)
     free = shutil.disk_usage(store.home).free if store.home.exists() else None
     if as_json:
-        print_json({"jobs": rows, "total": sums, "files": sum(row["files"] for row in rows), "disk_free_bytes": free})
+        print_json(DiskShape(jobs=rows, total=sums, files=sum(row["files"] for row in rows), disk_free_bytes=free))
     else:
         _print(rows, sums, free)
 
@@ -555,12 +618,14 @@ def _all_names(store: JobStore) -> list[str]:
     return sorted(store.folder.names()) if store.folder.exists() else []
 
 
-def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
-    from gpurun.jobs.folder import KINDS
+def _row(store: JobStore, name: str, usage: FolderUsage) -> DiskRowShape:
     from gpurun.jobs.record import ID_PATTERN
     from gpurun.state.paths import user_name
 
-    row: dict[str, Any] = {"id": name, "name": "", "owner": "", "state": "", "ended_s": None}
+    row: DiskRowShape = {
+        "id": name, "name": "", "owner": "", "state": "", "ended_s": None, "files": usage.files,
+        "bytes": _sizes([usage]), "unread": usage.unread,
+    }  # fmt: skip
     try:
         if ID_PATTERN.fullmatch(name):
             record = store.get(name).record()
@@ -569,11 +634,17 @@ def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
             row |= {"owner": user_name((store.folder / name).stat().st_uid), "state": "left over"}
     except (StateError, FileNotFoundError):
         row["state"] = "damaged"
-    size: dict[str, int] = {kind: usage.sizes[kind] for kind in KINDS} | {"total": usage.total}
-    return {**row, "files": usage.files, "bytes": size, "unread": list(usage.unread)}
+    return row
 
 
-def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -> None:
+def _sizes(usages: Sequence[FolderUsage]) -> SizesShape:
+    from gpurun.jobs.folder import KINDS
+
+    outputs, logs, other = (sum(each.sizes[kind] for each in usages) for kind in KINDS)
+    return {"outputs": outputs, "logs": logs, "other": other, "total": outputs + logs + other}
+
+
+def _print(rows: list[DiskRowShape], sums: SizesShape, free: int | None) -> None:
     from gpurun.cli.tables import print_table
 
     table = []
@@ -602,6 +673,21 @@ def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -
 # ``gpurun du --caches`` and ``gpurun prune --caches``: the user's caches of models and kernels on hosts.
 
 
+class CachesSizeShape(TypedDict):
+    """The disk space of caches on hosts; only with `--caches`."""
+
+    caches: Sequence[HostCaches]
+    failed: dict[str, str]
+
+
+class CachesPruneShape(TypedDict):
+    """The disk space of caches that `prune --caches` removed on hosts, or would remove with `--dry-run`."""
+
+    dry_run: bool
+    caches: Sequence[HostCaches]
+    failed: dict[str, str]
+
+
 def show_caches(hosts: str | None, inventory: str | None, *, as_json: bool) -> None:
     """Show what the user's caches take on hosts. The exit code is 4 if a host failed."""
     from gpurun.content.caches import measure
@@ -611,7 +697,7 @@ def show_caches(hosts: str | None, inventory: str | None, *, as_json: bool) -> N
     with fleet_of(found, names) as fleet:
         caches, failed = measure(fleet, names, _owner(found))
     if as_json:
-        print_json({"caches": [each.as_json() for each in caches], "failed": _messages(failed)})
+        print_json(CachesSizeShape(caches=caches, failed=messages_of(failed)))
     else:
         for each in caches:
             typer.echo(f"{size_text(each.bytes):>10}  {each.host}{_use(each)}")
@@ -672,7 +758,7 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
             caches, more = trim(fleet, {each.host: limits[each.host] for each in beyond}, owner)
             failed = {**failed, **more}
     if as_json:
-        print_json({"dry_run": dry_run, "caches": [each.as_json() for each in caches], "failed": _messages(failed)})
+        print_json(CachesPruneShape(dry_run=dry_run, caches=caches, failed=messages_of(failed)))
     elif beyond and not dry_run:
         _print_done(caches)
     _end(failed)
@@ -706,11 +792,7 @@ def _print_done(caches: Sequence[HostCaches]) -> None:
             say(f"gpurun keeps the caches on {each.host}, because jobs use them: {printable(', '.join(each.jobs))}")
         for stuck in each.stuck:
             say(f"not removed on {each.host}: {printable(stuck)}")
-    say(f"removed {size_text(sum(each.freed for each in caches))}")
-
-
-def _messages(failed: Mapping[str, GpurunError]) -> dict[str, str]:
-    return {host: error.message for host, error in failed.items()}
+    say(f"removed {size_text(sum(each.freed_bytes for each in caches))}")
 
 
 def _end(failed: Mapping[str, GpurunError]) -> None:
@@ -817,7 +899,7 @@ def prune(
 
         SweepStore(store.home).remove_spent(lambda job: store.get(job).path.exists())
     if as_json:
-        print_json({"dry_run": dry_run, **_document(plan, done)})
+        print_json(_document(plan, done, dry_run=dry_run))
     elif not dry_run:
         what = "the outputs of " if outputs_only else ""
         say(f"removed {what}{count(len(done.jobs), 'job')}, {_sum(done.jobs)}")
@@ -861,11 +943,37 @@ def _end_of_prune(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
         raise typer.Exit(SOME_FAILED)
 
 
-def _document(plan: PrunePlan, done: Pruned) -> dict[str, Any]:
+class PrunedJobShape(TypedDict):
+    """A job that was removed."""
+
+    id: str
+    owner: str
+    bytes: int
+
+
+class PruneShape(TypedDict):
+    """What was removed.
+
+    Attributes:
+        skipped: jobs that match but stay, with the reason.
+        failed: jobs that could not be removed, with the error.
+        left_bytes: bytes that are left, with `--keep-below`; else null.
+    """
+
+    dry_run: bool
+    jobs: list[PrunedJobShape]
+    bytes: int
+    skipped: Mapping[str, str]
+    failed: dict[str, str]
+    left_bytes: int | None
+
+
+def _document(plan: PrunePlan, done: Pruned, *, dry_run: bool) -> PruneShape:
     return {
+        "dry_run": dry_run,
         "jobs": [{"id": each.record.id, "owner": each.record.owner, "bytes": each.frees} for each in done.jobs],
         "bytes": sum(each.frees for each in done.jobs),
         "skipped": plan.skipped,
-        "failed": {what: error.message for what, error in done.failed.items()},
+        "failed": messages_of(done.failed),
         "left_bytes": plan.kept,
     }

@@ -14,7 +14,7 @@ import typer
 
 from gpurun.cli.jobs import LOOK_S
 from gpurun.cli.options import TIME_OR_0, InventoryOption, JobsArgument, JsonOption, SomeJobsArgument, YesOption
-from gpurun.cli.printing import job_json, print_json, say, say_problem
+from gpurun.cli.printing import JobsShape, job_json, print_json, say, say_problem
 from gpurun.cli.stores import open_store
 from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, GpurunError, StateError
@@ -139,7 +139,7 @@ def cancel(
         _wait_until_ended(store.home, [folder for folder in folders if folder.id not in failed])
     _say_what_happened(folder.record() for folder in asked if folder.id not in failed)
     if as_json:
-        print_json({"jobs": [job_json(folder.record()) for folder in folders]})
+        print_json(JobsShape(jobs=[job_json(folder.record()) for folder in folders]))
     if failed:
         raise typer.Exit(next(iter(failed.values())).exit_code)
 
@@ -329,7 +329,7 @@ def requeue(
             told = f"back in the queue, now {record.state.value}" if is_back else "goes back to the queue"
             say(printable(f"{record.id} ({record.name}): {record.state.value if record.state.ended else told}"))
     if as_json:
-        print_json({"jobs": [job_json(folder.record()) for folder in folders]})
+        print_json(JobsShape(jobs=[job_json(folder.record()) for folder in folders]))
 
 
 def _refuse_what_stops(folder: JobFolder) -> None:
@@ -394,7 +394,7 @@ def wait(
         time.sleep(LOOK_S)
     records = [folder.record() for folder in folders]
     if as_json:
-        print_json({"jobs": [job_json(record) for record in records]})
+        print_json(JobsShape(jobs=[job_json(record) for record in records]))
     else:
         for record in records:
             typer.echo(f"{record.id} {record.state.value}{' ' if record.reason else ''}{printable(record.reason)}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -42,31 +42,57 @@ def _config() -> None:
     """Show which files and environment variables gpurun uses."""
 
 
-class Used(NamedTuple):
-    """A file, folder or variable that commands use: its value, and why gpurun uses that value."""
+@dataclass(frozen=True)
+class Used:
+    """A file or variable that commands use, and why commands use it."""
 
     name: str
     value: str
     why: str
 
 
+class PythonShape(TypedDict):
+    """The Python that runs gpurun."""
+
+    version: str
+    implementation: str
+
+
+class VersionShape(TypedDict):
+    """Versions.
+
+    Attributes:
+        packages: null: the package is not installed.
+    """
+
+    version: str
+    python: PythonShape
+    packages: dict[str, str | None]
+
+
 def version(as_json: JsonOption = False) -> None:
     """Print the versions of gpurun, Python and the packages that gpurun uses."""
     packages = {name: _installed(name) for name in SHOWN}
     if as_json:
-        python = {"version": platform.python_version(), "implementation": platform.python_implementation()}
-        print_json({"version": __version__, "python": python, "packages": packages})
+        python = PythonShape(version=platform.python_version(), implementation=platform.python_implementation())
+        print_json(VersionShape(version=__version__, python=python, packages=packages))
         return
     typer.echo(f"gpurun {__version__}, Python {platform.python_version()}")
     for name, found in packages.items():
         typer.echo(f"  {name} {found or 'is not installed'}")
 
 
+class ConfigShape(TypedDict):
+    """Files and variables that commands use."""
+
+    settings: list[Used]
+
+
 def view(as_json: JsonOption = False) -> None:
     """Show which state directory, inventory and environment variables gpurun uses, and why."""
     settings = [_home(), _inventory(), *_variables()]
     if as_json:
-        print_json({"settings": [setting._asdict() for setting in settings]})
+        print_json(ConfigShape(settings=settings))
         return
     for setting in settings:
         typer.echo(printable(f"{setting.name:>16}  {setting.value or 'none'}  ({setting.why})"))
@@ -155,6 +181,19 @@ def _gid(group: str) -> int:
 NEEDED = ("image", "gpus", "command")
 
 
+class RecipeCheckShape(TypedDict):
+    """The problems of a recipe.
+
+    Attributes:
+        missing: keys that the command line must give.
+    """
+
+    recipe: str
+    valid: bool
+    problems: tuple[Problem, ...]
+    missing: list[str]
+
+
 def validate(
     recipe: Annotated[
         Path | None,
@@ -185,8 +224,7 @@ def validate(
     file = recipe / RECIPE_FILE if recipe.is_dir() else recipe
     missing, problems = _checked(recipe)
     if as_json:
-        told = [{**vars(each), "allowed": list(each.allowed)} for each in problems]
-        print_json({"recipe": str(file), "valid": not problems, "problems": told, "missing": missing})
+        print_json(RecipeCheckShape(recipe=str(file), valid=not problems, problems=problems, missing=missing))
     for problem in () if as_json else problems:
         typer.echo(printable(str(problem)))
     if problems:

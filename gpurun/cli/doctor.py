@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -28,6 +28,23 @@ if TYPE_CHECKING:
 
 
 UNHEALTHY = 4
+
+
+class DoctorShape(TypedDict):
+    """Problems on hosts and links.
+
+    Attributes:
+        cordoned: the hosts that `--cordon` cordoned.
+        findings: errors and warnings.
+    """
+
+    inventory: str
+    healthy: list[str]
+    unhealthy: list[str]
+    cordoned: Sequence[str]
+    findings: list[Finding]
+    notes: list[Finding]
+    elapsed_s: float
 
 
 def doctor(
@@ -59,17 +76,16 @@ def doctor(
     cordoned = _cordon(findings, found) if cordon else ()
     elapsed_s = round(time.monotonic() - started, 3)
     if as_json:
-        print_json(
-            {
-                "inventory": found.source,
-                "healthy": [host for host in chosen if host not in bad],
-                "unhealthy": [host for host in chosen if host in bad],
-                "cordoned": cordoned,
-                "findings": [finding_json(finding) for finding in findings if finding.is_fault],
-                "notes": [finding_json(finding) for finding in findings if not finding.is_fault],
-                "elapsed_s": elapsed_s,
-            }
-        )
+        document: DoctorShape = {
+            "inventory": found.source,
+            "healthy": [host for host in chosen if host not in bad],
+            "unhealthy": [host for host in chosen if host in bad],
+            "cordoned": cordoned,
+            "findings": [finding for finding in findings if finding.is_fault],
+            "notes": [finding for finding in findings if not finding.is_fault],
+            "elapsed_s": elapsed_s,
+        }
+        print_json(document)
     else:
         shown = [finding for finding in findings if finding.is_fault or notes or finding.check in ALWAYS_SHOWN]
         _print(shown, chosen, bad)
@@ -159,19 +175,6 @@ def _carried(state: Path) -> set[tuple[str, int]]:
 
     view = look(state, now_s=time.time(), despite_damage=True)
     return {(lease.job, lease.attempt) for lease in view.leases}
-
-
-def finding_json(finding: Finding) -> dict[str, Any]:
-    """Return a finding as ``--json`` shows it."""
-    return {
-        "check": finding.check,
-        "severity": finding.severity.value,
-        "hosts": list(finding.hosts),
-        "evidence": finding.evidence,
-        "remedy": finding.remedy,
-        "gpus": {host: list(gpus) for host, gpus in finding.gpus.items()},
-        "links": [list(link) for link in finding.links],
-    }
 
 
 STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -413,12 +416,55 @@ def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]
     return merged([*slow_links(result, racks, rates), *slower])
 
 
+LinkShape = TypedDict(
+    "LinkShape",
+    {"from": str, "to": str, "gbit_per_s": float, "latency_us": float, "rate_gbit_per_s": "float | None"},
+)
+LinkShape.__doc__ = """One link between two hosts, in one direction.
+
+    Attributes:
+        rate_gbit_per_s: the nominal rate; null: unknown.
+    """
+
+
+class CollectiveShape(TypedDict):
+    """One allreduce of all ranks.
+
+    Attributes:
+        algbw_gbyte_per_s: bytes divided by time.
+        busbw_gbyte_per_s: the bus bandwidth, as nccl-tests define it.
+    """
+
+    engine: str
+    ranks: int
+    bytes: int
+    time_us: float
+    algbw_gbyte_per_s: float
+    busbw_gbyte_per_s: float
+
+
+class BenchShape(TypedDict):
+    """Latency and bandwidth between hosts.
+
+    Attributes:
+        skipped: engines that were not measured, with the reason.
+    """
+
+    inventory: str
+    hosts: tuple[str, ...]
+    mpi: str
+    links: list[LinkShape]
+    allreduce: list[CollectiveShape]
+    skipped: Mapping[str, str]
+    findings: Sequence[Finding]
+
+
 def _document(
     inventory: Inventory, result: BenchResult, findings: Sequence[Finding], rates: Mapping[str, float]
-) -> dict[str, Any]:
+) -> BenchShape:
     return {
         "inventory": inventory.source,
-        "hosts": list(result.hosts),
+        "hosts": result.hosts,
         "mpi": result.mpi,
         "links": [
             {
@@ -443,8 +489,8 @@ def _document(
             }
             for one in result.collectives
         ],
-        "skipped": dict(result.skipped),
-        "findings": [finding_json(finding) for finding in findings],
+        "skipped": result.skipped,
+        "findings": findings,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import typer
 
@@ -15,17 +15,17 @@ from gpurun.cli.why import print_explanation
 from gpurun.content.tree import Copied, LeftOut
 from gpurun.documents.plain import printable
 from gpurun.errors import BadInput
-from gpurun.head.submit import expected, planned
+from gpurun.head.submit import PlanShape, expected, planned
 from gpurun.jobs.spec import given_again, quoted
 from gpurun.launch.plan import HostPlan, Plan
 from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.quantities import count, duration, plural, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from gpurun.head.submit import EnvironmentShape
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.spec import JobSpec, Placement
+    from gpurun.studies.campaign_plan import RefusedSize
 
 
 # Say what a person may not expect of a job's code: what is left out, links that lead nowhere, a large folder. Pure.
@@ -97,8 +97,26 @@ def _files(count: int) -> str:
     return f"{count:,} {plural(count, 'file')}"
 
 
+class StudyShape(TypedDict, total=False):
+    """What a sweep or a campaign adds to a plan.
+
+    Attributes:
+        trials: the number of trials; only for `gpurun sweep run`.
+        runs: the number of runs; only for `gpurun scale run`.
+        refused: the sizes that cannot run; only for `gpurun scale run`.
+    """
+
+    trials: int
+    runs: int
+    refused: tuple[RefusedSize, ...]
+
+
+class DryRunShape(PlanShape, StudyShape):
+    """The plan of `gpurun submit`, of one trial of `gpurun sweep run`, or of the largest run of `gpurun scale run`."""
+
+
 def show_plan(
-    spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool, more: Mapping[str, Any] | None = None
+    spec: JobSpec, inventory: Inventory, said: Sequence[str], *, as_json: bool, more: StudyShape | None = None
 ) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way).
 
@@ -115,18 +133,18 @@ def show_plan(
     if problem := found.image_problem:
         say_problem(BadInput(f"submit would refuse this job: {problem}", hint=problem.hint))
     if as_json:
-        print_json({**found.document, **(more or {})})
+        document: DryRunShape = {**found.document, **(more or {})}
+        print_json(document)
         return
     if "environment" in found.document:
-        typer.echo(_environment_line(found.document))
+        typer.echo(_environment_line(found.document["environment"]))
     if found.waits is not None:
         print_explanation(found.waits, "the job")
     if found.start is not None:
         _print(spec, inventory, *found.start)
 
 
-def _environment_line(told: dict[str, Any]) -> str:
-    what = told["environment"]
+def _environment_line(what: EnvironmentShape) -> str:
     does = "is already built, with" if what["built"] else "will be built once, on the head, with"
     return printable(f"{what['image']} on {what['base']} {does}: {', '.join(what['requirements'])}")
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypedDict
 
 import typer
 
 from gpurun.cli.jobs import LOOK_S
 from gpurun.cli.options import JobArgument
-from gpurun.cli.printing import job_json, print_json, say
+from gpurun.cli.printing import SubmittedShape, job_json, print_json, say
 from gpurun.cli.shares import going_out
 from gpurun.cli.stores import find_job
 from gpurun.documents.plain import printable, printed
@@ -119,9 +119,25 @@ def _when(event: Mapping[str, Any]) -> str:
     return UNKNOWN if time_s is None else date_time(time_s)
 
 
+class EventShape(TypedDict):
+    """One event of a job. The command prints one such object a line.
+
+    Attributes:
+        time_s: seconds since 1970; null: the event's time is damaged.
+        kind: `state`, `placement`, `host`, `note`, `notify`, or what goes to hosts: `ship`, `stage`, `workdir`.
+        text: the event in one line, for people.
+        details: what this kind of event says, such as `host`, `state`, `reason` or `attempt`.
+    """
+
+    time_s: float | None
+    kind: str
+    text: str
+    details: dict[str, Any]
+
+
 def _json(event: Mapping[str, Any]) -> str:
     details = {name: value for name, value in event.items() if name not in ("t", "kind")}
-    told = {"time_s": _time_s(event), "kind": str(event.get("kind")), "text": event_text(event), "details": details}
+    told = EventShape(time_s=_time_s(event), kind=str(event.get("kind")), text=event_text(event), details=details)
     return json.dumps(told) + "\n"
 
 
@@ -177,7 +193,7 @@ def follow_new(folder: JobFolder, *, as_json: bool) -> NoReturn:
     """
     code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
     if as_json:
-        print_json({"job": job_json(folder.record())})
+        print_json(SubmittedShape(job=job_json(folder.record())))
     raise typer.Exit(code)
 
 

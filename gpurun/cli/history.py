@@ -8,9 +8,8 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -40,6 +39,12 @@ SinceOption = Annotated[
     typer.Option("--since", click_type=WHEN, help="Start of the period, such as 7d, yesterday or '2026-11-01 10:00'."),
 ]
 UntilOption = Annotated[float | None, typer.Option("--until", click_type=WHEN, help="End of the period.")]
+
+
+class HistoryShape(TypedDict):
+    """Ended attempts, the newest first."""
+
+    attempts: Sequence[HistoryRow]
 
 
 def history(
@@ -77,7 +82,7 @@ def history(
     to_all = as_csv or as_json
     found, problems = _read(wanted, None if to_all else SHOWN + 1)
     if as_json:
-        print_json({"attempts": [asdict(row) for row in found]})
+        print_json(HistoryShape(attempts=found))
     elif as_csv:
         _print_csv(found)
     elif found:
@@ -211,7 +216,7 @@ def report(
             raise BadInput(f"the report cannot be written: {error.strerror}", where=str(html)) from error
         say(f"the report is in {html}")
     if as_json:
-        print_json(document(made))
+        print_json(made)
     elif html is None:
         _print(made)
     end_with(problems)
@@ -227,11 +232,6 @@ def _capacity(inventory: str | None) -> int | None:
         if inventory is not None:
             raise
         return None
-
-
-def document(made: Accounts) -> dict[str, Any]:
-    """Return the document that ``--json`` prints."""
-    return {**asdict(made), "largest": [{**asdict(row), "use": row.use_words} for row in made.largest]}
 
 
 def _print(made: Accounts) -> None:
@@ -256,7 +256,7 @@ def _print(made: Accounts) -> None:
             more = f", {len(counts) - SHOWN_ROWS} more" if len(counts) > SHOWN_ROWS else ""
             print_text(f"{name}: {', '.join(shown)}{more}")
     for row in made.largest[:SHOWN_ROWS]:
-        text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
+        text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use}  {row.outcome}"
         print_text(printable(text))
 
 
@@ -297,6 +297,16 @@ HOST = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command", "job")
 
 
+class AuditShape(TypedDict):
+    """The audit log, the oldest entry first.
+
+    Attributes:
+        entries: each has `what`; most have `time_s`, `user`, `uid`, `host`, `pid`, `command` and `job`.
+    """
+
+    entries: list[Mapping[str, Any]]
+
+
 def audit(
     job: Annotated[
         str | None,
@@ -315,7 +325,7 @@ def audit(
 
     entries = [entry for entry in read_audit(home(os.environ)) if job is None or _is_about(entry, job)]
     if as_json:
-        print_json({"entries": entries})
+        print_json(AuditShape(entries=entries))
         return
     for entry in entries:
         typer.echo(printable(_line(entry)))

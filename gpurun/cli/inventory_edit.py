@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -226,6 +227,13 @@ def edit(
     draft.unlink()
 
 
+class ChangesShape(TypedDict):
+    """Changes of an inventory, the newest last."""
+
+    inventory: str
+    changes: list[RecordedChange]
+
+
 def diff(
     number: Annotated[
         int | None,
@@ -241,14 +249,16 @@ def diff(
 
     gpurun inventory diff --all
     """
+    from gpurun.inventory.change import RecordedChange
+
     changes = inventory_file(located(inventory)).history.changes()
     if not every:
         changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]
         if number is not None and not changes:
             raise BadInput(f"there is no change {number}", hint="`gpurun inventory diff --all` lists the changes")
     if as_json:
-        shown = [{key: value for key, value in vars(one).items() if key not in ("source", "said")} for one in changes]
-        print_json({"inventory": str(located(inventory)), "changes": shown})
+        shown = [RecordedChange(*(getattr(one, each.name) for each in fields(RecordedChange))) for one in changes]
+        print_json(ChangesShape(inventory=str(located(inventory)), changes=shown))
         return
     for change_ in changes:
         typer.echo(_headline(change_))

@@ -6,9 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from gpurun.leases.look import Cluster
     from gpurun.leases.occupancy import View
     from gpurun.remote.route import Route, Target
-    from gpurun.remote.trust import Offer, OfferedKey
-    from gpurun.scheduler.explain import Departure
+    from gpurun.remote.trust import KeyState, Offer, OfferedKey
+    from gpurun.scheduler.explain import Departure, Fate
 
 
 # ``gpurun inventory drain``: report what happens to the gangs on the hosts, and wait until the hosts are empty.
@@ -124,14 +123,45 @@ def _say(leaving: Sequence[Departure], now_s: float) -> None:
         say(printable(f"  {each.gang} {in_words(each, now_s)}"))
 
 
+class LeavingShape(TypedDict):
+    """A job on a host that is drained.
+
+    Attributes:
+        fate: what the drain does to the job.
+        why: for `waits` and `ends`: why the job does not move.
+        until_s: for `waits`: when gpurun stops the job; null: never.
+    """
+
+    job: str
+    hosts: tuple[str, ...]
+    fate: Fate
+    why: str
+    until_s: float | None
+
+
+class DrainShape(TypedDict):
+    """A drain.
+
+    Attributes:
+        state: `draining` or `drained`.
+    """
+
+    hosts: Sequence[str]
+    changed: Sequence[str]
+    state: str
+    jobs: list[LeavingShape]
+
+
 def _document(
     found: Cluster, view: View, names: Sequence[str], changed: Sequence[str], leaving: Sequence[Departure]
-) -> dict[str, Any]:
+) -> DrainShape:
     states = _states(found, view, names)
     state = "drained" if states == {"drained"} else "draining"
-    jobs = [{"job": each.gang, **{key: value for key, value in asdict(each).items() if key != "gang"}}
-            for each in leaving]  # fmt: skip
-    return {"hosts": list(names), "changed": list(changed), "state": state, "jobs": jobs}
+    jobs: list[LeavingShape] = [
+        {"job": each.gang, "hosts": each.hosts, "fate": each.fate, "why": each.why, "until_s": each.until_s}
+        for each in leaving
+    ]
+    return {"hosts": names, "changed": changed, "state": state, "jobs": jobs}
 
 
 # ``gpurun inventory cordon|drain|uncordon``: keep gangs off hosts. Writes only state, never the inventory file.
@@ -255,11 +285,24 @@ def _say_lost(found: Cluster, names: Sequence[str]) -> None:
         say(f"{fold(lost)}: lost; no job starts on a lost host until gpurun has proof that the host's GPUs are free")
 
 
+class CordonShape(TypedDict):
+    """Hosts whose state changed.
+
+    Attributes:
+        hosts: the named hosts.
+        changed: the named hosts that had another state before.
+    """
+
+    hosts: Sequence[str]
+    changed: Sequence[str]
+    state: str
+
+
 def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: bool) -> None:
     from gpurun.inventory.folding import fold
 
     if as_json:
-        print_json({"hosts": list(names), "changed": list(changed), "state": state})
+        print_json(CordonShape(hosts=names, changed=changed, state=state))
     elif changed:
         say(f"{fold(changed)}: {state}")
     else:
@@ -330,7 +373,7 @@ def trust(
         untrusted |= {known_as(route) for route in some if ways[route.name]}
     refused = [offer for offer in offered if _refused(offer, replace)]
     if as_json:
-        print_json({"hosts": [_json(offer) for offer in offered], "keys_written": written})
+        print_json(TrustShape(hosts=[_json(offer) for offer in offered], keys_written=written))
     _report_of_inventory_trust(written, offered, refused)
     for text in behind:
         say(printable(text))
@@ -398,9 +441,44 @@ def _said(key: OfferedKey) -> str:
     return key.state
 
 
-def _json(offer: Offer) -> dict[str, Any]:
-    keys = [
-        {"type": k.kind, "fingerprint": k.fingerprint, "state": k.state, "known": list(k.known)} for k in offer.keys
+class KeyShape(TypedDict):
+    """A host key.
+
+    Attributes:
+        known: fingerprints in known_hosts, if they differ.
+    """
+
+    type: str
+    fingerprint: str
+    state: KeyState
+    known: tuple[str, ...]
+
+
+class TrustedHostShape(TypedDict):
+    """The keys of one host.
+
+    Attributes:
+        name: the host's name in known_hosts.
+        state: `known`, `new`, `changed`, `revoked` or `unreachable`.
+    """
+
+    host: str
+    name: str
+    known_hosts: str
+    state: str
+    keys: list[KeyShape]
+
+
+class TrustShape(TypedDict):
+    """Host keys."""
+
+    hosts: list[TrustedHostShape]
+    keys_written: int
+
+
+def _json(offer: Offer) -> TrustedHostShape:
+    keys: list[KeyShape] = [
+        {"type": k.kind, "fingerprint": k.fingerprint, "state": k.state, "known": k.known} for k in offer.keys
     ]
     return {"host": offer.host, "name": offer.name, "known_hosts": str(offer.file), "state": offer.state, "keys": keys}
 

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, say
 from gpurun.cli.stores import cluster
-from gpurun.documents.plain import printable
+from gpurun.documents.plain import json_text, printable
 from gpurun.quantities import count
 from gpurun.state import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpurun.inventory.model import Host, Inventory
+    from gpurun.documents.plain import Problem
+    from gpurun.inventory.model import Fabric, Host, Inventory, Pool
     from gpurun.leases.look import Cluster
+    from gpurun.state.hosts import Cordon, Out
+
+    class KnownHostShape(Host):
+        """A host with its defaults and its state.
+
+        Attributes:
+            drain: the progress of the drain in words, during a drain.
+            cordon: the host's cordon; null: the host is not cordoned.
+            out: why the last check found the host broken; only if the host is out.
+        """
+
+        __optional_keys__ = frozenset({"drain", "out"})
+        state: str
+        drain: str
+        cordon: Cordon | None
+        out: Out
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -30,9 +48,7 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
     found = cluster(inventory)
     chosen = found.choose(hosts)
     if as_json:
-        states = _states(found)
-        listed = [_host_json(host, found, states) for host in chosen]
-        print_json({"inventory": found.inventory.source, "hosts": listed})
+        print_json(_hosts_json(found, chosen))
         return
     _print_table(found, chosen)
 
@@ -43,17 +59,15 @@ def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_
     gpurun inventory show gpu-r1-01
     """
     found = cluster(inventory)
-    document = _cluster_json(found.inventory)
-    if hosts is not None:
-        states = _states(found)
-        listed = [_host_json(host, found, states) for host in found.choose(hosts)]
-        document = {"inventory": found.inventory.source, "hosts": listed}
+    document = _cluster_json(found.inventory) if hosts is None else _hosts_json(found, found.choose(hosts))
     if as_json:
         print_json(document)
-    elif hosts is None:
-        _print_indented(document)
+        return
+    shown = json.loads(json_text(document))
+    if hosts is None:
+        _print_indented(shown)
     else:
-        for names, host in _alike(document["hosts"]):
+        for names, host in _alike(shown["hosts"]):
             typer.echo(f"{names}:")
             _print_indented(host, "  ")
 
@@ -70,6 +84,14 @@ def _alike(hosts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any
         yield fold(names), rest
 
 
+class ValidateShape(TypedDict):
+    """Problems in an inventory."""
+
+    inventory: str
+    valid: bool
+    problems: tuple[Problem, ...]
+
+
 def validate(
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="The inventory file to check.", show_default=False)
@@ -81,7 +103,7 @@ def validate(
 
     gpurun inventory validate inventory.yaml
     """
-    from gpurun.documents.plain import DocumentError, Problem
+    from gpurun.documents.plain import DocumentError
     from gpurun.inventory.read import find_inventory, load_inventory
 
     named = file or inventory
@@ -93,7 +115,7 @@ def validate(
     except DocumentError as error:
         problems = error.problems
     if as_json:
-        print_json({"inventory": str(path), "valid": not problems, "problems": [_problem_json(p) for p in problems]})
+        print_json(ValidateShape(inventory=str(path), valid=not problems, problems=problems))
     for problem in () if as_json else problems:
         typer.echo(str(problem))
     if problems:
@@ -106,10 +128,6 @@ def schema() -> None:
     from gpurun.inventory.fields import inventory_schema as made
 
     print_json(made())
-
-
-def _problem_json(problem: Any) -> dict[str, Any]:
-    return {**vars(problem), "allowed": list(problem.allowed)}
 
 
 def _states(found: Cluster) -> dict[str, tuple[str, str]]:
@@ -127,37 +145,68 @@ def _states(found: Cluster) -> dict[str, tuple[str, str]]:
     }
 
 
-def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+class InventoryListShape(TypedDict):
+    """Hosts."""
+
+    inventory: str
+    hosts: list[KnownHostShape]
+
+
+def _hosts_json(found: Cluster, hosts: Sequence[Host]) -> InventoryListShape:
+    states = _states(found)
+    return {"inventory": found.inventory.source, "hosts": [_host_json(host, found, states) for host in hosts]}
+
+
+def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]) -> KnownHostShape:
     cordon, out = found.cordons.get(host.name), found.outs.get(host.name)
     state, shown = states.get(host.name, (cordon.state if cordon else "out" if out else "ok", ""))
-    return {
-        **vars(host),
-        "labels": dict(host.labels),
-        "state": state,
-        **({"drain": shown} if shown else {}),
-        "cordon": vars(cordon) if cordon else None,
-        **({"out": vars(out)} if out else {}),
-    }
+    told = {
+        **vars(host), "state": state, **({"drain": shown} if shown else {}), "cordon": cordon,
+        **({"out": out} if out else {}),
+    }  # fmt: skip
+    return cast("KnownHostShape", told)
 
 
-def _cluster_json(inventory: Inventory) -> dict[str, Any]:
+class GenerationShape(TypedDict):
+    """The hosts of one GPU generation, as a host set."""
+
+    hosts: str
+    gpus: int
+
+
+class InventoryShape(TypedDict):
+    """A summary of the cluster. With HOSTS, the command prints the document of `gpurun inventory list`.
+
+    Attributes:
+        racks: the hosts of each rack, as a host set.
+    """
+
+    inventory: str
+    hosts: int
+    gpus: int
+    generations: dict[str, GenerationShape]
+    racks: dict[str, str]
+    fabrics: Mapping[str, Fabric]
+    pools: dict[str, Pool]
+    ssh_config: str | None
+    docker_host: str | None
+
+
+def _cluster_json(inventory: Inventory) -> InventoryShape:
     from gpurun.inventory.folding import fold
 
-    generations = {}
+    generations: dict[str, GenerationShape] = {}
     for generation in inventory.generations:
         hosts = [host for host in inventory.hosts if host.generation == generation]
-        generations[generation] = {
-            "hosts": fold(h.name for h in hosts),
-            "gpus": sum(h.gpus for h in hosts),
-        }
+        generations[generation] = {"hosts": fold(h.name for h in hosts), "gpus": sum(h.gpus for h in hosts)}
     return {
         "inventory": inventory.source,
         "hosts": len(inventory.hosts),
         "gpus": inventory.total_gpus,
         "generations": generations,
         "racks": {rack.name: fold(rack.hosts) for rack in inventory.racks},
-        "fabrics": {name: {**vars(f), "kind": f.kind.value} for name, f in inventory.fabrics.items()},
-        "pools": {pool.name: vars(pool) for pool in inventory.pools},
+        "fabrics": inventory.fabrics,
+        "pools": {pool.name: pool for pool in inventory.pools},
         "ssh_config": inventory.ssh_config,
         "docker_host": inventory.docker_host,
     }
@@ -201,7 +250,7 @@ def _state(found: Cluster, host: Host, states: Mapping[str, tuple[str, str]]) ->
 def _print_indented(document: dict[str, Any], indent: str = "") -> None:
     """Print a document for people, like YAML. Leaves out empty values."""
     for key, item in document.items():
-        if item in (None, "", (), {}, []):
+        if item in (None, "", {}, []):
             continue
         if isinstance(item, dict):
             typer.echo(f"{indent}{key}:")
@@ -211,4 +260,4 @@ def _print_indented(document: dict[str, Any], indent: str = "") -> None:
 
 
 def _plain(item: object) -> str:
-    return f"[{', '.join(_plain(part) for part in item)}]" if isinstance(item, tuple) else str(item)
+    return f"[{', '.join(_plain(part) for part in item)}]" if isinstance(item, list) else str(item)

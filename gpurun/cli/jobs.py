@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from gpurun.cli import completion
 from gpurun.cli.options import JOB, InventoryOption, JsonOption
-from gpurun.cli.printing import job_json, print_json, ran_text, say, say_problem, waited_s
+from gpurun.cli.printing import JobShape, WholeShape, job_json, print_json, ran_text, say, say_problem, waited_s
 from gpurun.cli.stores import open_store
 from gpurun.documents.plain import printable, printed
 from gpurun.errors import BadInput, StateError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
     from rich.text import Text
+    from typing_extensions import NotRequired
 
     from gpurun.facts import GpuSample, HostSample
     from gpurun.inventory.model import Inventory
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.spec import JobSpec
     from gpurun.jobs.store import JobStore
     from gpurun.leases.look import Cluster, HostRow
+    from gpurun.state.hosts import Out
 
 
 # ``gpurun status --watch``: show the use of every leased GPU, live, over one SSH session per host.
@@ -199,7 +201,7 @@ def status(
     reading = read_cluster(found, store, all_jobs=all_jobs, wanted=wanted)
     hosts = [] if wanted else [host_json(row) for row in reading.rows]
     if as_json:
-        print_json({"hosts": hosts, "jobs": [job_json(record) for record in reading.records]})
+        print_json(StatusShape(hosts=hosts, jobs=[job_json(record) for record in reading.records]))
     else:
         from gpurun.cli.tables import print_jobs, print_status
 
@@ -236,7 +238,7 @@ def _show_jobs(store: JobStore, jobs: Sequence[str], *, as_json: bool) -> None:
     found = {folder.id: folder for folder in map(store.find, jobs)}
     records = [with_trouble(store, folder.record()) for folder in found.values()]
     if as_json:
-        print_json({"hosts": [], "jobs": [_more(record, found[record.id]) for record in records]})
+        print_json(StatusShape(hosts=[], jobs=[_more(record, found[record.id]) for record in records]))
         return
     for number, record in enumerate(records):
         if number:
@@ -271,13 +273,54 @@ def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
     return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
 
 
-def host_json(row: HostRow) -> dict[str, Any]:
-    """Return a host for scripts and tables.
+class ForeignShape(TypedDict):
+    """GPUs that another gpurun, or a process that no gpurun job started, holds on a host.
 
-    ``foreign`` is there only if others hold GPUs; ``drain`` is a text, only during a drain; ``out`` says why the last
-    check found the host broken.
+    Attributes:
+        process: the process with its user and pid; empty: a job holds the GPUs.
     """
-    shown: dict[str, Any] = {
+
+    gpus: tuple[int, ...]
+    job: str
+    user: str
+    head: str
+    process: str
+
+
+class HostShape(TypedDict):
+    """A host and its free GPUs.
+
+    Attributes:
+        free: GPUs that no job holds; 0 while the host is out.
+        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
+        seen_s: when this user's processes last checked the host; seconds since 1970; null: never.
+        drain: the progress of the drain in words, during a drain.
+        out: why the last check found the host broken; only if the host is out.
+        foreign: GPUs that another gpurun or a process holds there; only if there are any.
+    """
+
+    host: str
+    rack: str
+    generation: str
+    gpus: int
+    free: int
+    state: str
+    seen_s: float | None
+    drain: NotRequired[str]
+    out: NotRequired[Out]
+    foreign: NotRequired[list[ForeignShape]]
+
+
+class StatusShape(TypedDict):
+    """Hosts and jobs. With a JOB, `hosts` is empty."""
+
+    hosts: list[HostShape]
+    jobs: list[JobShape]
+
+
+def host_json(row: HostRow) -> HostShape:
+    """Return a host for scripts and tables."""
+    shown: HostShape = {
         "host": row.host.name,
         "rack": row.host.rack,
         "generation": row.host.generation,
@@ -289,10 +332,10 @@ def host_json(row: HostRow) -> dict[str, Any]:
     if row.state == "draining" and row.shown != row.state:
         shown["drain"] = row.shown
     if row.out is not None:
-        shown["out"] = vars(row.out)
+        shown["out"] = row.out
     if row.foreign:
         shown["foreign"] = [
-            {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head, "process": each.process}
+            {"gpus": each.gpus, "job": each.job, "user": each.user, "head": each.head, "process": each.process}
             for each in row.foreign
         ]
     return shown
@@ -340,9 +383,9 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'':>10}  | {printed(text)}")
 
 
-def _more(record: JobRecord, folder: JobFolder) -> dict[str, Any]:
-    more = {"whole": whole_json(folder), "beside": beside(folder), "warnings": _warnings(folder, record)}
-    return job_json(record) | more
+def _more(record: JobRecord, folder: JobFolder) -> JobShape:
+    whole, warnings = whole_json(folder), _warnings(folder, record)
+    return {**job_json(record), "whole": whole, "beside": beside(folder), "warnings": warnings}
 
 
 def _warnings(folder: JobFolder, record: JobRecord) -> list[str]:
@@ -369,7 +412,7 @@ def beside_text(folder: JobFolder) -> str:
     return f"{', '.join(found[:MOST_BESIDE])}{more}, in {folder.outputs / BESIDE}" if found else ""
 
 
-def whole_json(folder: JobFolder) -> dict[str, Any] | None:
+def whole_json(folder: JobFolder) -> WholeShape | None:
     """Return what is known of the whole copy of the outputs, which a restart gets; None if there is none."""
     from gpurun.supervisor.outputs import keeping
 

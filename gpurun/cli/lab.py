@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -315,7 +315,7 @@ def simulate(
 
         write_plot(done, plot)
     if as_json:
-        print_json(asdict(figures))
+        print_json(figures)
     else:
         _print(figures, chosen)
 

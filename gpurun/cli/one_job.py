@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypedDict
 
 import typer
 
 from gpurun.cli import completion
 from gpurun.cli.jobs import LOOK_S, beside_text
 from gpurun.cli.options import WHEN, HostArgument, InventoryOption, JobArgument, JsonOption
-from gpurun.cli.printing import job_json, print_json, ran_text, say, say_problem
+from gpurun.cli.printing import JobShape, SubmittedShape, job_json, print_json, ran_text, say, say_problem
 from gpurun.cli.stores import find_job
 from gpurun.documents.plain import printable, printed
 from gpurun.errors import BadInput, GpurunError, StateError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpurun.content.workdir import Code
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
-    from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.record import JobRecord, Origin, OutputsLeft
     from gpurun.jobs.spec import JobSpec
     from gpurun.leases.lease import Lease
     from gpurun.supervisor.lines import LoggedLine
@@ -69,6 +69,24 @@ class _Told:
     metrics: Mapping[str, float]
 
 
+class ShowShape(TypedDict):
+    """A job's inputs and results.
+
+    Attributes:
+        inputs: settings that differ from their defaults, by path, such as `constraints.locality`.
+        metrics: the last value of each metric.
+        code_files: files and folders of the workdir; null: the job has none.
+        placements: the hosts and GPUs of each attempt.
+    """
+
+    job: JobShape
+    inputs: Mapping[str, Any]
+    origin: Origin
+    metrics: Mapping[str, float]
+    code_files: int | None
+    placements: list[str]
+
+
 def show(job: JobArgument, as_json: JsonOption = False) -> None:
     """Show a job's image, code, commit, settings, placement and results.
 
@@ -78,14 +96,15 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     from gpurun.cli.shares import shares_of
 
     told = _told(find_job(job))
-    folder, record, origin = told.folder, told.folder.record(), _origin(told.folder)
+    folder, record, origin = told.folder, told.folder.record(), told.folder.origin()
     ran_on = [_placement(event) for event in _events(folder) if event.get("kind") == "placement"]
     files = None if told.code is None else len(told.code.entries)
     if as_json:
-        print_json({
-            "job": job_json(record), "inputs": told.inputs, "origin": origin, "metrics": told.metrics,
-            "code_files": files, "placements": ran_on,
-        })  # fmt: skip
+        job_and_results = ShowShape(
+            job=job_json(record), inputs=told.inputs, origin=origin, metrics=told.metrics, code_files=files,
+            placements=ran_on,
+        )  # fmt: skip
+        print_json(job_and_results)
         return
     said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
     lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said)]
@@ -93,9 +112,9 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
     lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
     lines += [("code holds", f"{count(files, 'file or folder', 'files and folders')}")] if files is not None else []
-    lines += [(name, printable(_text(value))) for name, value in origin.items() if name != "diff" and value]
-    if origin["diff"]:
-        changed = count(origin["diff"].count("\n"), "line")
+    lines += [(name, printable(_text(value))) for name, value in vars(origin).items() if name != "diff" and value]
+    if origin.diff:
+        changed = count(origin.diff.count("\n"), "line")
         lines.append(("changed since", f"{changed} of diff, in {folder.path}/origin.json"))
     lines += [("ran on", text) for text in ran_on]
     lines += [("beside the code", printable(written))] if (written := beside_text(folder)) else []
@@ -159,7 +178,7 @@ def rerun(
     if follow:
         follow_new(new, as_json=as_json)
     if as_json:
-        print_json({"job": job_json(new.record())})
+        print_json(SubmittedShape(job=job_json(new.record())))
         return
     typer.echo(new.id)
     say_what_happens(new.record(), again, inventory, is_decided=made.problem is None)
@@ -194,6 +213,18 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
         say(f"{where}; gpurun copies it from {', '.join(sorted(known)[:3])}")
 
 
+class DiffShape(TypedDict):
+    """How two jobs differ.
+
+    Attributes:
+        differs: by setting: the value in the first job and in the second.
+        files: files of the workdir that differ.
+    """
+
+    differs: dict[str, tuple[Any, Any]]
+    files: list[str]
+
+
 def diff(
     one: Annotated[str, typer.Argument(metavar="JOB", help="The first job.", autocompletion=completion.jobs)],
     other: Annotated[
@@ -209,12 +240,13 @@ def diff(
     gpurun diff first second
     """
     first, second = _told(find_job(one)), _told(find_job(other))
-    fields = {**_differing(first.inputs, second.inputs), **_differing(_origin(first.folder), _origin(second.folder))}
+    origins = [vars(job.folder.origin()) for job in (first, second)]
+    fields = {**_differing(first.inputs, second.inputs), **_differing(*origins)}
     fields |= _differing(first.metrics, second.metrics) | _differing(_outcome(first), _outcome(second))
     fields.pop("diff", None)
     files = _differing(_digests(first.code), _digests(second.code))
     if as_json:
-        print_json({"differs": fields, "files": sorted(files)})
+        print_json(DiffShape(differs=fields, files=sorted(files)))
         return
     for name, (left, right) in fields.items():
         typer.echo(printable(f"{name}: {_text(left)} → {_text(right)}"))
@@ -250,13 +282,6 @@ def _code(folder: JobFolder) -> Code:
         raise StateError(
             "the job's copy of its code does not exist any more", job=folder.id, where=str(folder.code)
         ) from error
-
-
-def _origin(folder: JobFolder) -> dict[str, Any]:
-    import msgspec
-
-    found: dict[str, Any] = msgspec.to_builtins(folder.origin())
-    return found
 
 
 def _outcome(told: _Told) -> dict[str, Any]:
@@ -431,9 +456,24 @@ def _text_of_logs(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> 
     return f"{of_log(logged.time) + ' ' if timestamps else ''}{who}{printed(logged.line.text)}\n"
 
 
+class LogLineShape(TypedDict):
+    """One line of a log. The command prints one such object a line.
+
+    Attributes:
+        time: when gpurun read the line: UTC, as RFC 3339 writes it.
+        rank: null: the launcher printed it.
+        stream: `stdout` or `stderr`.
+    """
+
+    time: str
+    rank: int | None
+    stream: str
+    text: str
+
+
 def _json(logged: LoggedLine) -> str:
     line = logged.line
-    return json.dumps({"time": logged.time, "rank": line.rank, "stream": line.stream, "text": line.text}) + "\n"
+    return json.dumps(LogLineShape(time=logged.time, rank=line.rank, stream=line.stream, text=line.text)) + "\n"
 
 
 def _say_why_nothing(folder: JobFolder, record: JobRecord) -> None:
@@ -625,15 +665,24 @@ def _measured(top: Path) -> tuple[int, int]:
     return files, size
 
 
-def _document(folder: JobFolder, record: JobRecord, files: int, size: int) -> dict[str, Any]:
-    left = record.outputs_left
-    return {
-        "job": record.id,
-        "path": str(folder.outputs) if folder.outputs.is_dir() else None,
-        "files": files,
-        "bytes": size,
-        "left": None if left is None else {"count": left.count, "first": list(left.first), "hosts": list(left.hosts)},
-    }
+class OutputsShape(TypedDict):
+    """A job's outputs on the head.
+
+    Attributes:
+        path: null: there are none.
+        left: null: all outputs are on the head.
+    """
+
+    job: str
+    path: str | None
+    files: int
+    bytes: int
+    left: OutputsLeft | None
+
+
+def _document(folder: JobFolder, record: JobRecord, files: int, size: int) -> OutputsShape:
+    path = str(folder.outputs) if folder.outputs.is_dir() else None
+    return {"job": record.id, "path": path, "files": files, "bytes": size, "left": record.outputs_left}
 
 
 def _print(folder: JobFolder, record: JobRecord, files: int, size: int) -> None:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO, TypedDict
 
 import typer
 
-from gpurun.documents.plain import printable
+from gpurun.documents.plain import json_text, printable
 from gpurun.errors import StateDiskError, StateError, StateUnavailable, words_of
 from gpurun.quantities import count, duration
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from gpurun.errors import GpurunError
     from gpurun.jobs.folder import JobFolder
-    from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.record import JobRecord, OutputsLeft, Restart, State
+    from gpurun.jobs.spec import Grant
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on stdout, indented on a terminal."""
-    sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, default=list) + "\n")
+    """Print one JSON document on stdout, indented on a terminal. What it may contain: `json_text`."""
+    sys.stdout.write(json_text(document, indent=2 if sys.stdout.isatty() else None) + "\n")
     sys.stdout.flush()
 
 
@@ -55,13 +57,90 @@ def wants_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def job_json(record: JobRecord) -> dict[str, Any]:
+class FirstFailureShape(TypedDict):
+    """The first failure.
+
+    Attributes:
+        rank: the first rank that failed; null if no rank did.
+        exit_code: that rank's exit code; 128 + n for signal n.
+        excerpt: the last lines that the rank printed.
+        kind: the class of the cause, such as `rank`, `host-lost`, `oom`, `hang` or `disk-full`.
+        evidence: a host's report, verbatim.
+    """
+
+    reason: str
+    rank: int | None
+    host: str | None
+    exit_code: int | None
+    excerpt: tuple[str, ...]
+    kind: str
+    evidence: str
+
+
+class WholeShape(TypedDict):
+    """The last whole copy of a job's outputs. A restarted job gets this copy.
+
+    Attributes:
+        at_s: when gpurun found the outputs at rest; seconds since 1970.
+        step: the last step that the program reported as saved; null if the program reported no step.
+        path: the folder with the copy. You may read the copy's files, but not change the files.
+    """
+
+    at_s: float
+    step: int | None
+    path: str
+
+
+class JobShape(TypedDict):
+    """A job. Times are seconds since 1970.
+
+    Attributes:
+        hosts: the hosts that the job holds now.
+        pool: the job's pool; null: no pool.
+        started_s: when RUNNING began; null before.
+        exit_code: the exit code of the first rank that failed, or 0.
+        reason: why the job is in this state; empty: no reason.
+        owner: the user who submitted the job.
+        attempt: how often gpurun has started the job.
+        restarts: how often gpurun restarted the job after a host's fault.
+        restart: when gpurun starts the job again; null if no restart is planned.
+        outputs_left: outputs that are not on the head; null if all are.
+        whole: the last whole copy of the job's outputs; null if there is none. Only `status JOB` prints this key.
+        beside: files on the head that ranks wrote beside their code. Only `status JOB` prints this key.
+        warnings: likely problems of the job's last attempt. Only `status JOB` prints this key.
+    """
+
+    id: str
+    name: str
+    state: State
+    gpus: int
+    hosts: list[str]
+    pool: str | None
+    priority: int
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    exit_code: int | None
+    reason: str
+    owner: str
+    attempt: int
+    restarts: int
+    grants: tuple[Grant, ...]
+    restart: Restart | None
+    outputs_left: OutputsLeft | None
+    first_failure: FirstFailureShape | None
+    whole: NotRequired[WholeShape | None]
+    beside: NotRequired[list[str]]
+    warnings: NotRequired[list[str]]
+
+
+def job_json(record: JobRecord) -> JobShape:
     """Return a job as ``status --json`` shows it, with the keys that scripts use most first."""
     failure = record.first_failure
     return {
         "id": record.id,
         "name": record.name,
-        "state": record.state.value,
+        "state": record.state,
         "gpus": record.gpus,
         "hosts": [grant.host for grant in record.granted],
         "pool": record.pool,
@@ -74,17 +153,9 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "owner": record.owner,
         "attempt": record.attempt,
         "restarts": record.restarts,
-        "grants": [{"host": grant.host, "gpus": list(grant.gpus)} for grant in record.granted],
-        "restart": None
-        if record.restart is None
-        else {"at_s": record.restart.at_s, "attempt": record.restart.attempt, "of": record.restart.of},
-        "outputs_left": None
-        if record.outputs_left is None
-        else {
-            "count": record.outputs_left.count,
-            "first": list(record.outputs_left.first),
-            "hosts": list(record.outputs_left.hosts),
-        },
+        "grants": record.granted,
+        "restart": record.restart,
+        "outputs_left": record.outputs_left,
         "first_failure": None
         if failure is None
         else {
@@ -92,11 +163,23 @@ def job_json(record: JobRecord) -> dict[str, Any]:
             "rank": failure.rank,
             "host": failure.host,
             "exit_code": failure.exit_code,
-            "excerpt": list(failure.excerpt),
+            "excerpt": failure.excerpt,
             "kind": failure.kind,
             "evidence": failure.evidence,
         },
     }
+
+
+class JobsShape(TypedDict):
+    """The jobs that were named, in the order of the arguments."""
+
+    jobs: list[JobShape]
+
+
+class SubmittedShape(TypedDict):
+    """The submitted job. With `--follow`, the document shows the job after its end."""
+
+    job: JobShape
 
 
 def ran_text(folder: JobFolder, record: JobRecord, now_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -20,7 +20,7 @@ from gpurun.quantities import count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpurun.doctor.host_checks import Difference
+    from gpurun.doctor.host_checks import Difference, ProbedHost
     from gpurun.doctor.survey import Survey
     from gpurun.facts import Hardware
     from gpurun.inventory.model import Inventory
@@ -99,19 +99,32 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
     return seen
 
 
+class FailedHostShape(TypedDict):
+    """A host that did not answer."""
+
+    host: str
+    error: str
+    hint: str | None
+
+
+class ProbeShape(TypedDict):
+    """The hardware of hosts."""
+
+    inventory: str
+    hosts: list[ProbedHost]
+    failed: list[FailedHostShape]
+    elapsed_s: float
+
+
 def _document(
     inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]], elapsed_s: float
-) -> dict[str, Any]:
-    from gpurun.facts import document_from_hardware
+) -> ProbeShape:
+    from gpurun.doctor.host_checks import ProbedHost
 
-    hosts = [
-        {
-            **document_from_hardware(hardware),
-            "differences": [{"key": one.key, "stated": one.stated, "found": one.found} for one in differences[name]],
-        }
-        for name, hardware in survey.hardware.items()
+    hosts = [ProbedHost(**vars(found), differences=differences[name]) for name, found in survey.hardware.items()]
+    failed: list[FailedHostShape] = [
+        {"host": name, "error": error.message, "hint": error.hint} for name, error in survey.failures.items()
     ]
-    failed = [{"host": name, "error": error.message, "hint": error.hint} for name, error in survey.failures.items()]
     return {"inventory": inventory.source, "hosts": hosts, "failed": failed, "elapsed_s": elapsed_s}
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -190,17 +190,53 @@ def _recover(
         raise typer.Exit(StateError.exit_code)
 
 
+class DamagedShape(TypedDict):
+    """A file that cannot be read."""
+
+    file: str | None
+    reason: str
+
+
+class RestartedShape(TypedDict):
+    """The processes that a recovery started for another user.
+
+    Attributes:
+        adopted: jobs that have a supervisor again, or the fence of a host that was lost.
+        waiter: whether gpurun started the user's waiter.
+    """
+
+    user: str
+    adopted: tuple[str, ...]
+    waiter: bool
+
+
+class RecoverShape(TypedDict):
+    """What a recovery did.
+
+    Attributes:
+        adopted: jobs that have a supervisor again, or the fence of a host that was lost.
+        waiter: whether gpurun started this user's waiter, the process that starts queued jobs.
+        others: the processes that root's recovery started for other users.
+    """
+
+    adopted: tuple[str, ...]
+    waiter: bool
+    others: list[RestartedShape]
+    damaged: list[DamagedShape]
+
+
 def _print(mine: Recovered, others: Sequence[Recovered], damaged: Sequence[StateError], *, as_json: bool) -> None:
     """Print what was restarted and for whom, what was not recovered, and damage that a person must decide about."""
     for problem in filter(None, (each.problem for each in others)):
         say(f"not recovered: {printable(problem)}")
     told = [each for each in others if each.adopted or each.waiter]
     if as_json:
-        print_json({
-            "adopted": list(mine.adopted), "waiter": mine.waiter,
-            "others": [{"user": each.user, "adopted": list(each.adopted), "waiter": each.waiter} for each in told],
-            "damaged": [{"file": e.where, "reason": e.message} for e in damaged],
-        })  # fmt: skip
+        document: RecoverShape = {
+            "adopted": mine.adopted, "waiter": mine.waiter,
+            "others": [{"user": each.user, "adopted": each.adopted, "waiter": each.waiter} for each in told],
+            "damaged": [{"file": error.where, "reason": error.message} for error in damaged],
+        }  # fmt: skip
+        print_json(document)
         return
     for each in ([mine] if mine.adopted or mine.waiter else []) + told:
         what = [*(f"the supervisor of {job}" for job in each.adopted), *(["the waiter"] if each.waiter else [])]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -17,7 +15,7 @@ from gpurun.cli.job_options import DryRunOption, Given, RecipeArgument, flags_of
 from gpurun.cli.options import RATE, InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
 from gpurun.cli.stores import open_store
-from gpurun.documents.plain import printable
+from gpurun.documents.plain import json_text, printable
 from gpurun.errors import BadInput, StateError
 from gpurun.quantities import count, duration
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.scaling.model import LinkRates
     from gpurun.studies.campaign_plan import CampaignPlan, RunKey, RunRecord
-    from gpurun.studies.campaign_report import CampaignReport
+    from gpurun.studies.campaign_report import CampaignReport, CampaignRowShape
     from gpurun.studies.campaigns import CampaignFolder, CampaignStore
 
 
@@ -123,8 +121,7 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
     if not as_json:
         _say_refused(plan)
         typer.echo(f"{count(runs, 'run')}, one after the other; the largest run:")
-    more = {"runs": runs, "refused": [asdict(each) for each in plan.refused]}
-    show_plan(largest, inventory, (), as_json=as_json, more=more)
+    show_plan(largest, inventory, (), as_json=as_json, more={"runs": runs, "refused": plan.refused})
 
 
 def _say_refused(plan: CampaignPlan) -> None:
@@ -205,6 +202,12 @@ CampaignArgument = Annotated[
 ]
 
 
+class CampaignsShape(TypedDict):
+    """All campaigns."""
+
+    campaigns: list[CampaignRowShape]
+
+
 def list_(as_json: JsonOption = False) -> None:
     """List all campaigns with their progress."""
     store, rows, damaged = _store(), [], []
@@ -214,9 +217,7 @@ def list_(as_json: JsonOption = False) -> None:
         except StateError as error:
             damaged.append(error)
     if as_json:
-        documents = [told.document() for told in rows]
-        shown = ("campaign", "created_s", "done", "unit", "runs_in_all", "gpu_hours")
-        print_json({"campaigns": [{key: each[key] for key in shown} for each in documents]})
+        print_json(CampaignsShape(campaigns=[told.row() for told in rows]))
     for told in () if as_json else rows:
         typer.echo(printable(summary(told)))
     if not rows and not as_json:
@@ -239,6 +240,19 @@ def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
         print_curve(told)
 
 
+class CampaignFilesShape(TypedDict):
+    """The files of a campaign's report, as paths.
+
+    Attributes:
+        json: the document of `gpurun scale show CAMPAIGN --json`, with the predictions of the cost model.
+    """
+
+    campaign: str
+    html: str
+    json: str
+    csv: str
+
+
 def report(
     campaign: CampaignArgument,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Write the report into this folder.")] = Path(),
@@ -249,7 +263,7 @@ def report(
     gpurun scale report mnist --to mnist-report
     """
     told = _with_predictions(_report(campaign))
-    texts = {"html": told.html(), "json": json.dumps(told.document(), indent=1) + "\n", "csv": told.csv()}
+    texts = {"html": told.html(), "json": json_text(told.document(), indent=1) + "\n", "csv": told.csv()}
     paths = {suffix: to / f"{told.plan.name}.{suffix}" for suffix in texts}
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -258,7 +272,8 @@ def report(
     except OSError as error:
         raise BadInput(f"cannot write the report: {error.strerror}", where=str(to)) from error
     if as_json:
-        print_json({"campaign": told.plan.name, **{suffix: str(path) for suffix, path in paths.items()}})
+        html, text, table = (str(paths[suffix]) for suffix in ("html", "json", "csv"))
+        print_json(CampaignFilesShape(campaign=told.plan.name, html=html, json=text, csv=table))
     else:
         typer.echo(paths["html"])
 

@@ -86,7 +86,7 @@ def _of_workdir(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
-    from gpurun.cli.printing import job_json
+    from gpurun.cli.printing import SubmittedShape, job_json
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
@@ -97,7 +97,7 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
         follow_new(folder, as_json=as_json)
     record = folder.record()
     if as_json:
-        print_json({"job": job_json(record)})
+        print_json(SubmittedShape(job=job_json(record)))
     else:
         say_what_happens(record, spec, inventory, is_decided=problem is None)
     if problem is not None:

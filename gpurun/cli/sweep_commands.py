@@ -6,11 +6,11 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -25,6 +25,8 @@ from gpurun.jobs.recipe_keys import SETTINGS, SWEEP
 from gpurun.quantities import count, duration
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from gpurun.cli.tables import Rows
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.recipe import Recipe
@@ -95,7 +97,7 @@ def run(
     say(f"{folder.id}: {count(trials, 'trial')} of {spec.name}; `gpurun sweep status {folder.id}` shows the trials")
     code = _follow(folder) if follow else 0
     if as_json:
-        print_json({"sweep": folder.id, "trials": trials})
+        print_json(SweepStartedShape(sweep=folder.id, trials=trials))
     elif not follow:
         typer.echo(folder.id)
     raise typer.Exit(code)
@@ -261,7 +263,7 @@ def status(
     if sweep is None:
         rows, damaged = _all(store)
         if as_json:
-            print_json({"sweeps": [as_document(*row) for row in rows]})
+            print_json(SweepsShape(sweeps=[as_document(*row) for row in rows]))
         for row in () if as_json else rows:
             typer.echo(printable(summary(*row)))
         if not rows and not as_json:
@@ -399,7 +401,8 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     outputs = JobStore(store.home).get(found.job).outputs
     where = str(outputs) if outputs.is_dir() else ""
     if as_json:
-        print_json({**trial_document(found), "outputs": where})
+        document: BestTrialShape = {**trial_document(found), "outputs": where}
+        print_json(document)
         return
     typer.echo(printable(_best_words(plan, found)))
     if where:
@@ -427,7 +430,7 @@ def table(
 
         print_table(*_table(folder, plan, trials, len(trials.by_number)))
         return
-    own = ["trial", "state", "value", "step", "job", "reason"]
+    own: tuple[TrialKey, ...] = ("trial", "state", "value", "step", "job", "reason")
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*own, *(cell(f"parameter.{name}" if name in own else name) for name in plan.space)])
     for trial in trials.ranked(plan.metric):
@@ -478,26 +481,97 @@ def _metric_of(folder: SweepFolder, plan: SweepPlan) -> Metric:
     return plan.metric
 
 
-def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:
+class TrialShape(TypedDict):
+    """A trial. Times are seconds since 1970.
+
+    Attributes:
+        state: `open`, `waits`, `stopping`, `complete`, `pruned`, `failed` or `cancelled`.
+        value: the newest value of the metric; null: no value yet, or not a number.
+        step: the step at which the metric had this value.
+    """
+
+    trial: int
+    state: str
+    value: float | None
+    step: int | None
+    job: str
+    parameters: Mapping[str, Any]
+    reason: str
+    asked_s: float
+    ended_s: float | None
+
+
+TrialKey = Literal["trial", "state", "value", "step", "job", "reason"]
+
+
+class BestTrialShape(TrialShape):
+    """The best trial.
+
+    Attributes:
+        outputs: the folder of the trial's outputs; empty: the trial has no outputs.
+    """
+
+    outputs: str
+
+
+class SweepStartedShape(TypedDict):
+    """A sweep that was started."""
+
+    sweep: str
+    trials: int
+
+
+class SweepShape(TypedDict):
+    """A sweep.
+
+    Attributes:
+        search: `grid`, `random` or `tpe`.
+        points: how many combinations of parameters the sweep tries.
+        counts: trials by outcome; `open`: not ended.
+        trouble: why the sweep cannot continue, or why gpurun stopped the sweep; empty: the sweep has no trouble.
+        trials: all trials, the best first; only `gpurun sweep status SWEEP` and `gpurun sweep table` print them.
+    """
+
+    sweep: str
+    name: str
+    search: str
+    points: int
+    metric: str | None
+    done: bool
+    stopped: bool
+    counts: dict[str, int]
+    best: TrialShape | None
+    trouble: str
+    trials: NotRequired[list[TrialShape]]
+
+
+class SweepsShape(TypedDict):
+    """All sweeps. With a SWEEP, the document is the sweep with its `trials`."""
+
+    sweeps: list[SweepShape]
+
+
+def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> SweepShape:
     """Return a sweep for scripts."""
     best = trials.best(plan.metric) if plan.metric else None
     return {
         "sweep": folder.id, "name": plan.name, "search": plan.search, "points": plan.trials,
-        "metric": plan.metric and plan.metric.name, "done": folder.done.exists(), "stopped": folder.stop.exists(),
-        "counts": trials.counts(), "best": trial_document(best) if best else None, "trouble": folder.trouble(),
+        "metric": plan.metric.name if plan.metric else None, "done": folder.done.exists(),
+        "stopped": folder.stop.exists(), "counts": trials.counts(), "best": trial_document(best) if best else None,
+        "trouble": folder.trouble(),
     }  # fmt: skip
 
 
-def _with_trials(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:
+def _with_trials(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> SweepShape:
     """Return a sweep with all its trials, the best first."""
     shown = [trial_document(trial) for trial in trials.ranked(plan.metric)]
     return {**as_document(folder, plan, trials), "trials": shown}
 
 
-def trial_document(trial: Trial) -> dict[str, Any]:
+def trial_document(trial: Trial) -> TrialShape:
     """Return a trial for scripts."""
     return {
         "trial": trial.number, "state": _state(trial), "value": trial.value, "step": trial.step, "job": trial.job,
-        "parameters": dict(trial.parameters), "reason": trial.reason, "asked_s": trial.asked_s,
+        "parameters": trial.parameters, "reason": trial.reason, "asked_s": trial.asked_s,
         "ended_s": trial.ended_s,
     }  # fmt: skip

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from gpurun.cli.jobs import HostShape
     from gpurun.views.picture import Picture
 
 
@@ -43,7 +44,7 @@ JOB_COLOURS = (39, 208, 76, 201, 226, 51, 141, 203, 118, 215, 123, 183)
 
 def print_status(
     picture: Picture,
-    hosts: Sequence[dict[str, Any]],
+    hosts: Sequence[HostShape],
     *,
     most_queued: int | None,
     unheard: Mapping[str, float | None] | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -20,11 +20,18 @@ from gpurun.quantities import count, duration, plural
 from gpurun.state import clock
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.record import JobRecord, StartFailure
+    from gpurun.jobs.record import State as JobState
+    from gpurun.jobs.spec import Placement
     from gpurun.leases.allocate import Pass
-    from gpurun.scheduler.explain import Explanation
+    from gpurun.scaling.choice import SmallerGang
+    from gpurun.scheduler.explain import Change, Explanation, Occupant, PoolUse, State
+    from gpurun.scheduler.model import HostGroup
     from gpurun.state.hosts import Out
+    from gpurun.views.picture import WaitingJob
 
 
 # Hosts that keep a job waiting, because they are out or could not start it: for `gpurun why`.
@@ -141,6 +148,45 @@ _DOING = {
 """What happens in states in which a job's record has no reason."""
 
 
+class WhyShape(TypedDict):
+    """Why a job waits. If the scheduler does not consider the job, only `job`, `state` and `message` are present.
+
+    Attributes:
+        state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
+        reason: why the job's last attempt ended; only if the job had an attempt.
+        position: 1: first in the queue; null: the job has no place in the queue.
+        ahead: ids of the jobs before this job.
+        behind: the job or pool that keeps this job waiting.
+        groups: hosts, grouped by what keeps the job off them.
+        holders: the jobs that hold GPUs which this job could use, the soonest to end first.
+        expected_start_s: seconds since 1970; null: unknown.
+        changes: changes that would start the job now.
+        smaller_gang: a smaller job that would start now, if that is known.
+        out: by host: why the last check found it broken, for hosts that the job could use otherwise.
+        start_failures: why hosts could not start the job, the newest failure of each; only if there are any.
+    """
+
+    job: str
+    state: JobState | State
+    message: str
+    reason: NotRequired[str]
+    gang: NotRequired[str]
+    gpus: NotRequired[int]
+    position: NotRequired[int | None]
+    ahead: NotRequired[tuple[str, ...]]
+    behind: NotRequired[str | None]
+    placement: NotRequired[Placement | None]
+    groups: NotRequired[tuple[HostGroup, ...]]
+    holders: NotRequired[tuple[Occupant, ...]]
+    pool: NotRequired[PoolUse | None]
+    expected_start_s: NotRequired[float | None]
+    unknown_because: NotRequired[str]
+    changes: NotRequired[tuple[Change, ...]]
+    smaller_gang: NotRequired[SmallerGang | None]
+    out: NotRequired[dict[str, Out]]
+    start_failures: NotRequired[tuple[StartFailure, ...]]
+
+
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Explain why a job waits, when the job may start, and which changes would start the job now.
 
@@ -153,11 +199,11 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
     folder = find_job(job)
     record = with_trouble(JobStore(folder.path.home), folder.record())
-    failed = {"start_failures": [vars(each) for each in record.start_failures]} if record.start_failures else {}
     if record.waits_for_restart(clock.now_s()):
         story = record.story(clock.now_s())
         if as_json:
-            print_json({"job": record.id, "state": record.state.value, "message": story, **failed})
+            told = WhyShape(job=record.id, state=record.state, message=story)
+            print_json(_with_start_failures(told, record))
         else:
             typer.echo(f"{record.id} {printable(story)}")
             outs = outs_that_failed(record)
@@ -171,7 +217,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         reason = record.reason or _DOING.get(record.state.value, "")
         said = "; ".join(filter(None, (reason, left_out, _drained(record.id))))
         if as_json:
-            print_json({"job": record.id, "state": record.state.value, "message": said})
+            print_json(WhyShape(job=record.id, state=record.state, message=said))
         else:
             typer.echo(f"{record.id} is {record.state.value}{': ' if said else ''}{printable(said)}")
             for line in lines(shares_of(folder)):
@@ -183,9 +229,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     outs = outs_in_the_way(snapshot.inventory, explanation, record.owner_uid)
     explanation = without_free(explanation, outs)
     if as_json:
-        before = {"reason": record.reason} if record.reason else {}
-        after = {"smaller_gang": smaller and asdict(smaller), "out": {host: vars(out) for host, out in outs.items()}}
-        print_json({"job": record.id, **before, **asdict(explanation), **after, **failed})
+        print_json(_with_start_failures(_why_json(record, explanation, smaller, outs), record))
         return
     print_explanation(without_reasons(explanation, outs), f"{record.name} ({record.id})")
     print_start_failures(record.start_failures, outs, clock.now_s())
@@ -194,6 +238,21 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         typer.echo(f"  the job's last attempt ended: {printable(record.reason)}")
     if smaller is not None:
         typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")
+
+
+def _why_json(record: JobRecord, found: Explanation, smaller: SmallerGang | None, outs: dict[str, Out]) -> WhyShape:
+    told: WhyShape = {
+        "job": record.id, "gang": found.gang, "state": found.state, "gpus": found.gpus, "position": found.position,
+        "ahead": found.ahead, "message": found.message, "behind": found.behind, "placement": found.placement,
+        "groups": found.groups, "holders": found.holders, "pool": found.pool,
+        "expected_start_s": found.expected_start_s, "unknown_because": found.unknown_because,
+        "changes": found.changes, "smaller_gang": smaller, "out": outs,
+    }  # fmt: skip
+    return {**told, "reason": record.reason} if record.reason else told
+
+
+def _with_start_failures(told: WhyShape, record: JobRecord) -> WhyShape:
+    return {**told, "start_failures": record.start_failures} if record.start_failures else told
 
 
 def _drained(job: str) -> str:
@@ -210,6 +269,12 @@ def _drained(job: str) -> str:
     return ""
 
 
+class QueueShape(TypedDict):
+    """Waiting jobs in the order in which they would start."""
+
+    queue: list[WaitingJob]
+
+
 def queue(
     inventory: Annotated[
         str | None, typer.Option("--inventory", "-i", metavar="FILE", help="List only jobs of this inventory.")
@@ -222,9 +287,9 @@ def queue(
 
     store = open_store()
     only = None if inventory is None else os.path.realpath(inventory)
-    rows = [row._asdict() for row in waiting_jobs(look_ahead(store.home), store.live_records(), only)]
+    rows = waiting_jobs(look_ahead(store.home), store.live_records(), only)
     if as_json:
-        print_json({"queue": rows})
+        print_json(QueueShape(queue=rows))
         return
     if rows:
         typer.echo("\n".join(_line(row, clock.now_s()) for row in rows))
@@ -246,13 +311,13 @@ def waits_for(record: JobRecord) -> str:
     return looked.left_out.get(record.id, "")
 
 
-def _line(row: Mapping[str, Any], now_s: float) -> str:
+def _line(row: WaitingJob, now_s: float) -> str:
     from gpurun.scheduler.explain import expected_in
 
-    start = f", expected {expected_in(row['expected_start_s'], now_s)}" if row["expected_start_s"] else ""
+    start = f", expected {expected_in(row.expected_start_s, now_s)}" if row.expected_start_s else ""
     return (
-        f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} {plural(row['gpus'], 'GPU'):<4}  "
-        f"{duration(row['waiting_s']):>6}  {printable(row['name'])}: {row['message']}{start}"
+        f"{row.position or '-':>4}  {row.job}  {row.gpus:>4} {plural(row.gpus, 'GPU'):<4}  "
+        f"{duration(row.waiting_s):>6}  {printable(row.name)}: {row.message}{start}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from gpurun.errors import GpurunError
 from gpurun.remote import Agent, Fleet
@@ -19,24 +19,16 @@ class HostCaches:
     """A user's caches on one host.
 
     Attributes:
-        bytes: what they take.
-        jobs: the jobs that use them there.
-        freed: what a prune removed.
-        stuck: what it could not remove, and why.
+        jobs: jobs that use the caches on the host.
+        freed_bytes: how many bytes a prune removed.
+        stuck: some entries that could not be removed, and why.
     """
 
     host: str
     bytes: int
     jobs: Sequence[str] = ()
-    freed: int = 0
+    freed_bytes: int = 0
     stuck: Sequence[str] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the caches as `gpurun du` and `gpurun prune` show them."""
-        return {
-            "host": self.host, "bytes": self.bytes, "jobs": list(self.jobs), "freed_bytes": self.freed,
-            "stuck": list(self.stuck),
-        }  # fmt: skip
 
 
 Found = tuple[list[HostCaches], Mapping[str, GpurunError]]
@@ -70,6 +62,24 @@ def _sorted(fleet: Fleet, hosts: Sequence[str], ask: Any) -> Found:
 # List the data sets that hosts have, and remove some.
 
 
+class DataSetShape(TypedDict):
+    """A data set.
+
+    Attributes:
+        source: where the data set came from; empty: unknown.
+        used_s: when a job last used the data set; seconds since 1970.
+        jobs: jobs that need the data set and have not ended.
+    """
+
+    digest: str
+    bytes: int
+    files: int
+    source: str
+    hosts: list[str]
+    used_s: float
+    jobs: list[str]
+
+
 @dataclass(frozen=True)
 class HostedSet:
     """A set that hosts have.
@@ -94,7 +104,7 @@ class HostedSet:
         """Return all jobs that need the set."""
         return sorted({*self.waiting, *(job for jobs in self.hosts.values() for job in jobs)})
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> DataSetShape:
         """Return the set as ``gpurun data list --json`` shows it."""
         return {
             "digest": self.digest, "bytes": self.bytes, "files": self.files, "source": self.source,

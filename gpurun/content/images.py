@@ -1,15 +1,4 @@
-"""Docker images and code: find what hosts lack, send it from host to host, verify it.
-
-plan, ship       an image: what is missing where, and sending it
-code, workdir    a job's code, recorded at submit and sent to its hosts
-tree, ignore     a folder as one value: digests, modes, links
-store, export…   layers on the head, and how they come out of its Docker
-relay, chain, lane, seats, pulls
-                 a transfer through chains of hosts, also of data sets
-slow, trial, packing
-                 slow hosts, and whether compression pays
-census           what gpurun has put on hosts, and its removal
-"""
+"""Images of Docker: what the head's own engine has, and which images gpurun has put on hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +6,7 @@ import http.client
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 from gpurun.errors import BadInput, HostNotReady
@@ -211,6 +200,26 @@ class Engine:
 LIMIT_S = 300.0
 
 
+class PlacedImageShape(TypedDict):
+    """An image that gpurun put on a host.
+
+    Attributes:
+        names: tags that gpurun gave the image.
+        present: whether the image is still on the host.
+        temporary: whether the image contains only layers of an interrupted copy.
+        shipped_s: when gpurun copied the image, by the host's clock; null: unknown.
+        used_by: containers that use the image.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    present: bool
+    temporary: bool
+    shipped_s: float | None
+    size_bytes: int
+    used_by: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Placed:
     """One image that gpurun put on one host.
@@ -236,16 +245,16 @@ class Placed:
     needed: bool = False
     freed: bool = False
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> PlacedImageShape:
         """As ``gpurun images --json`` shows it."""
         return {
             "id": self.id,
-            "names": list(self.names),
+            "names": self.names,
             "present": self.present,
             "temporary": self.temporary,
             "shipped_s": self.shipped_s,
             "size_bytes": self.size_bytes,
-            "used_by": list(self.used_by),
+            "used_by": self.used_by,
         }
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from gpurun.content import seats
 from gpurun.content.chain import Hop, Want, chain, rate_of, star
@@ -27,6 +27,8 @@ from gpurun.remote import Agent, Fleet, RemoteOpFailed
 from gpurun.state import locks
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from gpurun.inventory.model import Inventory
     from gpurun.remote.agent import Stream
 
@@ -62,6 +64,25 @@ class ShipEvent:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
+ShipState = Literal["present", "done", "failed"]
+"""The end of a copy to one host: it had the content already, it got the content, or neither."""
+
+
+class ShippedHostShape(TypedDict):
+    """The result on one host.
+
+    Attributes:
+        state: `present`: the host had the image.
+        error: why the copy failed.
+    """
+
+    host: str
+    state: ShipState
+    bytes_received: int
+    elapsed_s: float
+    error: NotRequired[str]
+
+
 @dataclass(frozen=True)
 class HostShip:
     """The result on one host.
@@ -74,11 +95,34 @@ class HostShip:
     """
 
     host: str
-    state: str
+    state: ShipState
     bytes_received: int
     elapsed_s: float
     error: GpurunError | None = None
     local: str = ""
+
+    def as_json(self) -> ShippedHostShape:
+        """The result as ``gpurun ship --json`` shows it."""
+        told: ShippedHostShape = {
+            "host": self.host, "state": self.state, "bytes_received": self.bytes_received,
+            "elapsed_s": round(self.elapsed_s, 3),
+        }  # fmt: skip
+        return {**told, "error": self.error.message} if self.error else told
+
+
+class ShipShape(TypedDict):
+    """The result of a copy of an image. While hosts progress, the command prints one object a line on stderr.
+
+    Attributes:
+        bytes_missing: bytes of the layers that at least one host lacked.
+    """
+
+    image: str
+    id: str
+    layers: int
+    bytes_missing: int
+    hosts: list[ShippedHostShape]
+    elapsed_s: float
 
 
 @dataclass(frozen=True)
@@ -103,24 +147,14 @@ class ShipReport:
         """Return the hosts that do not have the image now, with their errors."""
         return {host.host: host.error for host in self.hosts if host.error is not None}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ShipShape:
         """The document that ``gpurun ship --json`` prints."""
-        hosts = [
-            {
-                "host": host.host,
-                "state": host.state,
-                "bytes_received": host.bytes_received,
-                "elapsed_s": round(host.elapsed_s, 3),
-                **({"error": host.error.message} if host.error else {}),
-            }
-            for host in self.hosts
-        ]
         return {
             "image": self.image,
             "id": self.id,
             "layers": self.layers,
             "bytes_missing": self.bytes_missing,
-            "hosts": hosts,
+            "hosts": [host.as_json() for host in self.hosts],
             "elapsed_s": round(self.elapsed_s, 3),
         }
 
@@ -239,11 +273,36 @@ class Answer:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer that some host lacks."""
+    """A layer, and the hosts that lack it."""
 
     digest: str
     bytes: int
     hosts: tuple[str, ...]
+
+
+HopShape = TypedDict("HopShape", {"host": str, "rack": str, "from": str, "layers": tuple[str, ...]})
+HopShape.__doc__ = "One host of a chain, and the host that it gets the layers from."
+
+
+class ShipPlanShape(TypedDict):
+    """What `gpurun ship` would copy.
+
+    Attributes:
+        shape: `nothing`, `chain` or `star`.
+        present: hosts that have the image.
+        unnamed: hosts that have the image under another name only.
+        chains: hosts in the order in which layers travel.
+    """
+
+    image: str
+    id: str
+    bytes_missing: int
+    shape: str
+    expected_s: float
+    present: tuple[str, ...]
+    unnamed: tuple[str, ...]
+    layers: tuple[LayerPlan, ...]
+    chains: list[list[HopShape]]
 
 
 @dataclass(frozen=True)
@@ -278,7 +337,7 @@ class ShipPlan:
         known = exact or {}
         return sum(known.get(layer.digest, layer.bytes) for layer in self.layers if host in layer.hosts)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ShipPlanShape:
         """The document that ``gpurun ship --dry-run --json`` prints."""
         return {
             "image": self.image,
@@ -286,14 +345,12 @@ class ShipPlan:
             "bytes_missing": self.bytes_missing,
             "shape": self.shape,
             "expected_s": round(self.expected_s, 2),
-            "present": list(self.present),
-            "unnamed": list(self.unnamed),
-            "layers": [
-                {"digest": layer.digest, "bytes": layer.bytes, "hosts": list(layer.hosts)} for layer in self.layers
-            ],
+            "present": self.present,
+            "unnamed": self.unnamed,
+            "layers": self.layers,
             "chains": [
                 [
-                    {"host": hop.host, "rack": hop.rack, "from": hop.upstream or "head", "layers": list(hop.digests)}
+                    {"host": hop.host, "rack": hop.rack, "from": hop.upstream or "head", "layers": hop.digests}
                     for hop in hops
                 ]
                 for hops in self.chains
@@ -631,7 +688,12 @@ class Shipment:
             self._done(host, "failed", error)
 
     def _done(
-        self, host: str, state: str, error: GpurunError | None = None, ended_s: float | None = None, local: str = ""
+        self,
+        host: str,
+        state: ShipState,
+        error: GpurunError | None = None,
+        ended_s: float | None = None,
+        local: str = "",
     ) -> None:
         typed = typed_error(error) if error else None
         elapsed = (ended_s or time.monotonic()) - self._began

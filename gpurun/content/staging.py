@@ -10,19 +10,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from gpurun.content import seats
 from gpurun.content.chain import Hop, Want, chain, star
 from gpurun.content.data import DataContent, DataFolder, content_of_folder, content_of_host
 from gpurun.content.export import default_folder
 from gpurun.content.relay import DamagedBlob, Relay
-from gpurun.content.ship import Progress, ShipEvent, hold_image
-from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
+from gpurun.content.ship import Progress, ShipEvent, ShipState, hold_image
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable, messages_of
 from gpurun.inventory.model import Inventory
 from gpurun.remote import Agent, Fleet, RemoteOpFailed, Results
 from gpurun.remote.agent import bad_answer
 from gpurun.state import caches
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 # Decide from which host each host gets a data set. Pure.
 
@@ -144,9 +147,37 @@ class StagedHost:
     """
 
     host: str
-    state: str
+    state: ShipState
     bytes_received: int = 0
     error: GpurunError | None = None
+
+    def as_json(self) -> StagedHostShape:
+        """The result as ``gpurun data stage --json`` shows it."""
+        told: StagedHostShape = {"host": self.host, "state": self.state, "bytes_received": self.bytes_received}
+        return {**told, "error": self.error.message} if self.error else told
+
+
+class StagedHostShape(TypedDict):
+    """The result on one host."""
+
+    host: str
+    state: ShipState
+    bytes_received: int
+    error: NotRequired[str]
+
+
+class StageShape(TypedDict):
+    """The result of a copy of a data set.
+
+    Attributes:
+        bad_copies: hosts whose copy could not be used, and why.
+    """
+
+    digest: str
+    bytes: int
+    hosts: list[StagedHostShape]
+    elapsed_s: float
+    bad_copies: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -168,21 +199,11 @@ class StageReport:
         """Return the hosts that do not have the set now, with their errors."""
         return {each.host: each.error for each in self.hosts if each.error is not None}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> StageShape:
         """The document that ``gpurun data stage --json`` prints."""
-        hosts = [
-            {
-                "host": each.host,
-                "state": each.state,
-                "bytes_received": each.bytes_received,
-                **({"error": each.error.message} if each.error is not None else {}),
-            }
-            for each in self.hosts
-        ]
-        bad = {host: error.message for host, error in self.bad_copies.items()}
         return {
-            "digest": self.digest, "bytes": self.size_bytes, "hosts": hosts, "elapsed_s": round(self.elapsed_s, 3),
-            "bad_copies": bad,
+            "digest": self.digest, "bytes": self.size_bytes, "hosts": [each.as_json() for each in self.hosts],
+            "elapsed_s": round(self.elapsed_s, 3), "bad_copies": messages_of(self.bad_copies),
         }  # fmt: skip
 
 
@@ -478,7 +499,7 @@ class _Sender:
         if host in self._lacking:
             self._progress.received(host, count)
 
-    def _done(self, host: str, state: str, error: GpurunError | None = None) -> None:
+    def _done(self, host: str, state: ShipState, error: GpurunError | None = None) -> None:
         self._results[host] = StagedHost(
             host, state, self._progress.received_by(host), _typed(error) if error else None
         )

@@ -25,15 +25,14 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem.
+    """A problem on hosts.
 
     Attributes:
-        check: the check's stable name, such as ``link-rate``.
-        hosts: the hosts with this problem.
+        check: the stable name of the check, such as ``link-rate``.
         evidence: what gpurun saw, with numbers.
-        remedy: what to do, if possible a command; `merged` replaces ``{hosts}`` by the quoted hosts.
-        gpus: host → GPU indices, if the problem concerns only some GPUs.
-        links: (from, to), if the problem concerns only the path between two hosts.
+        remedy: the proposed repair, if possible a command.
+        gpus: GPU indices by host, if the problem concerns some GPUs only.
+        links: from and to, if the problem concerns links only.
     """
 
     check: str
@@ -63,7 +62,10 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sort findings, the worst first, and merge findings that differ only in their hosts."""
+    """Sort findings, the worst first, and merge findings that differ only in their hosts.
+
+    In a remedy, ``{hosts}`` becomes the hosts, quoted for a shell.
+    """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.severity, finding.check, finding.evidence, finding.remedy), []).append(finding)

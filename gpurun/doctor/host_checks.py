@@ -558,12 +558,18 @@ SAME_NODE = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """One key of a host for which inventory and machine differ. `found` can be written into the inventory."""
+    """A key of a host where the inventory and the machine disagree. `found` can be written into the inventory."""
 
-    host: str
     key: str
     stated: object
     found: object
+
+
+@dataclass(frozen=True)
+class ProbedHost(Hardware):
+    """A host's hardware, compared with the inventory."""
+
+    differences: tuple[Difference, ...] = ()
 
 
 def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Difference]:
@@ -571,7 +577,7 @@ def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Differe
     for key, value in detected(fabric, found).items():
         stated = getattr(host, key)
         if value is not None and value != stated and not _close(key, stated, value):
-            yield Difference(host.name, key, stated, value)
+            yield Difference(key, stated, value)
 
 
 def detected(fabric: Fabric, found: Hardware) -> Mapping[str, object]:

@@ -1,10 +1,11 @@
-"""Make text from outside safe to print: it cannot control a terminal or a notebook. Pure."""
+"""Text for people and programs: what comes from outside cannot control a terminal or a notebook; JSON. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 
 from gpurun.errors import BadInput
 from gpurun.quantities import count
@@ -25,13 +26,13 @@ def shown(value: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem.
+    """A problem of a file.
 
     Attributes:
-        line: counted from 1.
+        line: counted from 1. Line 1 and column 1: values of the file contradict each other.
         column: counted from 1, in characters.
         value: the text in the file, if the problem is about one value.
-        allowed: what a person could write instead; empty = not a closed list.
+        allowed: the values that you may write instead; empty: gpurun knows no closed list of values.
     """
 
     file: str
@@ -108,3 +109,18 @@ def cell(value: object) -> object:
         return value
     text = printable(value)
     return f"'{text}" if _FORMULA.match(text) or _FORMULA.match(value) else text
+
+
+# JSON for programs: a value is encoded as it is.
+
+
+def json_text(document: object, *, indent: int | None = None) -> str:
+    """Return a document as JSON text. A dataclass becomes an object with its fields as keys, any other value a list."""
+    return json.dumps(document, indent=indent, default=_encoded)
+
+
+def _encoded(value: object) -> object:
+    """Return a value that `json` does not know as one that it knows, one level deep."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return dict(value) if isinstance(value, Mapping) else list(value)  # type: ignore[call-overload]

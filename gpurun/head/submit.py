@@ -12,13 +12,11 @@ import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from msgspec import to_builtins
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import gpurun
 from gpurun import faults
@@ -70,6 +68,11 @@ from gpurun.state import audit, clock
 from gpurun.state.hosts import read_machines
 from gpurun.state.paths import home, myself
 from gpurun.state.sharing import enter, known_id
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+    from gpurun.launch.fabric import Setting
 
 # Find the script of a job's command in the workdir, before a GPU is taken. Nothing of it is executed.
 
@@ -590,6 +593,69 @@ def _git(top: Path, *words: str) -> bytes:
 # What a submit would do now, without doing it: for ``--dry-run`` and ``gpurun.submit(…, dry_run=True)``.
 
 
+class PlacedHostShape(TypedDict):
+    """One host of a plan, in rank order."""
+
+    host: str
+    rack: str
+    gpus: tuple[int, ...]
+
+
+class PlacedShape(TypedDict):
+    """Where a job would run."""
+
+    generation: str
+    racks: tuple[str, ...]
+    hosts: list[PlacedHostShape]
+
+
+class EnvironmentShape(TypedDict):
+    """The packages on top of the image.
+
+    Attributes:
+        built: whether the image with the packages exists already.
+        index: where `uv` finds packages, by setting; without passwords.
+    """
+
+    image: str
+    base: str
+    base_id: str
+    key: str
+    built: bool
+    requirements: tuple[str, ...]
+    index: Mapping[str, Sequence[str]]
+
+
+class PlanShape(TypedDict):
+    """What a job would do now.
+
+    Attributes:
+        job: the frozen job: every setting, defaults included.
+        placement: where the job would run; null: the job would wait.
+        containers: the argv of `docker run` for each host.
+        launch: the argv of the launcher, or of each rank.
+        ranks: for each host, the environment of each rank, if gpurun itself starts the ranks.
+        said: how gpurun read the command: which flags gpurun replaces, keeps and leaves out.
+        settings: for each host, fabric settings with their reasons; only with a placement.
+        shares: for each host, the memory and cores that the job may use; only with a placement.
+        wait: why the job would wait; only without a placement.
+        environment: only if the recipe has `python`.
+        image_problem: why `submit` would refuse the job: the head does not have the image, or has no Docker.
+    """
+
+    job: JobSpec
+    placement: PlacedShape | None
+    containers: dict[str, tuple[str, ...]]
+    launch: tuple[str, ...]
+    ranks: dict[str, tuple[Mapping[str, str], ...]]
+    said: tuple[str, ...]
+    settings: NotRequired[dict[str, tuple[Setting, ...]]]
+    shares: NotRequired[dict[str, HostShare]]
+    wait: NotRequired[Explanation]
+    environment: NotRequired[EnvironmentShape]
+    image_problem: NotRequired[str]
+
+
 @dataclass(frozen=True)
 class Planned:
     """A job that is not submitted.
@@ -601,7 +667,7 @@ class Planned:
         waits: why it would wait; None = it would start.
     """
 
-    document: dict[str, Any]
+    document: PlanShape
     image_problem: GpurunError | None
     start: tuple[Placement, Plan] | None
     waits: Explanation | None
@@ -617,9 +683,13 @@ def planned(spec: JobSpec, inventory: Inventory, said: Sequence[str], environ: M
         BadInput, HostNotReady: the environment of the recipe's `python` cannot be planned.
     """
     problem = None if spec.python else _image_problem(spec, inventory)
-    rest: dict[str, Any] = {"said": list(said)}
-    rest |= _environment(spec, spec.python, inventory, environ) if spec.python else {}
-    rest |= {} if problem is None else {"image_problem": str(problem)}
+    document: PlanShape = {
+        "job": spec, "placement": None, "containers": {}, "launch": (), "ranks": {}, "said": tuple(said),
+    }  # fmt: skip
+    if spec.python:
+        document["environment"] = _environment(spec, spec.python, inventory, environ)
+    if problem is not None:
+        document["image_problem"] = str(problem)
     state, now_s = home(environ), clock.now_s()
     gang = new_gang(spec, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(state, now_s=now_s), inventory, extra=(gang,))
@@ -627,13 +697,25 @@ def planned(spec: JobSpec, inventory: Inventory, said: Sequence[str], environ: M
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)
     if placement is None:
         waits = explain(decisions, seen, gang.id)
-        empty: dict[str, Any] = {"placement": None, "wait": asdict(waits), "containers": {}, "launch": [], "ranks": {}}
-        return Planned({"job": _job(spec), **empty, **rest}, problem, None, waits)
+        return Planned({**document, "wait": waits}, problem, None, waits)
     who = Claimant(NO_JOB, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)
     plan = make_plan(
         claimant=who, spec=spec, grants=placement.grants, inventory=inventory, accounts={}, ssh_port=SSH_PORTS[0]
     )
-    document = {**_document(spec, inventory, placement, plan, environ), **rest}
+    grants = placement.grants
+    document |= {
+        "placement": {
+            "generation": placement.generation, "racks": placement.racks,
+            "hosts": [
+                {"host": each.host, "rack": inventory.by_name[each.host].rack, "gpus": each.gpus} for each in grants
+            ],
+        },
+        "containers": {host.host: host.run for host in plan.hosts},
+        "shares": expected(spec, grants, inventory, environ),
+        "launch": plan.launch,
+        "ranks": {host.host: host.ranks for host in plan.hosts},
+        "settings": {host.host: host.settings for host in plan.hosts},
+    }  # fmt: skip
     return Planned(document, problem, (placement, plan), None)
 
 
@@ -662,42 +744,15 @@ def _image_problem(spec: JobSpec, inventory: Inventory) -> GpurunError | None:
 
 def _environment(
     spec: JobSpec, python: Environment, inventory: Inventory, environ: Mapping[str, str]
-) -> dict[str, Any]:
+) -> EnvironmentShape:
     """Return what gpurun would build on top of the image, for a recipe with `python`."""
     engine = Engine(inventory.docker_host)
     plan = planned_environment(python, spec.image, engine, environ)
     found = lookup(engine, plan)
-    return {"environment": {
-        "image": plan.reference, "base": spec.image, "base_id": plan.base.id, "key": plan.key,
-        "built": found is not None, "requirements": list(plan.requirements.lines), "index": plan.settings.named,
-    }}  # fmt: skip
-
-
-def _document(
-    spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan, environ: Mapping[str, str]
-) -> dict[str, Any]:
-    hosts = [
-        {"host": grant.host, "rack": inventory.by_name[grant.host].rack, "gpus": list(grant.gpus)}
-        for grant in placement.grants
-    ]
     return {
-        "job": _job(spec),
-        "placement": {"generation": placement.generation, "racks": list(placement.racks), "hosts": hosts},
-        "containers": {host.host: list(host.run) for host in plan.hosts},
-        "shares": {host: asdict(share) for host, share in expected(spec, placement.grants, inventory, environ).items()},
-        "launch": list(plan.launch),
-        "ranks": {host.host: [dict(told) for told in host.ranks] for host in plan.hosts},
-        "settings": {
-            host.host: [
-                {"name": s.name, "value": s.value, "reason": s.reason, "source": s.source} for s in host.settings
-            ]
-            for host in plan.hosts
-        },
-    }
-
-
-def _job(spec: JobSpec) -> dict[str, Any]:
-    return dict(to_builtins(spec))
+        "image": plan.reference, "base": spec.image, "base_id": plan.base.id, "key": plan.key,
+        "built": found is not None, "requirements": plan.requirements.lines, "index": plan.settings.named,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,25 @@ class Share:
         return self.waited_s / self.attempts if self.attempts else 0.0
 
 
+@dataclass(frozen=True)
+class LargestAttempt(HistoryRow):
+    """An attempt, with its GPU use in words."""
+
+    use: str = ""
+
+
 @dataclass
 class Accounts:
-    """Totals over a period.
+    """Resource use in a period. Times are seconds.
 
     Attributes:
-        since_s, until_s: the period, seconds since the epoch.
-        capacity: GPUs of the inventory now; None = unknown.
-        outcomes: attempts by outcome; for running attempts, by state.
-        causes, failed_hosts: attempts by the kind of their first failure, and by its host.
-        timeline: mean number of leased GPUs in equal parts of the period.
+        since_s: start of the period, seconds since 1970.
+        until_s: end of the period.
+        capacity: GPUs in the inventory now; null: unknown.
+        outcomes: attempts by outcome; running attempts by state.
+        causes: failures by the kind of the first one of each attempt.
+        failed_hosts: failures by host.
+        timeline: leased GPUs in equal parts of the period.
         largest: the attempts with the most GPU time.
     """
 
@@ -82,7 +91,7 @@ class Accounts:
     causes: dict[str, int] = field(default_factory=dict)
     failed_hosts: dict[str, int] = field(default_factory=dict)
     timeline: tuple[float, ...] = ()
-    largest: tuple[HistoryRow, ...] = ()
+    largest: tuple[LargestAttempt, ...] = ()
 
 
 _IN_PERIOD = "max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(ended_s - granted_s, 0.001)"
@@ -211,7 +220,7 @@ def _means(changes: Mapping[int, Sequence[float]], width: float) -> tuple[float,
     return tuple(means)
 
 
-def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[HistoryRow, ...]:
+def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[LargestAttempt, ...]:
     """Return the attempts with the most GPU time in the period."""
     found: list[tuple[float, HistoryRow]] = []
     for source in sources:
@@ -223,7 +232,7 @@ def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -
             if spent:
                 found += [(_finite(spent), row) for row in row_of_attempt(source, job, attempt)]
     found.sort(key=lambda each: (-each[0], each[1].job, each[1].attempt))
-    return tuple(row for _, row in found[:LARGEST_SHOWN])
+    return tuple(LargestAttempt(**vars(row), use=row.use_words) for _, row in found[:LARGEST_SHOWN])
 
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 40, 24

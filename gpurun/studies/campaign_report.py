@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from html import escape
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
 from gpurun.documents.plain import cell, printable
 from gpurun.moments import date_minute
 from gpurun.quantities import count
+from gpurun.scaling.model import LinkRates, Sample
 from gpurun.studies.campaign_pictures import CurvePoint, PredictedPoint, curve_of, svg_of
-from gpurun.studies.campaign_plan import DONE, CampaignPlan, RunRecord
+from gpurun.studies.campaign_plan import DONE, CampaignPlan, RefusedSize, RunRecord
 
 STYLE = (
     "body{font-family:sans-serif;max-width:64em;margin:2em auto;color:#222}table{border-collapse:collapse;margin:1em 0}"
@@ -26,6 +27,83 @@ COLUMNS = (
     "launcher", "gpus", "run", "outcome", "rate", "low", "high", "hosts", "racks", "gpu_hours", "step_s", "compute_s",
     "exchange_s", "fabric_bytes", "job", "placement", "reason",
 )  # fmt: skip
+
+
+class CampaignRowShape(TypedDict):
+    """One campaign."""
+
+    campaign: str
+    created_s: float
+    done: bool
+    unit: str
+    runs_in_all: int
+    gpu_hours: float
+
+
+class RunShape(TypedDict):
+    """One run of a campaign.
+
+    Attributes:
+        run: the number of the repetition.
+        rate: the median rate; null: not measured.
+        windows: the rate in each window of the measurement.
+        placement: GPU indices by host.
+        sample: the run's data for the cost model; null: no data.
+    """
+
+    launcher: str
+    gpus: int
+    run: int
+    outcome: str
+    reason: str
+    job: str
+    rate: float | None
+    low: float | None
+    high: float | None
+    windows: tuple[float, ...] | None
+    hosts: int
+    racks: int
+    placement: dict[str, tuple[int, ...]]
+    gpu_hours: float
+    held_s: float
+    metrics: Mapping[str, float]
+    sample: Sample | None
+
+
+class VersionsShape(TypedDict):
+    """Versions of a campaign's software."""
+
+    gpurun: str
+    python: str
+    commit: str
+
+
+class CampaignShape(TypedDict):
+    """A campaign, which measures how a recipe's rate grows with the number of GPUs.
+
+    Attributes:
+        unit: unit of the rate.
+        predicted: the rates that the cost model predicts.
+        refused: sizes that cannot run.
+        settings: the settings of each job.
+    """
+
+    campaign: str
+    created_s: float
+    done: bool
+    unit: str
+    runs_in_all: int
+    curve: Sequence[CurvePoint]
+    predicted: Sequence[PredictedPoint]
+    refused: tuple[RefusedSize, ...]
+    runs: list[RunShape]
+    gpu_hours: float
+    settings: list[dict[str, Any]]
+    rates_bit_per_s: LinkRates
+    inventory: str
+    repeat: int
+    versions: VersionsShape
+    head: str
 
 
 @dataclass(frozen=True)
@@ -52,33 +130,39 @@ class CampaignReport:
         """Return whether every run was measured."""
         return sum(record.outcome in DONE for record in self.records) == sum(1 for _ in self.plan.runs())
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document for scripts."""
-        plan = self.plan
+    def row(self) -> CampaignRowShape:
+        """Return the campaign for a list."""
         return {
-            "campaign": plan.name, "created_s": plan.created_s, "done": self.is_done, "unit": self.unit,
-            "runs_in_all": sum(1 for _ in plan.runs()),
-            "curve": [asdict(point) for point in self.curve],
-            "predicted": [asdict(point) for point in self.predicted],
-            "refused": [asdict(each) for each in plan.refused],
-            "runs": [self._run(record) for record in self.records],
+            "campaign": self.plan.name, "created_s": self.plan.created_s, "done": self.is_done, "unit": self.unit,
+            "runs_in_all": sum(1 for _ in self.plan.runs()),
             "gpu_hours": sum(record.gpu_hours for record in self.records),
+        }  # fmt: skip
+
+    def document(self) -> CampaignShape:
+        """Return the JSON document for scripts."""
+        plan, row = self.plan, self.row()
+        return {
+            "campaign": row["campaign"], "created_s": row["created_s"], "done": row["done"], "unit": row["unit"],
+            "runs_in_all": row["runs_in_all"],
+            "curve": self.curve, "predicted": self.predicted, "refused": plan.refused,
+            "runs": [self._run(record) for record in self.records],
+            "gpu_hours": row["gpu_hours"],
             "settings": [self._settings(spec) for spec in msgspec.to_builtins(plan.jobs)],
-            "rates_bit_per_s": asdict(plan.rates), "inventory": plan.inventory, "repeat": plan.repeat,
+            "rates_bit_per_s": plan.rates, "inventory": plan.inventory, "repeat": plan.repeat,
             "versions": {"gpurun": plan.origin.gpurun, "python": plan.origin.python, "commit": plan.origin.commit},
             "head": plan.origin.head,
         }  # fmt: skip
 
-    def _run(self, record: RunRecord) -> dict[str, Any]:
+    def _run(self, record: RunRecord) -> RunShape:
         rate = record.rate
         return {
             "launcher": record.launcher, "gpus": record.gpus, "run": record.number, "outcome": record.outcome,
-            "reason": record.reason, "job": record.job, "rate": rate and rate.value, "low": rate and rate.low,
-            "high": rate and rate.high, "windows": rate and list(rate.windows), "hosts": record.hosts,
+            "reason": record.reason, "job": record.job, "rate": rate.value if rate else None,
+            "low": rate.low if rate else None, "high": rate.high if rate else None,
+            "windows": rate.windows if rate else None, "hosts": record.hosts,
             "racks": len({self.plan.racks.get(grant.host, "") for grant in record.grants}),
-            "placement": {grant.host: list(grant.gpus) for grant in record.grants}, "gpu_hours": record.gpu_hours,
-            "held_s": record.held_s, "metrics": dict(record.metrics),
-            "sample": None if record.sample is None else msgspec.to_builtins(record.sample),
+            "placement": {grant.host: grant.gpus for grant in record.grants}, "gpu_hours": record.gpu_hours,
+            "held_s": record.held_s, "metrics": record.metrics, "sample": record.sample,
         }  # fmt: skip
 
     @staticmethod
@@ -104,7 +188,7 @@ class CampaignReport:
         began = date_minute(self.plan.created_s)
         runs = [
             [run["launcher"], run["gpus"], run["run"], run["outcome"], _number(run["rate"]), _number(run["low"]),
-             _number(run["high"]), ", ".join(f"{h} {gpus}" for h, gpus in run["placement"].items()),
+             _number(run["high"]), ", ".join(f"{h} {list(gpus)}" for h, gpus in run["placement"].items()),
              f"{run['gpu_hours']:.4f}", run["job"], run["reason"]]
             for run in told["runs"]
         ]  # fmt: skip
@@ -115,7 +199,7 @@ class CampaignReport:
             svg_of(self.plan.name, self.unit, self.curve, self.predicted),
             "<h2>Curve</h2>", _table(CURVE_HEADS, map(curve_row, self.curve)),
             *(["<h2>Predicted</h2>", _table([each.name for each in fields(PredictedPoint)],
-              ([_number(value) for value in asdict(each).values()] for each in self.predicted))]
+              ([_number(value) for value in vars(each).values()] for each in self.predicted))]
               if self.predicted else []),
             *(["<h2>Sizes that cannot run</h2>", _table(("launcher", "GPUs", "why"),
               ([each.launcher, each.gpus, each.reason] for each in self.plan.refused))] if self.plan.refused else []),
@@ -127,9 +211,9 @@ class CampaignReport:
         head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_escaped(self.plan.name)}</title>'
         return "\n".join([f"{head}<style>{STYLE}</style>", *parts, "</html>", ""])
 
-    def _facts(self, told: dict[str, Any]) -> Iterable[Sequence[object]]:
+    def _facts(self, told: CampaignShape) -> Iterable[Sequence[object]]:
         yield from told["versions"].items()
-        yield from ((f"link: {name}, bit/s", rate) for name, rate in told["rates_bit_per_s"].items() if rate)
+        yield from ((f"link: {name}, bit/s", rate) for name, rate in vars(told["rates_bit_per_s"]).items() if rate)
         yield "inventory", told["inventory"]
         for settings in told["settings"]:
             shown = "; ".join(f"{key}: {value}" for key, value in settings.items() if key not in ("launcher", "gpus"))

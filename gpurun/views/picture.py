@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpurun.jobs.record import JobRecord, State
@@ -77,7 +78,8 @@ class JobRow(NamedTuple):
     reason: str
 
 
-class WaitingJob(NamedTuple):
+@dataclass(frozen=True)
+class WaitingJob:
     """A job in the queue.
 
     Attributes:

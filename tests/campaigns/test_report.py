@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
+from gpurun.documents.plain import json_text
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.scaling.model import LinkClass, LinkRates, PairFigure, Sample, Shape
 from gpurun.studies.campaign_pictures import PredictedPoint, predictions, repeated, svg_of
@@ -33,7 +34,7 @@ def report(*records, **changes):
 
 
 def test_one_document_has_it_all():
-    told = json.loads(json.dumps(report(record(1, 50.0), record(2, 90.0)).document()))
+    told = json.loads(json_text(report(record(1, 50.0), record(2, 90.0)).document()))
     assert [point["rate"] for point in told["curve"]] == [50.0, 90.0]
     assert told["done"] is False and told["unit"] == "images/s" and told["runs_in_all"] == 3
     assert told["runs"][1]["placement"] == {"h0": [0], "h1": [0]}

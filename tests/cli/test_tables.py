@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from gpurun.cli.tables import print_status, print_table, print_text
 from gpurun.cli.why import _line
 from gpurun.jobs.record import JobRecord, Restart, State
 from gpurun.views.lines import plain, table_lines, width_of
-from gpurun.views.picture import FREE, HostCells, picture_of, shown_for_s
+from gpurun.views.picture import FREE, HostCells, WaitingJob, picture_of, shown_for_s
 
 HOST = HostCells("h1", "r1", "pascal", 4, 4, "ok", "ok", (FREE,) * 4)
 
@@ -168,7 +169,7 @@ def test_a_restart_that_is_due_waits_for_gpus_and_is_not_said_to_happen_now():
 
 
 def test_an_expected_start_that_is_over_is_no_start_in_0_s():
-    row = {"position": 1, "job": "j", "gpus": 1, "waiting_s": 1.0, "name": "n", "message": "m"}
-    assert _line({**row, "expected_start_s": 50.0}, 60.0).endswith("m, expected soon")
-    assert _line({**row, "expected_start_s": 50.0}, 40.0).endswith("m, expected in 10s")
-    assert _line({**row, "expected_start_s": None}, 40.0).endswith(": m")
+    row = WaitingJob("j", "n", "ann", 1, 1, None, 0, "inventory.yaml", 1.0, "m", 50.0)
+    assert _line(row, 60.0).endswith("m, expected soon")
+    assert _line(row, 40.0).endswith("m, expected in 10s")
+    assert _line(replace(row, expected_start_s=None), 40.0).endswith(": m")

@@ -13,21 +13,21 @@ import pytest
 from how_many import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from json_shapes import members, objects, printed_problems, problems, summary, words
+from json_shapes import SHAPES, members, objects, printed_problems, problems, summary, words
 from typer.main import get_command
 
-from gpurun.cli import doctor
-from gpurun.cli.doctor import _document
+from gpurun.cli.doctor import BenchShape, _document
 from gpurun.cli.main import app
 from gpurun.cli.manual import contexts
-from gpurun.cli.shapes import SHAPES, hosts
-from gpurun.content.caches import HostedSet
-from gpurun.content.images import Placed
-from gpurun.content.ship import HostShip, ShipPlan, ShipReport
-from gpurun.content.staging import StagedHost, StageReport
+from gpurun.content.caches import DataSetShape, HostedSet
+from gpurun.content.images import Placed, PlacedImageShape
+from gpurun.content.ship import HostShip, ShipPlan, ShipPlanShape, ShipReport, ShipShape
+from gpurun.content.staging import StagedHost, StageReport, StageShape
 from gpurun.doctor.findings import BenchResult, Collective, Finding
+from gpurun.doctor.host_checks import Difference, ProbedHost
+from gpurun.documents.plain import json_text
 from gpurun.errors import HostUnreachable
-from gpurun.facts import Gid, Hardware, Hca, HcaPort, Nic, document_from_hardware
+from gpurun.facts import Gid, Hca, HcaPort, Nic
 from gpurun.inventory.read import load_inventory
 from gpurun.lab.lab import HostStatus, LabStatus
 from gpurun.lab.network import Traffic
@@ -133,20 +133,20 @@ def test_what_a_command_prints_is_compared_with_what_it_may_print():
 
 def differs(document, shape):
     """Where a document differs from its shape, after its way through JSON."""
-    return list(problems(json.loads(json.dumps(document, default=list)), shape))
+    return list(problems(json.loads(json_text(document)), shape))
 
 
 @FEW
 @given(st.from_type(Finding))
 def test_a_finding_has_its_shape(finding):
-    assert differs(doctor.finding_json(finding), hosts.FindingShape) == []
+    assert differs(finding, Finding) == []
 
 
 @FEW
 @given(st.builds(BenchResult, collectives=st.tuples(MEASURED)), st.from_type(Finding), st.just({"h1": 25.0}))
 def test_a_bench_has_its_shape(result, finding, rates):
     inventory = load_inventory(str(Path(__file__).parents[2] / "inventory/one-host.yaml"))
-    assert differs(_document(inventory, result, [finding], rates), hosts.BenchShape) == []
+    assert differs(_document(inventory, result, [finding], rates), BenchShape) == []
 
 
 @FEW
@@ -154,29 +154,30 @@ def test_a_bench_has_its_shape(result, finding, rates):
     st.builds(ShipReport, hosts=st.tuples(st.builds(HostShip, state=OUTCOMES, error=ERRORS))), st.from_type(ShipPlan)
 )
 def test_a_ship_has_its_shape(report, plan):
-    assert differs(report.as_json(), hosts.ShipShape) == []
-    assert differs(plan.as_json(), hosts.ShipPlanShape) == []
+    assert differs(report.as_json(), ShipShape) == []
+    assert differs(plan.as_json(), ShipPlanShape) == []
 
 
 @FEW
 @given(st.from_type(Placed), st.from_type(HostedSet))
 def test_images_and_data_sets_on_hosts_have_their_shapes(placed, hosted):
-    assert differs(placed.as_json(), hosts.PlacedImageShape) == []
-    assert differs(hosted.as_json(), hosts.DataSetShape) == []
+    assert differs(placed.as_json(), PlacedImageShape) == []
+    assert differs(hosted.as_json(), DataSetShape) == []
 
 
 @FEW
 @given(st.builds(StageReport, hosts=st.tuples(st.builds(StagedHost, state=OUTCOMES, error=ERRORS))))
 def test_a_stage_has_its_shape(report):
-    assert differs(report.as_json(), hosts.StageShape) == []
+    assert differs(report.as_json(), StageShape) == []
 
 
 def test_the_hardware_of_a_host_has_its_shape():
     port = HcaPort(1, "ACTIVE", "InfiniBand", gids=(Gid(0, "::1"),), counters={"symbol_error": 1})
-    hardware = Hardware("h1", hcas=(Hca("mlx5_0", (port,)),), nics=(Nic("eno1", pfc=(3,)),), problems={"gpus": "none"})
-    difference = {"key": "gpus", "stated": 4, "found": 3}
-    document = {**document_from_hardware(hardware), "differences": [difference]}
-    assert differs(document, hosts.ProbedHostShape) == []
+    found = ProbedHost(
+        "h1", hcas=(Hca("mlx5_0", (port,)),), nics=(Nic("eno1", pfc=(3,)),), problems={"gpus": "none"},
+        differences=(Difference("gpus", 4, 3),),
+    )  # fmt: skip
+    assert differs(found, ProbedHost) == []
 
 
 def test_a_lab_has_its_shape():

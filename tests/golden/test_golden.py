@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from golden_text import FOLDER, compared, packed, told, unpacked
 from golden_world import Later, Run, make
+from json_shapes import SHAPES
 
-from gpurun.cli.shapes import SHAPES
 from gpurun.content.images import Engine, HeadImage
 from gpurun.errors import EXIT_CODES
 from gpurun.jobs.store import JobStore
