@@ -47,6 +47,38 @@ def test_a_file_of_tests_is_needed_for_its_rooms_itself_and_what_it_imports():
         assert tiers.is_touched("test_claims", text, {touched}, alone=True) is (needed and touched != "leases")
 
 
+MODULE = '"""About it."""\n\nX = 1\n"""One."""\n\ndef f():\n    """Return it."""\n    return X\n'
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [(MODULE.replace("One.", "1."), True), (MODULE.replace("X = 1", "X = 1  # one"), True),
+     (MODULE.replace('    """Return it."""\n', ""), True), (MODULE.replace("X = 1", "X = 2"), False),
+     (MODULE.replace("return X", "return 'X'"), False), ("", False), (None, False)],
+)  # fmt: skip
+def test_comments_and_docstrings_are_no_change(now, same):
+    assert tiers.does_the_same(MODULE, now) is same and tiers.does_the_same(now, now) is (now is not None)
+
+
+def test_a_file_that_comes_or_goes_is_a_change(tmp_path):
+    def git(*argv):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *who, *argv], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    for name in ("gpurun/leases/store.py", "gpurun/head/spawn.py", "gpurun/web/page.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"X = 1\n")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    (tmp_path / "gpurun/leases/store.py").rename(tmp_path / "gpurun/jobs.py")
+    (tmp_path / "gpurun/head/spawn.py").write_text("# Says more.\nX = 1\n")
+    (tmp_path / "gpurun/web/page.bin").write_bytes(b"\xff")
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    assert tiers.rooms_changed(tmp_path, "HEAD~1") == {"leases", "jobs", "web"}
+
+
 def test_five_changes_run_each_test():
     names = [f"tests/lab/test_x.py::test_{number}" for number in range(1000)]
     counts = [sum(tiers.fifth_of(name) == turn for name in names) for turn in range(tiers.FIFTHS)]

@@ -1,7 +1,8 @@
 """Plugin: which lab tests a change needs. `make test-change` and `.ci/run` use it: `pytest --change BASE`.
 
 - A lab test marked `story` runs in `make test`, so it is left out here.
-- A lab test runs if the change touches a room that its file is about, its file, or a file that helps its file.
+- A lab test runs if the change touches a room that its file is about, its file, or a file that helps its file. A
+  module of which only comments and docstrings change does not count.
 - A lab test marked `alone` judges seconds, and nothing runs beside it: its rooms do not count, only its file does.
 - Of the others a fifth runs: the fifth whose number is the count of first-parent commits modulo 5. So five changes
   run each lab test at least once.
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import zlib
 from collections.abc import Iterable
@@ -17,7 +19,7 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[1]
 FIFTHS = 5
-SESSION = timedelta(hours=6)
+SESSION = timedelta(hours=3)
 """Without a base, a change is all commits that are at most so much older than the newest one."""
 
 ROOMS = {
@@ -110,6 +112,37 @@ def base_of(top: Path) -> str:
     return found or _git(top, "rev-list", "--max-parents=0", "HEAD").splitlines()[0]
 
 
+def rooms_changed(top: Path, base: str) -> set[str]:
+    """Return what has changed since a commit: rooms, and files of tests."""
+    paths = _git(top, "diff", "--name-only", "--no-renames", base, "HEAD").splitlines()
+    before_after = ((path, _content(top, base, path), _content(top, "HEAD", path)) for path in paths)
+    return {room_of(path) for path, before, after in before_after if not does_the_same(before, after)}
+
+
+def _content(top: Path, commit: str, path: str) -> str | None:
+    """Return a Python file as it is in a commit; None if it is another file, or is not there."""
+    argv = ["git", "-C", str(top), "show", f"{commit}:{path}"]
+    found = subprocess.run(argv, check=False, capture_output=True, text=True, errors="replace")
+    return found.stdout if path.endswith(".py") and found.returncode == 0 else None
+
+
+def does_the_same(one: str | None, other: str | None) -> bool:
+    """Whether two texts of a module differ in nothing but comments, docstrings and layout."""
+    return one is not None and other is not None and _statements(one) == _statements(other)
+
+
+def _statements(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [each for each in body if not _is_docstring(each)]
+    return ast.dump(tree)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
 def _git(top: Path, *argv: str) -> str:
     return subprocess.run(["git", "-C", str(top), *argv], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -117,7 +150,7 @@ def _git(top: Path, *argv: str) -> str:
 def pytest_addoption(parser):
     parser.addoption(
         "--change", metavar="BASE", help="of the lab tests, run those that the change since this commit needs, and a"
-        " fifth of the others; `session` is the newest commit that is six hours older than HEAD",
+        " fifth of the others; `session` is the newest commit that is three hours older than HEAD",
     )  # fmt: skip
 
 
@@ -126,7 +159,7 @@ def pytest_collection_modifyitems(config, items):
     if base is None:
         return
     base = base_of(TOP) if base == "session" else base
-    touched = {room_of(path) for path in _git(TOP, "diff", "--name-only", base, "HEAD").splitlines()}
+    touched = rooms_changed(TOP, base)
     turn = int(_git(TOP, "rev-list", "--first-parent", "--count", "HEAD")) % FIFTHS
     texts = {path: path.read_text() for path in {item.path for item in items}}
     kept, left = [], []
