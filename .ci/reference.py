@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/reference, and the list of decisions: `make reference`.
+"""Write the pages of docs/reference, the list of decisions, and the picture of rooms: `make reference`.
 
 tests/documents/test_reference.py compares the pages with the code.
 """
@@ -17,6 +17,7 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
 import json_shapes
+import rooms
 from json_shapes import SHAPES
 
 from gpurun.cli.config import VARIABLES
@@ -336,6 +337,7 @@ PAGES: Mapping[Path, Callable[[], str]] = {
     FOLDER / "json.md": json_documents,
     FOLDER / "exit-codes.md": exit_codes,
     DECISIONS / "README.md": decisions,
+    TOP / "docs/rooms.svg": rooms.picture,
 }
 
 

@@ -19,6 +19,7 @@ HOW_MANY: dict[str, tuple[int, int]] = {
     "inventories with a change": (10, 400),
     "ignore files, read by git": (15, 600),
     "documents of a type": (3, 50),
+    "houses of a few rooms": (20, 400),
     "logs that another supervisor continues": (8, 400),
     "fits": (8, 200),
     "fits of wild figures": (3, 60),
