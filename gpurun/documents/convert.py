@@ -391,20 +391,31 @@ def mapping(
     """
     found = entries(node, report, where)
     if not found.keys() <= keys.keys():
-        refuse_unknown(found, keys, report, where, meant)
+        below = {key: kind.keys for key, kind in keys.items() if kind.keys}
+        refuse_unknown(found, keys, report, where, meant, below)
     return {key: value(node, keys[key], report, key) for key, (_, node) in found.items() if key in keys}
 
 
 def refuse_unknown(
-    found: Entries, known: Iterable[str], report: ProblemReport, where: str, meant: Mapping[str, str] | None = None
-) -> None:
-    """Report every unknown key, with the key that it means or is similar to; with all known keys if there is none."""
+    found: Entries, known: Iterable[str], report: ProblemReport, where: str, meant: Mapping[str, str] | None = None,
+    below: Mapping[str, Iterable[str]] | None = None,
+) -> None:  # fmt: skip
+    """Report every unknown key, with the key that it means or is similar to; with all known keys if there is none.
+
+    Args:
+        meant: keys of other tools, with the key that each means.
+        below: known keys, with the keys of the mappings that are their values: people forget the mapping.
+    """
     allowed = tuple(known)
     for key, (node, _) in found.items():
-        if key not in allowed:
-            other = (meant or {}).get(key)
-            near = f"; did you mean '{other}'?" if other in allowed else did_you_mean(key, allowed)
-            report.wrong(node, f"unknown key {shown(key)} in {where}{near}", allowed=allowed)
+        if key in allowed:
+            continue
+        above = [name for name, keys in (below or {}).items() if key in keys]
+        if (other := (meant or {}).get(key)) in allowed:
+            near = f"; did you mean '{other}'?"
+        else:
+            near = f"; did you mean '{above[0]}: {{{key}: …}}'?" if above else did_you_mean(key, allowed)
+        report.wrong(node, f"unknown key {shown(key)} in {where}{near}", allowed=allowed)
 
 
 def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:

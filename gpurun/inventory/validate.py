@@ -24,9 +24,8 @@ _NEEDED = ("gpus", "generation", "fabric")
 def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
     """Return the inventory of a document. It is valid only if the report then has no problems."""
     top = entries(root, report, "the inventory")
-    refuse_unknown(
-        {key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "the inventory"
-    )
+    named = {key: pair for key, pair in top.items() if not key.startswith("x-")}
+    refuse_unknown(named, fields.TOP, report, "the inventory", below={"defaults": fields.HOST})
     if "version" in top:
         value(top["version"][1], fields.VERSION, report, "version")
     else:
@@ -112,7 +111,7 @@ class _Racks:
         racks = []
         for name, _, node in _named(top, "racks", self._report):
             parts = entries(node, self._report, f"rack {name}")
-            refuse_unknown(parts, fields.RACK, self._report, f"rack {name}")
+            refuse_unknown(parts, fields.RACK, self._report, f"rack {name}", below={"defaults": fields.HOST})
             own = (
                 self._inherited(base, parts["defaults"][1], f"defaults of rack {name}") if "defaults" in parts else base
             )

@@ -350,3 +350,10 @@ def test_what_is_not_a_file(tmp_path: Path) -> None:
         with pytest.raises(BadInput) as refused:
             load_inventory(path)
         assert str(path) in str(refused.value)
+
+
+def test_a_key_of_hosts_above_the_hosts_belongs_to_their_defaults() -> None:
+    text = "version: 1\nuser: train\nracks: {r1: {gpus: 4, hosts: {h1: {}}}}\n"
+    found = problems(text)
+    assert any("unknown key 'user' in the inventory; did you mean 'defaults: {user: …}'?" in each for each in found)
+    assert any("unknown key 'gpus' in rack r1; did you mean 'defaults: {gpus: …}'?" in each for each in found)

@@ -64,6 +64,8 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
     ("line", "message"),
     [
         ("gpu: 4", "unknown key 'gpu' in the recipe; did you mean 'gpus'"),
+        ("gpus_per_host: 4", "'gpus_per_host' in the recipe; did you mean 'constraints: {gpus_per_host: …}'?"),
+        ("fusion_threshold_mb: 4", "did you mean 'horovod: {fusion_threshold_mb: …}'?"),
         ("image: '--privileged'", "image: '--privileged' is not a Docker image reference"),
         ("image: 'a b'", "image: 'a b' is not a Docker image reference"),
         ("outputs: ../x", "outputs: '../x' is not an absolute path"),
