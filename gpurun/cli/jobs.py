@@ -8,13 +8,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpurun.cli import completion
 from gpurun.cli.options import JOB, InventoryOption, JsonOption
-from gpurun.cli.printing import JobShape, WholeShape, job_json, print_json, ran_text, say, say_problem, waited_s
+from gpurun.cli.printing import (
+    JobShape,
+    StatusShape,
+    WholeShape,
+    host_json,
+    job_json,
+    print_json,
+    ran_text,
+    say,
+    say_problem,
+    waited_s,
+)
 from gpurun.cli.stores import open_store
 from gpurun.documents.plain import printable, printed
 from gpurun.errors import BadInput, StateError
@@ -28,7 +39,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
     from rich.text import Text
-    from typing_extensions import NotRequired
 
     from gpurun.facts import GpuSample, HostSample
     from gpurun.inventory.model import Inventory
@@ -36,8 +46,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
     from gpurun.jobs.store import JobStore
-    from gpurun.leases.look import Cluster, HostRow
-    from gpurun.state.hosts import Out
+    from gpurun.leases.look import Cluster
 
 
 # ``gpurun status --watch``: show the use of every leased GPU, live, over one SSH session per host.
@@ -271,74 +280,6 @@ def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
     occupancy = look(store.home, now_s=clock.now_s(), despite_damage=True).occupancy
     by_host = {host.name: occupancy.on(host, found.known[host.name]) for host in found.inventory.hosts}
     return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
-
-
-class ForeignShape(TypedDict):
-    """GPUs that another gpurun, or a process that no gpurun job started, holds on a host.
-
-    Attributes:
-        process: the process with its user and pid; empty: a job holds the GPUs.
-    """
-
-    gpus: tuple[int, ...]
-    job: str
-    user: str
-    head: str
-    process: str
-
-
-class HostShape(TypedDict):
-    """A host and its free GPUs.
-
-    Attributes:
-        free: GPUs that no job holds; 0 while the host is out.
-        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
-        seen_s: when this user's processes last checked the host; seconds since 1970; null: never.
-        drain: the progress of the drain in words, during a drain.
-        out: why the last check found the host broken; only if the host is out.
-        foreign: GPUs that another gpurun or a process holds there; only if there are any.
-    """
-
-    host: str
-    rack: str
-    generation: str
-    gpus: int
-    free: int
-    state: str
-    seen_s: float | None
-    drain: NotRequired[str]
-    out: NotRequired[Out]
-    foreign: NotRequired[list[ForeignShape]]
-
-
-class StatusShape(TypedDict):
-    """Hosts and jobs. With a JOB, `hosts` is empty."""
-
-    hosts: list[HostShape]
-    jobs: list[JobShape]
-
-
-def host_json(row: HostRow) -> HostShape:
-    """Return a host for scripts and tables."""
-    shown: HostShape = {
-        "host": row.host.name,
-        "rack": row.host.rack,
-        "generation": row.host.generation,
-        "gpus": row.host.gpus,
-        "free": row.free,
-        "state": row.state,
-        "seen_s": row.seen_s,
-    }
-    if row.state == "draining" and row.shown != row.state:
-        shown["drain"] = row.shown
-    if row.out is not None:
-        shown["out"] = row.out
-    if row.foreign:
-        shown["foreign"] = [
-            {"gpus": each.gpus, "job": each.job, "user": each.user, "head": each.head, "process": each.process}
-            for each in row.foreign
-        ]
-    return shown
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:

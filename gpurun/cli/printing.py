@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord, OutputsLeft, Restart, State
     from gpurun.jobs.spec import Grant
+    from gpurun.leases.look import HostRow
+    from gpurun.state.hosts import Out
 
 
 def print_json(document: object) -> None:
@@ -168,6 +170,74 @@ def job_json(record: JobRecord) -> JobShape:
             "evidence": failure.evidence,
         },
     }
+
+
+class ForeignShape(TypedDict):
+    """GPUs that another gpurun, or a process that no gpurun job started, holds on a host.
+
+    Attributes:
+        process: the process with its user and pid; empty: a job holds the GPUs.
+    """
+
+    gpus: tuple[int, ...]
+    job: str
+    user: str
+    head: str
+    process: str
+
+
+class HostShape(TypedDict):
+    """A host and its free GPUs.
+
+    Attributes:
+        free: GPUs that no job holds; 0 while the host is out.
+        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, `out`, or `unknown` while a lease is damaged.
+        seen_s: when this user's processes last checked the host; seconds since 1970; null: never.
+        drain: the progress of the drain in words, during a drain.
+        out: why the last check found the host broken; only if the host is out.
+        foreign: GPUs that another gpurun or a process holds there; only if there are any.
+    """
+
+    host: str
+    rack: str
+    generation: str
+    gpus: int
+    free: int
+    state: str
+    seen_s: float | None
+    drain: NotRequired[str]
+    out: NotRequired[Out]
+    foreign: NotRequired[list[ForeignShape]]
+
+
+class StatusShape(TypedDict):
+    """Hosts and jobs. With a JOB, `hosts` is empty."""
+
+    hosts: list[HostShape]
+    jobs: list[JobShape]
+
+
+def host_json(row: HostRow) -> HostShape:
+    """Return a host for scripts and tables."""
+    shown: HostShape = {
+        "host": row.host.name,
+        "rack": row.host.rack,
+        "generation": row.host.generation,
+        "gpus": row.host.gpus,
+        "free": row.free,
+        "state": row.state,
+        "seen_s": row.seen_s,
+    }
+    if row.state == "draining" and row.shown != row.state:
+        shown["drain"] = row.shown
+    if row.out is not None:
+        shown["out"] = row.out
+    if row.foreign:
+        shown["foreign"] = [
+            {"gpus": each.gpus, "job": each.job, "user": each.user, "head": each.head, "process": each.process}
+            for each in row.foreign
+        ]
+    return shown
 
 
 class JobsShape(TypedDict):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from gpurun.cli.jobs import HostShape
+    from gpurun.cli.printing import HostShape
     from gpurun.views.picture import Picture
 
 
