@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
@@ -808,8 +808,3 @@ def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
     tail = (1 - COVERAGE) / 2
     low, high = noisy[int(tail * len(noisy))], noisy[min(len(noisy) - 1, int((1 - tail) * len(noisy)))]
     return Range(min(low, middle), middle, max(high, middle))
-
-
-def at_rate(rates: LinkRates, link: LinkClass, bit_per_s: float) -> LinkRates:
-    """Return rates with a change in one class. Raises ValueError for an invalid rate."""
-    return replace(rates, **{link.name.lower(): bit_per_s})

@@ -20,7 +20,7 @@ from gpurun.scaling.model import MOST_RANKS, LinkRates, Sample
 # The plan of a campaign. It never changes after the campaign has begun. Pure.
 
 
-MOST_SIZES, MOST_REPEATS = 64, 100
+MOST_SIZES = 64
 CAMPAIGN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 _SIZE = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 

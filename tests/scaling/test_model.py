@@ -28,7 +28,6 @@ from gpurun.scaling.model import (
     Sample,
     Shape,
     Unknown,
-    at_rate,
     fit,
     inverse_at,
     latency_at,
@@ -228,7 +227,7 @@ def test_no_compression_that_cannot_be(model, factor):
     with pytest.raises(BadInput, match="compression"):
         model.predict(in_a_rack(2), compression=factor)
     with pytest.raises(ValueError, match="bit/s"):
-        at_rate(RATES, LinkClass.RACKS, factor)
+        replace(RATES, racks=factor)
 
 
 @examples("fits of wild figures")
