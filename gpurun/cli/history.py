@@ -19,7 +19,6 @@ from gpurun.documents.plain import cell, printable
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.moments import UNKNOWN, date_minute, date_time, day_minute, zone_name
 from gpurun.quantities import count, duration
-from gpurun.quantities import duration as quantities_duration
 from gpurun.state.paths import home
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ def _print_shares(name: str, shares: Mapping[str, Share]) -> None:
     rows = [
         (
             label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
-            quantities_duration(share.mean_wait_s), quantities_duration(share.longest_wait_s),
+            duration(share.mean_wait_s), duration(share.longest_wait_s),
             percent(share.busy_percent), hours(share.idle_gpu_s),
         )
         for label, share in list(shares.items())[:SHOWN_ROWS]

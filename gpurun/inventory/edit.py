@@ -7,9 +7,9 @@ edit, so that no edit can change a host that it does not name.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclasses_fields
 from pathlib import Path
 
 import yaml
@@ -226,7 +226,7 @@ def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, .
     if before is None or any(setting.field == "rack" for setting in settings):
         return  # the new rack has other defaults
     changed = free | {setting.field for setting in settings}
-    for field in dataclasses_fields(Host):
+    for field in dataclasses.fields(Host):
         if field.name not in changed and getattr(before, field.name) != getattr(after, field.name):
             raise _fault(f"the edit would also change {field.name} of {after.name}")
 
