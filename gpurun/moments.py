@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import date, datetime, timedelta, timezone
-from datetime import time as ClockTime
+from datetime import time as clock_time
 
 from gpurun.quantities import duration_s, stripped
 
@@ -104,7 +104,7 @@ def _at(found: re.Match[str], now: datetime) -> datetime:
             on = date(int(year), int(month), int(day))
         else:
             on = (now.astimezone(zone) if zone else now).date() - timedelta(days=(word or "").lower() == "yesterday")
-        clock = ClockTime(int(hour or 0), int(minute or 0), int(second or 0), int((part or "")[:6].ljust(6, "0")))
+        clock = clock_time(int(hour or 0), int(minute or 0), int(second or 0), int((part or "")[:6].ljust(6, "0")))
         when = datetime.combine(on, clock, zone)
     except ValueError:
         raise ValueError("is a date or a time that does not exist") from None
