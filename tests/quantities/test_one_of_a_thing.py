@@ -22,6 +22,7 @@ from gpurun.quantities import plural
 from gpurun.scaling.choice import SmallerGang
 from gpurun.scheduler.model import Gang, Snapshot
 from gpurun.scheduler.passes import schedule
+from gpurun.views.picture import WaitingJob
 from gpurun.views.rows import TopRow, _job_line
 
 
@@ -45,8 +46,8 @@ def test_the_scheduler_and_the_live_view_count_one():
 
 def test_commands_and_imports_count_one(tmp_path):
     assert smaller_in_words(SmallerGang(1, 0.5, True, None), 2).startswith("1 GPU would start now")
-    row = {"position": 1, "job": "j-1", "waiting_s": 5.0, "name": "n", "message": "why", "expected_start_s": None}
-    one, two = (_line({**row, "gpus": gpus}, 0.0) for gpus in (1, 2))
+    rows = (WaitingJob("j-1", "n", "ann", gpus, 1, None, 0, "inventory.yaml", 5.0, "why", None) for gpus in (1, 2))
+    one, two = (_line(row, 0.0) for row in rows)
     assert "     1 GPU       5s  n: why" in one and one.replace("1 GPU ", "2 GPUs") == two
     event = {"hosts": [{"host": "h1", "gpus": [0]}], "racks": ["r1"], "generation": "pascal"}
     assert placement_text(event).startswith("1 pascal GPU on h1 (1 each)")
