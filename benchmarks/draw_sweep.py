@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.jobs.spec import JobSpec
-from gpurun.studies.study import searcher_for
+from gpurun.studies.search import searcher_for
 from gpurun.studies.sweep_pictures import curves, picture
 from gpurun.studies.sweep_plan import JournalEntry, Point, SweepPlan, Trials, Wish
 
