@@ -35,16 +35,10 @@ from gpurun.facts import (
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.look import (
-    open_cluster,
-    take_waiter_lock,
-)
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.look import WaiterLocks, open_cluster
 from gpurun.quantities import duration
-from gpurun.state.hosts import (
-    Cordon,
-    changing_cordons,
-)
+from gpurun.state.hosts import Cordon, Cordons
 from gpurun.views.app import (
     Actions,
     TopApp,
@@ -72,16 +66,16 @@ def make_cluster(folder: Path) -> list[object]:
     path.write_text(INVENTORY)
     os.environ.update(GPURUN_HOME=str(home), GPURUN_INVENTORY=str(path), XDG_CACHE_HOME=str(folder / "cache"))
     store, held = JobStore(home), []
-    held.append(take_waiter_lock(home))
+    held.append(WaiterLocks(home).take())
     for at, (name, gpus) in enumerate(JOBS):
         spec = JobSpec(name=name, image="me/train:1", gpus=gpus, command=("python3", "train.py"))
         store.create(spec, inventory=path, now_s=time.time() - 9000 + 700 * at)
-    held += [lock for _, lock in run_pass(home, now_s=time.time()).granted]
+    held += [lock for _, lock in Allocator(home).run_pass(now_s=time.time()).granted]
     for record in list(store.live_records()):
         if record.granted:
             started_s = record.submitted_s + 40
             store.get(record.id).write(record.but(state=State.RUNNING, started_s=started_s, attempt=1))
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         cordons["gpu-r1-08"] = Cordon("cordoned", "ada", time.time(), "fan")
     return held
 

@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         began = time.process_time()
-        with store.own(home, write=True) as connection:
+        with store.JobHistory(home).own(write=True) as connection:
             store.put(connection, rows(count))
         size = (home / "history" / str(os.getuid()) / store.FILE).stat().st_size
         print(f"{count} attempts: {size / 1e6:.0f} MB, made in {time.process_time() - began:.1f} s of CPU")

@@ -33,7 +33,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.look import look, take_waiter_lock
+from gpurun.leases.look import WaiterLocks, look
 
 GENERATIONS = ("hopper", "volta", "pascal")
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)
@@ -119,7 +119,7 @@ class State:
             GPURUN_HOME=str(self.home), GPURUN_INVENTORY=str(self.path), XDG_CACHE_HOME=str(folder / "cache"),
             DOCKER_HOST=f"unix://{folder / 'docker.sock'}",
         )  # fmt: skip
-        self.locks: list[object] = [take_waiter_lock(self.home)]
+        self.locks: list[object] = [WaiterLocks(self.home).take()]
 
     def fill(self, jobs: int, seed: int) -> float:
         """Store the jobs. Returns wall seconds."""
@@ -129,7 +129,7 @@ class State:
         return time.monotonic() - began
 
     def run_pass(self) -> allocate.Pass:
-        done = allocate.run_pass(self.home, now_s=time.time())
+        done = allocate.Allocator(self.home).run_pass(now_s=time.time())
         self.locks += [lock for _, lock in done.granted]
         return done
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import HostFailure
 from gpurun.head import spawn
-from gpurun.head.spawn import end_queued
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.hosts import changing_cordons
+from gpurun.state.hosts import Cordons
 from gpurun.supervisor import life, stop
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.verdict.ends import End, GangEnd
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     """``stress_leases.py worker|watch HOME SECONDS SEED``: one of the processes."""
     what, home, seconds, seed = argv[0], Path(argv[1]), float(argv[2]), int(argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    spawn.start_supervisor = start_supervisor
+    spawn.Head.start_supervisor = start_supervisor
     print(*{"worker": work, "watch": watch_leases}[what](home, time.monotonic() + seconds, random.Random(seed)))
 
 
@@ -93,7 +93,7 @@ def work(home: Path, until: float, chance: random.Random) -> tuple[int, int, int
 def submit(home: Path, chance: random.Random) -> None:
     spec = JobSpec(name="stress", image="i", gpus=chance.choice((1, 1, 2, 4, 6, 12)), command=("true",), max_restarts=3)
     JobStore(home).create(spec, inventory=home / "inventory.yaml", now_s=time.time())
-    spawn.run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+    spawn.Head(home).run_pass(now_s=time.time())
 
 
 def cancel(home: Path, chance: random.Random) -> None:
@@ -102,16 +102,16 @@ def cancel(home: Path, chance: random.Random) -> None:
     folder = store.get(chance.choice(ids)) if ids else None
     if folder is not None and folder.path.exists():
         folder.ask_to_cancel(CancelRequest("cancel", "stress", time.time()))
-        end_queued(home, folder, now_s=time.time(), environ=os.environ)
+        Head(home).end_queued(folder, now_s=time.time())
 
 
 def recover(home: Path, _chance: random.Random | None = None) -> None:
-    spawn.adopt_orphans(home, os.environ)
-    spawn.run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+    spawn.Head(home).adopt_orphans()
+    spawn.Head(home).run_pass(now_s=time.time())
 
 
-def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, _environ: object) -> None:
-    """Replace `spawn.start_supervisor` by a fork that runs the job's life without hosts."""
+def start_supervisor(head: spawn.Head, lease: Lease, lock: LeaseLock) -> None:
+    """Replace `spawn.Head.start_supervisor` by a fork that runs the job's life without hosts."""
     faults.point()
     if os.fork():
         lock.close()
@@ -122,7 +122,7 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, _environ: object
     faults.arm_fault("supervisor")
     code = 1
     try:
-        carry(home, lease, lock, chance)
+        carry(head.home, lease, lock, chance)
         code = 0
     finally:
         if code:
@@ -140,7 +140,7 @@ def carry(home: Path, lease: Lease, lock: LeaseLock, chance: random.Random) -> N
         recover(home)
     if rest is not None:
         time.sleep(chance.random() * 0.2)
-        with changing_cordons(home) as cordons:
+        with Cordons(home).changing() as cordons:
             for grant in rest[0].grants:
                 cordons.pop(grant.host, None)
         LeaseStore(home).release(rest[1])
@@ -192,8 +192,8 @@ def watch_leases(home: Path, until: float, _chance: random.Random) -> tuple[int,
 
 def drain(home: Path) -> tuple[int, int]:
     """Let all jobs end. Returns the counts of GPUs that cannot be leased any more, and of jobs that never ended."""
-    start = spawn.start_supervisor
-    spawn.start_supervisor = start_supervisor
+    start = spawn.Head.start_supervisor
+    spawn.Head.start_supervisor = start_supervisor
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     deadline = time.monotonic() + 120
     store = JobStore(home)
@@ -202,12 +202,12 @@ def drain(home: Path) -> tuple[int, int]:
             recover(home)
             time.sleep(0.05)
     finally:
-        spawn.start_supervisor = start
+        spawn.Head.start_supervisor = start
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     unfinished = sum(not record.state.ended for record in store.records(lambda _: None))
     spec = JobSpec(name="all", image="i", gpus=HOSTS * GPUS, command=("true",))
     store.create(spec, inventory=home / "inventory.yaml", now_s=time.time())
-    whole = [lease for lease, _ in run_pass(home, now_s=time.time()).granted]
+    whole = [lease for lease, _ in Allocator(home).run_pass(now_s=time.time()).granted]
     free = sum(len(grant.gpus) for lease in whole for grant in lease.grants)
     return HOSTS * GPUS - free, unfinished
 

@@ -18,13 +18,13 @@ from gpurun import __version__
 from gpurun.documents.plain import printable
 from gpurun.errors import BadInput, GpurunError, StateError, StateUnavailable
 from gpurun.history.row import OUTCOMES
-from gpurun.history.store import HistorySource, sources
+from gpurun.history.store import HistorySource, JobHistory
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.folder import JobFolder, read_use
 from gpurun.jobs.record import GpuUse, JobRecord, State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import Cluster, HostRow, look
-from gpurun.state.hosts import Machine, Out, outs_of, read_machines, users_who_looked
+from gpurun.state.hosts import Machine, Machines, Out, outs_of
 from gpurun.state.paths import user_name
 
 # Metrics as the text that Prometheus reads: its exposition format 0.0.4. Pure.
@@ -106,7 +106,7 @@ def measure_all(cluster: Cluster, *, now_s: float, wall_s: float | None = None) 
     """
     problems: list[GpurunError] = []
     view = look(cluster.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
-    known = {user_name(uid): read_machines(cluster.home, uid) for uid in users_who_looked(cluster.home)}
+    known = {user_name(uid): Machines(cluster.home).read(uid) for uid in Machines(cluster.home).users()}
     looks = {user: (machines, outs_of(machines)) for user, machines in known.items()}
     records = [job.record for job in view.jobs.values()]
     waiting = [record for record in records if record.state is State.QUEUED]
@@ -118,7 +118,7 @@ def measure_all(cluster: Cluster, *, now_s: float, wall_s: float | None = None) 
         *_jobs(cluster.home, records, now_s),
     ]
     history_problems: list[StateError] = []
-    with sources(cluster.home, history_problems.append) as history:
+    with JobHistory(cluster.home).sources(history_problems.append) as history:
         found += _history(history)
     build = MetricFamily("gpurun_build_info", "gauge", "Version of gpurun; the value is 1.", ("version",))
     build.add(1, __version__)

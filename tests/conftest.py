@@ -81,7 +81,7 @@ def no_process_outlives_the_tests(tmp_path_factory):
 @pytest.fixture
 def nothing_resumes(monkeypatch):
     """Commands in this process start neither passes nor supervisors, which would write the test's records, too."""
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: ())
 
 
 @pytest.fixture

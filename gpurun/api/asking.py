@@ -26,7 +26,7 @@ from gpurun.content.build import BuildLines
 from gpurun.documents.plain import json_text
 from gpurun.errors import BadInput, StateError
 from gpurun.head.submit import MOST_SOURCE_BYTES, clues_in, clues_of, planned, spec_of, submit_jobs
-from gpurun.head.waiter import resume
+from gpurun.head.waiter import Waiter
 from gpurun.inventory.model import Inventory
 from gpurun.inventory.read import find_inventory, load_inventory
 from gpurun.jobs.folder import JobFolder
@@ -331,7 +331,7 @@ def cancel(*which: Job | str) -> list[Job]:
 
 def _open() -> JobStore:
     store = JobStore(home(os.environ))
-    resume(store.home, os.environ)
+    Waiter(store.home).resume()
     return store
 
 

@@ -320,12 +320,12 @@ def list_(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as
     gpurun data list @rack:r1
     """
     from gpurun.content.caches import census
-    from gpurun.content.data import jobs_by_digest
+    from gpurun.content.data import Pins
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
     with fleet_of(found, names) as fleet:
-        sets, failed = census(fleet, names, jobs_by_digest(found.home))
+        sets, failed = census(fleet, names, Pins(found.home).jobs_by_digest())
     if as_json:
         print_json(DataListShape(sets=[one.as_json() for one in sets], failed=messages_of(failed)))
     else:
@@ -356,7 +356,7 @@ def stage(
 
     gpurun data stage datasets/imagenet @rack:r1
     """
-    from gpurun.content.data import as_pinned, pin, wanted_digests
+    from gpurun.content.data import Pins
     from gpurun.content.staging import Staging
     from gpurun.content.staging import stage as bring
     from gpurun.documents.convert import convert
@@ -370,17 +370,17 @@ def stage(
     if meant.kind == "host":
         raise BadInput("the folder is already on the hosts (host:/path), so gpurun has nothing to copy", where=source)
     found = cluster(inventory)
-    (pinned,) = pin(sources_below(Path.cwd(), {"": meant}).values(), found.home).values()
+    (pinned,) = Pins(found.home).pin(sources_below(Path.cwd(), {"": meant}).values()).values()
     names = [host.name for host in found.choose(hosts)]
     view = _StageView(source, json_line if as_json else None)
     with fleet_of(found, names) as fleet:
         try:
             assert pinned.digest is not None
             how = Staging(
-                fleet, found.inventory, quotas=quotas_of(found.inventory), keep=wanted_digests(found.home),
+                fleet, found.inventory, quotas=quotas_of(found.inventory), keep=Pins(found.home).wanted_digests(),
                 progress=view.show,
             )  # fmt: skip
-            report = bring(pinned.digest, as_pinned(pinned, found.home), names, how)
+            report = bring(pinned.digest, Pins(found.home).as_pinned(pinned), names, how)
         finally:
             view.close()
     print_json(report.as_json()) if as_json else _print_report_of_data(report)
@@ -424,7 +424,7 @@ def evict(
     from gpurun.cli.cancel import agree
     from gpurun.content.caches import census
     from gpurun.content.caches import evict as remove
-    from gpurun.content.data import jobs_by_digest
+    from gpurun.content.data import Pins
 
     if bool(digests) == unused:
         raise BadInput(
@@ -434,7 +434,7 @@ def evict(
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
     with fleet_of(found, names) as fleet:
-        sets, _ = census(fleet, names, jobs_by_digest(found.home))
+        sets, _ = census(fleet, names, Pins(found.home).jobs_by_digest())
         chosen = [one for one in sets if not one.all_jobs] if unused else [_meant(text, sets) for text in digests or ()]
         if needed := [one for one in chosen if one.all_jobs]:
             raise BadInput(
@@ -767,9 +767,9 @@ def prune_caches(wish: CacheWish, *, as_json: bool) -> None:
 def _owner(found: Cluster) -> str:
     from gpurun.launch.plan import owner_of
     from gpurun.node.claim_rules import Claimant
-    from gpurun.state.sharing import state_id
+    from gpurun.state.sharing import StateDirectory
 
-    return owner_of(Claimant(state=state_id(found.home), uid=os.getuid()))
+    return owner_of(Claimant(state=StateDirectory(found.home).id(), uid=os.getuid()))
 
 
 def _use(each: HostCaches) -> str:

@@ -210,12 +210,12 @@ def _ask(folders: list[JobFolder], *, yes: bool) -> None:
 
 
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
-    from gpurun.head.spawn import end_queued
+    from gpurun.head.spawn import Head
 
     caretaker, patience = Caretaker(), Patience()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
         for folder in waiting:
-            end_queued(home, folder, now_s=clock.now_s(), environ=os.environ)
+            Head(home).end_queued(folder, now_s=clock.now_s())
         caretaker.look(waiting)
         patience.tell(partial(jobs_in_words, waiting))
         time.sleep(LOOK_S)
@@ -233,9 +233,9 @@ def _is_ownerless(folder: JobFolder) -> bool:
 
 
 def _holds(folder: JobFolder) -> tuple[str, ...]:
-    from gpurun.head.spawn import held_by
+    from gpurun.head.spawn import Head
 
-    return held_by(folder.path.home, folder.id)
+    return Head(folder.path.home).held_by(folder.id)
 
 
 def _have_it_carried(folder: JobFolder) -> None:
@@ -255,7 +255,7 @@ def _have_it_carried(folder: JobFolder) -> None:
 def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) -> None:
     """If a job's owner has no account, wait for its supervisor if it runs. Take it over if it still holds GPUs then."""
     from gpurun.cli.stores import cluster
-    from gpurun.head.spawn import take_over
+    from gpurun.head.spawn import Head
 
     if not _is_ownerless(folder):
         return
@@ -265,7 +265,7 @@ def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) 
         _wait_at_most(_grace_s(folder) + PATIENCE_S, lambda: _is_over(folder))
     if _is_over(folder) or (_is_waiting(folder) and not _holds(folder)):
         return
-    take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
+    Head(folder.path.home).take_over(folder, cluster(inventory).inventory)
     if hosts := _holds(folder):
         say(f"{folder.id}: the job's owner has no account, so root stops the job's processes on {', '.join(hosts)}")
 

@@ -100,7 +100,7 @@ def view(as_json: JsonOption = False) -> None:
 
 def _home() -> Used:
     from gpurun.state.paths import SYSTEM_HOME, home
-    from gpurun.state.sharing import is_shared
+    from gpurun.state.sharing import StateDirectory
 
     found = home(os.environ)
     if os.environ.get("GPURUN_HOME"):
@@ -111,7 +111,9 @@ def _home() -> Used:
             if found == SYSTEM_HOME
             else "your own state directory; set $GPURUN_HOME to use another one"
         )
-    return Used("state directory", str(found), f"{why}; {'shared' if is_shared(found) else 'one user'}")
+    return Used(
+        "state directory", str(found), f"{why}; {'shared' if StateDirectory(found).is_shared() else 'one user'}"
+    )
 
 
 def _inventory() -> Used:
@@ -154,9 +156,9 @@ def share(
 
     gpurun share /var/lib/gpurun --group gpu-users
     """
-    from gpurun.state.sharing import make_shared
+    from gpurun.state.sharing import StateDirectory
 
-    kept = make_shared(folder.absolute(), _gid(group))
+    kept = StateDirectory(folder.absolute()).make_shared(_gid(group))
     say(f"{folder} is shared by group {group}")
     if not kept:
         say(f"gpurun could not make {folder}/audit.jsonl append-only (chattr +a), so members can change this file")

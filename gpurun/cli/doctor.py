@@ -127,7 +127,7 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.route import target_of
     from gpurun.state.paths import home
-    from gpurun.state.sharing import known_id
+    from gpurun.state.sharing import StateDirectory
 
     state = home(os.environ)
     carried = _carried(state)
@@ -141,10 +141,10 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     note_seen(state, inventory, hosts, seen, timeout_s, begun_s)
     findings = [
         *diagnose(inventory, seen),
-        *check_claims(held, state=known_id(state), uid=os.getuid(), carried=carried),
+        *check_claims(held, state=StateDirectory(state).known_id(), uid=os.getuid(), carried=carried),
     ]
     since_s = time.time() - bench.FRESH_S
-    return merged([*findings, *bench.slower(bench.read_runs(state), hosts, since_s=since_s)])
+    return merged([*findings, *bench.slower(bench.BenchHistory(state).read(), hosts, since_s=since_s)])
 
 
 def note_seen(
@@ -161,11 +161,11 @@ def note_seen(
 
     from gpurun.errors import StateError
     from gpurun.head.looking import LOOK_TIMEOUT_S, note_survey
-    from gpurun.state.sharing import enter
+    from gpurun.state.sharing import StateDirectory
 
     with suppress(StateError, OSError):
         if state.is_dir() and timeout_s >= LOOK_TIMEOUT_S:
-            enter(state)
+            StateDirectory(state).enter()
             note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen, begun_s)
 
 
@@ -218,12 +218,12 @@ def _cordon(findings: Sequence[Finding], inventory: Inventory) -> list[str]:
     """Cordon every host with an error, unless it has a cordon. Returns the newly cordoned hosts."""
     from gpurun.doctor.findings import Severity
     from gpurun.leases.look import Cluster
-    from gpurun.state.hosts import Cordon, changing_cordons, cordons_on, put_cordon
+    from gpurun.state.hosts import Cordon, Cordons, cordons_on, put_cordon
     from gpurun.state.paths import home, myself
 
     changed = []
     found = Cluster(inventory, home(os.environ))
-    with changing_cordons(found.home) as cordons:
+    with Cordons(found.home).changing() as cordons:
         for finding in findings:
             for host in finding.hosts if finding.severity is Severity.ERROR else ():
                 if not cordons_on(cordons, [found.known[host]]):
@@ -411,8 +411,8 @@ def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]
 
     racks = {name: inventory.by_name[name].rack for name in result.hosts}
     state = home(os.environ)
-    bench.append(state, bench.Run(time.time(), result.links))
-    slower = bench.slower(bench.read_runs(state), result.hosts)
+    bench.BenchHistory(state).append(bench.Run(time.time(), result.links))
+    slower = bench.slower(bench.BenchHistory(state).read(), result.hosts)
     return merged([*slow_links(result, racks, rates), *slower])
 
 

@@ -117,11 +117,11 @@ def wanted_of(
 
 
 def _read(wanted: Wanted, most: int | None) -> tuple[list[HistoryRow], list[StateError]]:
-    from gpurun.history.store import rows, sources
+    from gpurun.history.store import JobHistory, rows
     from gpurun.state.paths import home
 
     problems: list[StateError] = []
-    with sources(home(os.environ), problems.append) as found:
+    with JobHistory(home(os.environ)).sources(problems.append) as found:
         return rows(found, wanted, most=most), problems
 
 
@@ -136,10 +136,10 @@ def end_with(problems: Sequence[StateError]) -> None:
 
 
 def _rebuild() -> None:
-    from gpurun.history.store import rebuild
+    from gpurun.history.store import JobHistory
     from gpurun.state.paths import home
 
-    attempts, aside = rebuild(home(os.environ))
+    attempts, aside = JobHistory(home(os.environ)).rebuild()
     if aside is not None:
         say(f"the old history file was damaged; gpurun renamed the damaged file to {aside}")
     say(f"your history has {count(attempts, 'attempt')}")
@@ -200,11 +200,11 @@ def report(
     gpurun report --pool vision --since 30d --html report.html
     """
     from gpurun.history.report import accounts
-    from gpurun.history.store import sources
+    from gpurun.history.store import JobHistory
 
     wanted, now_s = wanted_of(user, pool, project, since, until), time.time()
     problems: list[StateError] = []
-    with sources(home(os.environ), problems.append, now_s=now_s) as found:
+    with JobHistory(home(os.environ)).sources(problems.append, now_s=now_s) as found:
         made = accounts(found, wanted, now_s=now_s, capacity=_capacity(inventory))
     if html is not None:
         from gpurun.history.report import page
@@ -319,10 +319,10 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Show which users submitted, granted, preempted or cancelled jobs, cordoned hosts, or changed the inventory."""
-    from gpurun.state.audit import read_audit
+    from gpurun.state.audit import AuditLog
     from gpurun.state.paths import home
 
-    entries = [entry for entry in read_audit(home(os.environ)) if job is None or _is_about(entry, job)]
+    entries = [entry for entry in AuditLog(home(os.environ)).read() if job is None or _is_about(entry, job)]
     if as_json:
         print_json(AuditShape(entries=entries))
         return

@@ -337,10 +337,10 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
 
 
 def _report(change_: RecordedChange | None) -> None:
-    from gpurun.state import audit
+    from gpurun.state.audit import AuditLog
 
     if change_ is not None:
-        audit.note_audit(state_home(), "inventory", change=change_.number, undoes=change_.undoes)
+        AuditLog(state_home()).note("inventory", change=change_.number, undoes=change_.undoes)
     if change_ is None:
         say("nothing to change")
     elif change_.undoes is not None:

@@ -40,9 +40,9 @@ PASS_EVERY_S = 5.0
 
 def refuse_deadline(home: Path) -> None:
     """Raise NotYours if several users share the state directory: the deadline would stop other users' jobs."""
-    from gpurun.state.sharing import is_shared
+    from gpurun.state.sharing import StateDirectory
 
-    if is_shared(home) and os.getuid() != 0:
+    if StateDirectory(home).is_shared() and os.getuid() != 0:
         raise NotYours(
             "several users share the state directory, so only root may set a deadline, which stops other users' jobs",
             hint="leave out --deadline: gpurun then moves the jobs that can move, and waits for the other jobs",
@@ -97,9 +97,9 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
 
 def _have_them_ended(home: Path) -> None:
     """Run a scheduling pass, which stops jobs at the deadline. In a shared state directory only root's pass does so."""
-    from gpurun.head.spawn import run_pass_and_start
+    from gpurun.head.spawn import Head
 
-    run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
+    Head(home).run_pass(now_s=clock.now_s())
 
 
 def _look(found: Cluster, names: Sequence[str]) -> tuple[View, tuple[Departure, ...]]:
@@ -229,11 +229,11 @@ def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: J
 
     gpurun inventory uncordon gpu-r1-01
     """
-    from gpurun.state.hosts import changing_cordons, lift_cordons
+    from gpurun.state.hosts import Cordons, lift_cordons
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
-    with changing_cordons(found.home) as cordons:
+    with Cordons(found.home).changing() as cordons:
         lifted = [name for name in names if lift_cordons(cordons, found.known[name])]
     _report(names, lifted, "ok", as_json)
     for name in names if not as_json else ():
@@ -265,22 +265,22 @@ def _cordon(
 ) -> list[str]:
     """Cordon hosts. Returns those for which this changes something."""
     from gpurun.errors import BadInput
-    from gpurun.state.hosts import Cordon, changing_cordons, put_cordon
+    from gpurun.state.hosts import Cordon, Cordons, put_cordon
     from gpurun.state.paths import myself
 
     if not reason.isprintable():
         raise BadInput("--reason must be one line of printable text")
     cordon = Cordon(state, myself(), time.time(), reason, until_s=until_s)
-    with changing_cordons(found.home) as cordons:
+    with Cordons(found.home).changing() as cordons:
         return [name for name in names if put_cordon(cordons, found.known[name], cordon)]
 
 
 def _say_lost(found: Cluster, names: Sequence[str]) -> None:
     """Report the hosts that are lost: a drain does not change them."""
     from gpurun.inventory.folding import fold
-    from gpurun.state.hosts import cordons_on, read_cordons
+    from gpurun.state.hosts import Cordons, cordons_on
 
-    cordons = cordons_on(read_cordons(found.home), [found.known[name] for name in names])
+    cordons = cordons_on(Cordons(found.home).read(), [found.known[name] for name in names])
     if lost := [name for name, cordon in cordons.items() if cordon.state == "lost"]:
         say(f"{fold(lost)}: lost; no job starts on a lost host until gpurun has proof that the host's GPUs are free")
 
@@ -311,10 +311,10 @@ def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: b
 
 def _start_what_fits(home: Path) -> None:
     """Run a scheduling pass: jobs that waited for these hosts may start."""
-    from gpurun.head.spawn import run_pass_and_start
+    from gpurun.head.spawn import Head
 
     if (home / "live").is_dir():
-        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
+        Head(home).run_pass(now_s=clock.now_s())
 
 
 # ``gpurun inventory trust``: show host keys and known_hosts entries, and trust a key only if a person agrees.

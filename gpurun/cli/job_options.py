@@ -226,11 +226,11 @@ def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
             f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
             hint="first measure some numbers of GPUs: gpurun scale RECIPE --gpus 1,2,4",
         )
-    from gpurun.doctor.bench import read_runs
+    from gpurun.doctor.bench import BenchHistory
     from gpurun.scaling.choice import pair_figures
     from gpurun.scaling.model import fit  # after all checks that can fail: this import is slow
 
-    links = [link for run in read_runs(home(os.environ)) for link in run.links]
+    links = [link for run in BenchHistory(home(os.environ)).read() for link in run.links]
     return fit(samples, pair_figures(links, {host.name: host.rack for host in inventory.hosts}))
 
 

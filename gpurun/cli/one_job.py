@@ -200,11 +200,11 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
     Raises:
         BadInput: names the missing data set.
     """
-    from gpurun.content.data import as_pinned
+    from gpurun.content.data import Pins
     from gpurun.state import caches
 
     for name, source in spec.data.items():
-        if source.digest is None or as_pinned(source, folder.path.home) is not None:
+        if source.digest is None or Pins(folder.path.home).as_pinned(source) is not None:
             continue
         known = caches.hosts_of(source.digest)
         where = f"the data set {name!r} ({source.digest[7:19]}) is no longer in {source.path}"
@@ -714,7 +714,7 @@ def exec_(
     from gpurun.remote import system_ssh
     from gpurun.remote.route import resolve
     from gpurun.remote.system_ssh import live
-    from gpurun.state import audit
+    from gpurun.state.audit import AuditLog
     from gpurun.supervisor.links import Links
     from gpurun.supervisor.log import Seating
     from gpurun.supervisor.log_copy import ask_places, host_of
@@ -751,7 +751,7 @@ def exec_(
         *command,
     ]
     route = resolve(target)
-    audit.note_audit(folder.path.home, "exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
+    AuditLog(folder.path.home).note("exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
     become(system_ssh.terminal(route, live(route), shlex.join(inside), tty=tty))
 
 

@@ -138,19 +138,19 @@ def recover(
 
     gpurun recover --claims
     """
-    from gpurun.state.hosts import own_lock
+    from gpurun.state.hosts import Machines
     from gpurun.state.paths import home
-    from gpurun.state.sharing import enter
+    from gpurun.state.sharing import StateDirectory
 
     state = home(os.environ)
-    enter(state)
+    StateDirectory(state).enter()
     if discard is None and not claims and not state.exists():  # the timer must not make one in the place of a mount
         _print(Recovered(myself()), (), (), as_json=as_json)
         return
     with ExitStack() as stack:
         if by_timer:
             try:
-                stack.enter_context(own_lock(state, "recover", patience_s=0.0))
+                stack.enter_context(Machines(state).lock("recover", patience_s=0.0))
             except StateUnavailable as error:
                 say(f"another `gpurun recover` runs: {printable(str(error))}")
                 return
@@ -160,29 +160,29 @@ def recover(
 def _recover(
     state: Path, discard: str | None, inventory: str | None, *, claims: bool, by_timer: bool, as_json: bool
 ) -> None:
-    from gpurun.head.claims import forged_leases
-    from gpurun.head.looks import look_by_timer
-    from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
-    from gpurun.head.waiter import is_needed
+    from gpurun.head.claims import Claims
+    from gpurun.head.looks import HostLooks
+    from gpurun.head.spawn import Head
+    from gpurun.head.waiter import Waiter
     from gpurun.jobs.store import JobStore
     from gpurun.leases.store import LeaseStore
-    from gpurun.state import audit
+    from gpurun.state.audit import AuditLog
 
     if discard is not None:
         say(f"moved the lease to {_discard(state, Path(discard).name)}")
-    audit.bound(state)
+    AuditLog(state).bound()
     JobStore(state).sweep(now_s=time.time())
-    adopted = adopt_orphans(state, os.environ)
+    adopted = Head(state).adopt_orphans()
     if claims:
         adopted += _adopt_claims(state, inventory)
     damaged = LeaseStore(state).read_all().damaged
-    forged = tuple(forged_leases(state))
+    forged = tuple(Claims(state).forged_leases())
     waiter = False
     if not damaged:
-        run_pass_and_start(state, now_s=clock.now_s(), environ=os.environ)
-        waiter = is_needed(state, os.getuid()) and ensure_waiter(state, os.environ)
+        Head(state).run_pass(now_s=clock.now_s())
+        waiter = Waiter(state).is_needed(os.getuid()) and Head(state).ensure_waiter()
     if by_timer:
-        look_by_timer(state, os.environ)
+        HostLooks(state).look_by_timer()
     options = (*(_claims_options(inventory) if claims else ()), *(("--by-timer",) if by_timer else ()))
     others = _recover_others(state, options)
     _print(Recovered(myself(), adopted, waiter), others, (*damaged, *forged), as_json=as_json)
@@ -257,10 +257,10 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
     from gpurun.cli.stores import cluster
     from gpurun.doctor.survey import ask_claims
     from gpurun.head.claims import FoundClaim
-    from gpurun.head.spawn import adopt_found
+    from gpurun.head.spawn import Head
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.route import target_of
-    from gpurun.state.sharing import known_id
+    from gpurun.state.sharing import StateDirectory
     from gpurun.supervisor.job import holder_of
 
     found = cluster(inventory).inventory
@@ -269,16 +269,14 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
         answers = ask_claims(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
         say(f"gpurun could not read which jobs hold GPUs of {host}: {error.message}")
-    state_id = known_id(state)
-    return adopt_found(
-        state,
+    state_id = StateDirectory(state).known_id()
+    return Head(state).adopt_found(
         [
             FoundClaim(found.source, host, holder_of(one), asked_s)
             for host, holders in answers.ok.items()
             for one in holders
             if one.claimant.job and one.claimant.state == state_id and _is_mine(one.claimant.uid)
-        ],
-        os.environ,
+        ]
     )
 
 
@@ -297,13 +295,13 @@ def _claims_options(inventory: str | None) -> tuple[str, ...]:
 
 def _recover_others(home: Path, options: tuple[str, ...]) -> list[Recovered]:
     """As root with a shared state directory, recover every user's jobs as that user."""
-    from gpurun.head.spawn import ownerless_jobs
+    from gpurun.head.spawn import Head
     from gpurun.head.waiter import owners, recover_as
-    from gpurun.state.sharing import is_shared
+    from gpurun.state.sharing import StateDirectory
 
-    if os.getuid() != 0 or not is_shared(home):
+    if os.getuid() != 0 or not StateDirectory(home).is_shared():
         return []
-    ownerless = ownerless_jobs(home)
+    ownerless = Head(home).ownerless_jobs()
     gone = [
         Recovered(
             f"uid {uid}",
@@ -321,14 +319,15 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: no damaged lease has this name.
     """
-    from gpurun.head.claims import forged_leases
-    from gpurun.leases.store import LeaseStore, allocator_lock
-    from gpurun.state import audit, durable
+    from gpurun.head.claims import Claims
+    from gpurun.leases.store import AllocatorLock, LeaseStore
+    from gpurun.state import durable
+    from gpurun.state.audit import AuditLog
     from gpurun.state.paths import StatePath
 
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         store = LeaseStore(home)
-        damaged = (*store.read_all().damaged, *forged_leases(home))
+        damaged = (*store.read_all().damaged, *Claims(home).forged_leases())
         if not any(Path(error.where or "").name == name for error in damaged):
             raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists the damaged leases")
         kept = StatePath(home) / "discarded"
@@ -337,7 +336,7 @@ def _discard(home: Path, name: str) -> Path:
         (store.folder / name).rename(target)
         durable.sync_folder(kept)
         durable.sync_folder(store.folder)
-        audit.note_audit(home, "discard", lease=name, kept=str(target))
+        AuditLog(home).note("discard", lease=name, kept=str(target))
         return target.plain
 
 

@@ -318,12 +318,12 @@ def _report(name: str) -> CampaignReport:
 
 def _with_predictions(told: CampaignReport) -> CampaignReport:
     """Return the report with the cost model's predictions for other sizes."""
-    from gpurun.doctor.bench import read_runs
+    from gpurun.doctor.bench import BenchHistory
     from gpurun.scaling.choice import pair_figures
     from gpurun.studies.campaign_pictures import predictions
     from gpurun.studies.campaign_report import CampaignReport
 
-    links = [link for run in read_runs(open_store().home) for link in run.links]
+    links = [link for run in BenchHistory(open_store().home).read() for link in run.links]
     samples = [record.sample for record in told.records if record.sample is not None]
     points, unknown = predictions(samples, pair_figures(links, told.plan.racks))
     for text in unknown:

@@ -370,14 +370,14 @@ def _cancel(store: JobStore, job: str) -> str:
 
 def _cordon(found: Cluster, host: str) -> str:
     """Cordon a host, or remove its cordon. Refuses lost and draining hosts: other commands change those."""
-    from gpurun.head.spawn import run_pass_and_start
-    from gpurun.state.hosts import Cordon, changing_cordons, cordons_on, lift_cordons, put_cordon
+    from gpurun.head.spawn import Head
+    from gpurun.state.hosts import Cordon, Cordons, cordons_on, lift_cordons, put_cordon
     from gpurun.state.paths import myself
 
     home, known = found.home, found.known.get(host)
     if known is None:
         raise BadInput(f"{host} is not in the inventory any more", where=found.inventory.source)
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         old = cordons_on(cordons, [known]).get(host)
         if old is not None and old.state != "cordoned":
             raise BadInput(
@@ -391,5 +391,5 @@ def _cordon(found: Cluster, host: str) -> str:
     if old is None:
         return f"{host} is cordoned: no new job starts on the host"
     if (home / "live").is_dir():
-        run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ)
+        Head(home).run_pass(now_s=clock.now_s())
     return f"new jobs can start on {host} again"

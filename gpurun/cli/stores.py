@@ -49,13 +49,13 @@ class Leases:
     def frozen(self) -> Iterator[JobsByMachine]:
         """See `gpurun.inventory.change.LeaseView`."""
         from gpurun.leases.occupancy import Occupancy
-        from gpurun.leases.store import LeaseStore, allocator_lock
+        from gpurun.leases.store import AllocatorLock, LeaseStore
 
         store = LeaseStore(self._home)
         if not store.folder.exists():
             yield {}
             return
-        with allocator_lock(self._home):
+        with AllocatorLock(self._home).held():
             holdings = store.read_all()
             if holdings.damaged:
                 raise holdings.damaged[0]
@@ -75,20 +75,20 @@ def open_store() -> JobStore:
     from gpurun.jobs.store import JobStore
     from gpurun.state.filesystem import check_locks
     from gpurun.state.paths import home
-    from gpurun.state.sharing import enter
+    from gpurun.state.sharing import StateDirectory
 
     state = home(os.environ)
-    enter(state)
+    StateDirectory(state).enter()
     check_locks(state)
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
-        from gpurun.head.waiter import resume
+        from gpurun.head.waiter import Waiter
 
         with suppress(StateError):  # `status` and `recover` report damage; other commands do not
-            resume(state, os.environ)
+            Waiter(state).resume()
     if (state / "sweeps").is_dir():
-        from gpurun.studies.sweep_runner import ensure_conductors
+        from gpurun.studies.sweep_runner import Conductors
 
-        ensure_conductors(state, os.environ)
+        Conductors(state).ensure()
     return JobStore(state)
 
 

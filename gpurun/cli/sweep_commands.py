@@ -150,16 +150,16 @@ def stop(sweep: SweepArgument, as_json: JsonOption = False) -> None:
 
     gpurun sweep stop mnist
     """
-    from gpurun.state import audit
-    from gpurun.studies.sweep_runner import ensure_conductors
+    from gpurun.state.audit import AuditLog
+    from gpurun.studies.sweep_runner import Conductors
 
     folder = own_sweep(sweep, or_root=True)
     if folder.done.exists():  # as `gpurun cancel` of a job that has ended
         say(f"{folder.id} has ended already")
     else:
         folder.stop.touch()
-        audit.note_audit(_home(), "sweep stop", sweep=folder.id)
-        ensure_conductors(_home(), os.environ)
+        AuditLog(_home()).note("sweep stop", sweep=folder.id)
+        Conductors(_home()).ensure()
         while not folder.done.exists() and folder.is_conducted():
             time.sleep(POLL_S / 4)
         is_done = folder.done.exists()
@@ -177,11 +177,11 @@ def resume(
 
     gpurun sweep resume mnist --failed
     """
-    from gpurun.studies.sweep_runner import ensure_conductors, reopen
+    from gpurun.studies.sweep_runner import Conductors, reopen
 
     folder = own_sweep(sweep)
     again = reopen(folder, also_failed=failed)
-    ensure_conductors(_home(), os.environ)
+    Conductors(_home()).ensure()
     say(f"{folder.id} continues; {count(again, 'trial runs', 'trials run')} again")
     if as_json:
         _print_as_json(folder)

@@ -63,10 +63,10 @@ def outs_that_failed(record: JobRecord) -> dict[str, Out]:
 
 
 def _outs(inventory: Inventory, uid: int) -> dict[str, Out]:
-    from gpurun.state.hosts import outs_of, read_machines
+    from gpurun.state.hosts import Machines, outs_of
     from gpurun.state.paths import home
 
-    known = outs_of(read_machines(home(os.environ), uid))
+    known = outs_of(Machines(home(os.environ)).read(uid))
     return {host.name: known[host.machine] for host in inventory.hosts if host.machine in known}
 
 
@@ -125,7 +125,7 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     if not outs:
         return
     from gpurun.inventory.folding import fold
-    from gpurun.leases.look import waiter_lives
+    from gpurun.leases.look import WaiterLocks
     from gpurun.state.paths import home
     from gpurun.views.lines import out_lines, plain
     from gpurun.views.reading import out_host
@@ -134,7 +134,7 @@ def print_outs(outs: Mapping[str, Out], owner_uid: int) -> None:
     typer.echo("  hosts that get no jobs until a check passes:")
     for line in out_lines([(host, out_host(out, wall_s)) for host, out in outs.items()], fold, duration):
         typer.echo(f"    {plain(line)}")
-    looks = waiter_lives(home(os.environ), owner_uid)
+    looks = WaiterLocks(home(os.environ)).lives(owner_uid)
     typer.echo(
         f"    gpurun checks these hosts again within {LOOKED_AT_WITHIN_S} s"
         if looks else "    no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts"

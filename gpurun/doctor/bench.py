@@ -33,33 +33,39 @@ class Run:
     links: tuple[Link, ...]
 
 
-def history_file(home: Path) -> StatePath:
-    """Return the file that keeps runs below the state directory: one JSON document per line."""
-    return StatePath(home) / "bench" / "links.jsonl"
+@dataclass(frozen=True)
+class BenchHistory:
+    """The runs of `gpurun bench` that a state directory keeps."""
 
+    home: Path
 
-def append(home: Path, run: Run) -> None:
-    """Add a run, and remove the oldest beyond `KEPT_RUNS`. Several processes may do so at the same time."""
-    path = history_file(home)
-    durable.make_folder(path.parent)
-    with change_lock(home, "bench.lock"):
-        lines = path.read_text().splitlines() if path.exists() else []
-        links = [[link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links]
-        lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
-        durable.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+    def file(self) -> StatePath:
+        """Return the file that keeps runs below the state directory: one JSON document per line."""
+        return StatePath(self.home) / "bench" / "links.jsonl"
 
+    def append(self, run: Run) -> None:
+        """Add a run, and remove the oldest beyond `KEPT_RUNS`. Several processes may do so at the same time."""
+        path = self.file()
+        durable.make_folder(path.parent)
+        with change_lock(self.home, "bench.lock"):
+            lines = path.read_text().splitlines() if path.exists() else []
+            links = [
+                [link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links
+            ]
+            lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
+            durable.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
-def read_runs(home: Path) -> tuple[Run, ...]:
-    """Read runs, oldest first. Skips damaged lines.
+    def read(self) -> tuple[Run, ...]:
+        """Read runs, oldest first. Skips damaged lines.
 
-    Raises:
-        StateError: the file cannot be read.
-    """
-    try:
-        text = history_file(home).read_text()
-    except FileNotFoundError:
-        return ()
-    return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)
+        Raises:
+            StateError: the file cannot be read.
+        """
+        try:
+            text = self.file().read_text()
+        except FileNotFoundError:
+            return ()
+        return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)
 
 
 def _run(line: str) -> Run | None:

@@ -38,7 +38,7 @@ class Caretaker:
         neglected = next(filter(_is_neglected, folders), None)
         if neglected is not None:
             with suppress(GpurunError, OSError):  # damage is status's and recover's to report
-                waiter.resume(neglected.path.home, os.environ)
+                waiter.Waiter(neglected.path.home).resume()
         self._pause_s = FIRST_PAUSE_S if neglected is None else min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._due_s = time.monotonic() + self._pause_s
 
@@ -53,11 +53,11 @@ def is_carried(folder: JobFolder) -> bool:
 
 def _is_neglected(folder: JobFolder) -> bool:
     """Return whether this user's job needs a new supervisor to continue."""
-    from gpurun.leases.look import waiter_lives  # noqa: PLC0415  commands that never wait load this file, too
+    from gpurun.leases.look import WaiterLocks  # noqa: PLC0415  commands that never wait load this file, too
 
     record = folder.record()
     if record.owner_uid != os.getuid() or record.state.ended:
         return False
     if record.state is State.QUEUED:
-        return not waiter_lives(folder.path.home, record.owner_uid)
+        return not WaiterLocks(folder.path.home).lives(record.owner_uid)
     return not is_carried(folder)

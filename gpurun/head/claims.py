@@ -21,56 +21,128 @@ from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import FORGET_S, Lease, machines_of, places_of
 from gpurun.leases.look import look
-from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
-from gpurun.state import audit, clock
+from gpurun.leases.store import AllocatorLock, LeaseLock, LeaseStore
+from gpurun.state import clock
+from gpurun.state.audit import AuditLog
 from gpurun.state.paths import myself, not_only_root_s
-from gpurun.state.sharing import known_id
+from gpurun.state.sharing import StateDirectory
 
 # Check a lease before gpurun adopts it: its inventory says how to reach hosts, so a forged lease could run commands.
 
 
-def check_lease(home: Path, lease: Lease) -> None:
-    """Refuse a lease that its owner may not have written.
+@dataclass(frozen=True)
+class Claims:
+    """Leases and claims that a state directory checks before a process acts on them."""
 
-    The record of the lease's job must name the same owner and the same inventory: by the path that the person gave or
-    as the inventory of one of its grants, because the path may have been a link that has changed since. A lost lease
-    may outlive its job's record, or exist because another job was refused the GPUs. Then any job of its owner must name
-    the inventory. Root's lost leases can be of any user's job, if only root can change the inventory.
+    home: Path
 
-    Raises:
-        StateError: the lease may be forged, or its job is gone or damaged.
-    """
-    if _is_root_s(lease):
-        return
-    store = JobStore(home)
-    try:
-        record = store.get(lease.job).record()
-    except StateError:
-        if not lease.lost:
-            raise
-        if is_chosen(store, lease.inventory, lease.owner_uid):
+    def check_lease(self, lease: Lease) -> None:
+        """Refuse a lease that its owner may not have written.
+
+        The record of the lease's job must name the same owner and the same inventory: by the path that the person gave
+        or as the inventory of one of its grants, because the path may have been a link that has changed since. A lost
+        lease may outlive its job's record, or exist because another job was refused the GPUs. Then any job of its owner
+        must name the inventory. Root's lost leases can be of any user's job, if only root can change the inventory.
+
+        Raises:
+            StateError: the lease may be forged, or its job is gone or damaged.
+        """
+        if _is_root_s(lease):
             return
-        raise _forged(home, lease, "no job of the lease's owner uses this inventory") from None
-    if record.owner_uid != lease.owner_uid:
-        raise _forged(home, lease, f"the lease's job belongs to {record.owner}")
-    if not _same(record, lease.inventory) and not (lease.lost and is_chosen(store, lease.inventory, lease.owner_uid)):
-        raise _forged(home, lease, f"the lease's job was submitted with {record.inventory}")
-
-
-def forged_leases(home: Path) -> Iterable[StateError]:
-    """Yield the errors of `check_lease` for leases without a supervisor. Their GPUs stay leased.
-
-    Only a lease's owner can hold its lock. So if a process of the owner holds the lock, the owner wrote the lease.
-    """
-    leases = LeaseStore(home)
-    for lease in leases.read_all().leases:
-        path = _path(home, lease)
+        store = JobStore(self.home)
         try:
-            check_lease(home, lease)
-        except StateError as error:
-            if path.exists() and not leases.is_alive(path.name.removesuffix(".json")):
-                error.where = str(path)
-                yield error
+            record = store.get(lease.job).record()
+        except StateError:
+            if not lease.lost:
+                raise
+            if is_chosen(store, lease.inventory, lease.owner_uid):
+                return
+            raise self._forged(lease, "no job of the lease's owner uses this inventory") from None
+        if record.owner_uid != lease.owner_uid:
+            raise self._forged(lease, f"the lease's job belongs to {record.owner}")
+        if not _same(record, lease.inventory) and not (
+            lease.lost and is_chosen(store, lease.inventory, lease.owner_uid)
+        ):
+            raise self._forged(lease, f"the lease's job was submitted with {record.inventory}")
+
+    def forged_leases(self) -> Iterable[StateError]:
+        """Yield the errors of `check_lease` for leases without a supervisor. Their GPUs stay leased.
+
+        Only a lease's owner can hold its lock. So if a process of the owner holds the lock, the owner wrote the lease.
+        """
+        leases = LeaseStore(self.home)
+        for lease in leases.read_all().leases:
+            path = self._path(lease)
+            try:
+                self.check_lease(lease)
+            except StateError as error:
+                if path.exists() and not leases.is_alive(path.name.removesuffix(".json")):
+                    error.where = str(path)
+                    yield error
+
+    def _path(self, lease: Lease) -> Path:
+        """Return the file of a lease. An interrupted step leaves a lost lease under its job's name."""
+        leases = LeaseStore(self.home)
+        path = leases.path(lease.name)
+        return (path if path.exists() else leases.path(lease.job)).plain
+
+    def _forged(self, lease: Lease, why: str) -> StateError:
+        return StateError(
+            "the lease, a file that reserves GPUs for a job, may be forged, so gpurun does not act on the lease. "
+            f"The lease names the inventory {lease.inventory!r}, but {why}",
+            where=str(self._path(lease)), hint="`gpurun recover` shows what you can do with this lease",
+        )  # fmt: skip
+
+    def adopt(self, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease, LeaseLock], ...]:
+        """Turn forgotten claims of this user into lost leases. Idempotent.
+
+        Returns:
+            The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. Skips a claim on GPUs that a
+            pass grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
+        """
+        claims = tuple(claims)
+        if not claims:
+            return ()
+        adopted = []
+        leases = LeaseStore(self.home)
+        with ExitStack() as on_error:
+            with AllocatorLock(self.home).held():
+                view = look(self.home, now_s=clock.now_s())
+                forgotten = [claim for claim in claims if self._is_forgotten(claim, view.leases)]
+                for lease in _as_leases(forgotten):
+                    faults.point()
+                    with suppress(StateError):  # the GPUs are granted, or the attempt has a lost lease by now
+                        adopted.append((lease, on_error.enter_context(leases.grant(lease, view.occupancy))))
+                        AuditLog(self.home).note(
+                            "adopt claim", job=lease.job, hosts=[grant.host for grant in lease.grants]
+                        )
+            on_error.pop_all()
+        return tuple(adopted)
+
+    def to_adopt(self, records: Iterable[JobRecord]) -> tuple[FoundClaim, ...]:
+        """Return this user's claims that hosts recently reported to anybody's job. Some may not be forgotten.
+
+        Another user's record can name any inventory. So a claim counts only if this user has submitted a job with the
+        inventory.
+
+        Args:
+            records: records of all jobs that have not ended.
+        """
+        store, uid = JobStore(self.home), os.getuid()
+        try:
+            found = in_refusals(records, StateDirectory(self.home).known_id(), uid, clock.now_s())
+        except StateError:  # the id is damaged: the supervisors' errors name it
+            return ()
+        chosen = {path for path in {claim.inventory for claim in found} if is_chosen(store, path, uid)}
+        return tuple(claim for claim in found if claim.inventory in chosen)
+
+    def _is_forgotten(self, claim: FoundClaim, leases: Iterable[Lease]) -> bool:
+        folder = JobStore(self.home).get(claim.holder.job)
+        try:
+            record = folder.record() if folder.path.is_dir() else None
+        except StateError:  # damaged: a person decides
+            return False
+        return is_forgotten(claim, leases, record)
 
 
 def _is_root_s(lease: Lease) -> bool:
@@ -87,21 +159,6 @@ def is_chosen(store: JobStore, inventory: str, uid: int) -> bool:
 
 def _same(record: JobRecord, inventory: str) -> bool:
     return inventory in record.granted_from or os.path.realpath(record.inventory) == os.path.realpath(inventory)
-
-
-def _path(home: Path, lease: Lease) -> Path:
-    """Return the file of a lease. An interrupted step leaves a lost lease under its job's name."""
-    leases = LeaseStore(home)
-    path = leases.path(lease.name)
-    return (path if path.exists() else leases.path(lease.job)).plain
-
-
-def _forged(home: Path, lease: Lease, why: str) -> StateError:
-    return StateError(
-        "the lease, a file that reserves GPUs for a job, may be forged, so gpurun does not act on the lease. "
-        f"The lease names the inventory {lease.inventory!r}, but {why}",
-        where=str(_path(home, lease)), hint="`gpurun recover` shows what you can do with this lease",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,58 +212,6 @@ def is_forgotten(claim: FoundClaim, leases: Iterable[Lease], record: JobRecord |
     else:
         over_s = record.granted_s if record.attempt > holder.attempt else None
     return over_s is not None and claim.seen_s > over_s
-
-
-def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease, LeaseLock], ...]:
-    """Turn forgotten claims of this user into lost leases. Idempotent.
-
-    Returns:
-        The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. Skips a claim on GPUs that a
-        pass grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
-    """
-    claims = tuple(claims)
-    if not claims:
-        return ()
-    adopted = []
-    leases = LeaseStore(home)
-    with ExitStack() as on_error:
-        with allocator_lock(home):
-            view = look(home, now_s=clock.now_s())
-            forgotten = [claim for claim in claims if _is_forgotten_here(home, claim, view.leases)]
-            for lease in _as_leases(forgotten):
-                faults.point()
-                with suppress(StateError):  # the GPUs are granted, or the attempt has a lost lease by now
-                    adopted.append((lease, on_error.enter_context(leases.grant(lease, view.occupancy))))
-                    audit.note_audit(home, "adopt claim", job=lease.job, hosts=[grant.host for grant in lease.grants])
-        on_error.pop_all()
-    return tuple(adopted)
-
-
-def claims_to_adopt(home: Path, records: Iterable[JobRecord]) -> tuple[FoundClaim, ...]:
-    """Return this user's claims that hosts recently reported to anybody's job. Some may not be forgotten.
-
-    Another user's record can name any inventory. So a claim counts only if this user has submitted a job with the
-    inventory.
-
-    Args:
-        records: records of all jobs that have not ended.
-    """
-    store, uid = JobStore(home), os.getuid()
-    try:
-        found = in_refusals(records, known_id(home), uid, clock.now_s())
-    except StateError:  # the id is damaged: the supervisors' errors name it
-        return ()
-    chosen = {path for path in {claim.inventory for claim in found} if is_chosen(store, path, uid)}
-    return tuple(claim for claim in found if claim.inventory in chosen)
-
-
-def _is_forgotten_here(home: Path, claim: FoundClaim, leases: Iterable[Lease]) -> bool:
-    folder = JobStore(home).get(claim.holder.job)
-    try:
-        record = folder.record() if folder.path.is_dir() else None
-    except StateError:  # damaged: a person decides
-        return False
-    return is_forgotten(claim, leases, record)
 
 
 def _as_leases(claims: Iterable[FoundClaim]) -> Iterator[Lease]:

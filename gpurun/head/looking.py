@@ -29,13 +29,13 @@ from gpurun.errors import (
     StateUnavailable,
 )
 from gpurun.facts import DockerFacts
-from gpurun.head.looks import AGAIN_S, due_in, loaded
+from gpurun.head.looks import AGAIN_S, HostLooks, loaded
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
 from gpurun.remote.route import target_of
 from gpurun.state import clock
-from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
-from gpurun.state.sharing import enter
+from gpurun.state.hosts import Machine, Machines, Out
+from gpurun.state.sharing import StateDirectory
 
 LATE = ("gpurun.remote.opening", "gpurun.inventory.validate")
 """What functions import when they need it: `gpurun.head.loading` imports it at the start."""
@@ -74,7 +74,7 @@ def look_at(
         process can tell nothing: its ssh-agent is gone, or this machine has no descriptors left. The result is right
         even if it cannot be noted.
     """
-    known, now_s = read_machines(home, os.getuid()), time.time()
+    known, now_s = Machines(home).read(os.getuid()), time.time()
     found: dict[str, Out | None] = {}
     wanted: list[Host] = []
     for name in dict.fromkeys(hosts):
@@ -180,7 +180,7 @@ def note_survey(
         for host in hosts
     }  # fmt: skip
     with suppress(StateError):
-        note_looks(home, looks)
+        Machines(home).note(looks)
     return outs
 
 
@@ -249,7 +249,11 @@ class Round:
         now_s, source = time.monotonic(), inventory.source
         but = {host for (path, host), at_s in self._not_before_s.items() if path == source and now_s < at_s}
         late = sum(len(looks.waiting) for looks in self._under_way)
-        hosts = due_in(self._home, inventory, most=AT_ONCE, but=but) if now_s < self._end_s and late < MOST_LATE else ()
+        hosts = (
+            HostLooks(self._home).due_in(inventory, most=AT_ONCE, but=but)
+            if now_s < self._end_s and late < MOST_LATE
+            else ()
+        )
         if not hosts:
             return False
         self._not_before_s |= {(source, host): math.inf for host in hosts}
@@ -288,7 +292,7 @@ def look_round(home: Path, paths: Iterable[str], *, by_timer: bool = False) -> N
         StateError: the lock of the looks cannot be opened.
     """
     try:
-        with own_lock(home, "looking", patience_s=0.0):
+        with Machines(home).lock("looking", patience_s=0.0):
             Round(home, by_timer=by_timer).make(loaded(paths))
     except StateUnavailable:
         return
@@ -299,7 +303,7 @@ def main(argv: list[str]) -> int:
     signal.alarm(ROUND_S)
     home = Path(os.environ["GPURUN_HOME"])
     try:
-        enter(home)
+        StateDirectory(home).enter()
         by_timer = argv[:1] == ["--by-timer"]
         look_round(home, argv[1:] if by_timer else argv, by_timer=by_timer)
     except GpurunError as error:

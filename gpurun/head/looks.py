@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from gpurun.head import children
 from gpurun.inventory.read import find_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
-from gpurun.state.hosts import Machine, read_machines
+from gpurun.state.hosts import Machine, Machines
 
 if TYPE_CHECKING:
     import subprocess
@@ -112,16 +113,52 @@ def heard_in(records: Iterable[JobRecord], uid: int, path: str) -> frozenset[str
     )
 
 
-def known_inventories(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the inventories whose hosts a timer looks at: those of this user's jobs, of the last looks, and the
-    default.
+@dataclass(frozen=True)
+class HostLooks:
+    """When this user's processes look at hosts again.
+
+    Attributes:
+        environ: the environment of processes that it starts.
     """
-    uid = os.getuid()
-    paths = {record.inventory for record in JobStore(home).live_records() if record.owner_uid == uid}
-    paths |= {known.inventory for known in read_machines(home, uid).values() if known.inventory}
-    with suppress(BadInput):
-        paths.add(str(find_inventory(None, environ)))
-    return tuple(sorted({os.path.realpath(path) for path in paths}))
+
+    home: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def known_inventories(self) -> tuple[str, ...]:
+        """Return the inventories whose hosts a timer looks at: those of this user's jobs, of the last looks, and the
+        default.
+        """
+        uid = os.getuid()
+        paths = {record.inventory for record in JobStore(self.home).live_records() if record.owner_uid == uid}
+        paths |= {known.inventory for known in Machines(self.home).read(uid).values() if known.inventory}
+        with suppress(BadInput):
+            paths.add(str(find_inventory(None, self.environ)))
+        return tuple(sorted({os.path.realpath(path) for path in paths}))
+
+    def due_in(self, inventory: Inventory, *, most: int | None = None, but: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the hosts of an inventory that this user's processes are to look at now, as `due_hosts` does."""
+        uid = os.getuid()
+        heard = heard_in(JobStore(self.home).live_records(), uid, inventory.source)
+        return due_hosts(inventory, Machines(self.home).read(uid), heard, time.time(), most=most, but=but)
+
+    def look_by_timer(self) -> None:
+        """Start looks at the hosts that this user's timer looks at, if some are due. The next minute tries again."""
+        paths = self.known_inventories()
+        with suppress(StateUnavailable):
+            if any(self.due_in(inventory) for inventory in loaded(paths)):
+                children.start_detached(LOOKING, "--by-timer", *paths, home=self.home, environ=self.environ)
+
+    def look_while_growing(self, inventory: Inventory) -> None:
+        """Start looks at an inventory's hosts if one was out a minute ago: a gang that wants to grow may have no
+        waiter.
+
+        Raises:
+            StateUnavailable: no process can be started.
+        """
+        known, now_s = Machines(self.home).read(os.getuid()), time.time()
+        outs = (machine for host in inventory.hosts if (machine := known.get(host.machine)) is not None and machine.out)
+        if any(not 0 <= now_s - machine.seen_s < GROWTH_AGAIN_S for machine in outs):
+            children.start_detached(LOOKING, inventory.source, home=self.home, environ=self.environ)
 
 
 def loaded(paths: Iterable[str]) -> list[Inventory]:
@@ -133,35 +170,6 @@ def loaded(paths: Iterable[str]) -> list[Inventory]:
         with suppress(BadInput):
             found.append(load_inventory(Path(path)))
     return found
-
-
-def due_in(
-    home: Path, inventory: Inventory, *, most: int | None = None, but: Collection[str] = ()
-) -> tuple[str, ...]:  # fmt: skip
-    """Return the hosts of an inventory that this user's processes are to look at now; the rest as for `due_hosts`."""
-    uid = os.getuid()
-    heard = heard_in(JobStore(home).live_records(), uid, inventory.source)
-    return due_hosts(inventory, read_machines(home, uid), heard, time.time(), most=most, but=but)
-
-
-def look_by_timer(home: Path, environ: Mapping[str, str]) -> None:
-    """Start looks at the hosts that this user's timer looks at, if some are due. The next minute tries again."""
-    paths = known_inventories(home, environ)
-    with suppress(StateUnavailable):
-        if any(due_in(home, inventory) for inventory in loaded(paths)):
-            children.start_detached(LOOKING, "--by-timer", *paths, home=home, environ=environ)
-
-
-def look_while_growing(home: Path, environ: Mapping[str, str], inventory: Inventory) -> None:
-    """Start looks at an inventory's hosts if one was out a minute ago: a gang that wants to grow may have no waiter.
-
-    Raises:
-        StateUnavailable: no process can be started.
-    """
-    known, now_s = read_machines(home, os.getuid()), time.time()
-    outs = (machine for host in inventory.hosts if (machine := known.get(host.machine)) is not None and machine.out)
-    if any(not 0 <= now_s - machine.seen_s < GROWTH_AGAIN_S for machine in outs):
-        children.start_detached(LOOKING, inventory.source, home=home, environ=environ)
 
 
 class WaiterLooks:
@@ -189,7 +197,7 @@ class WaiterLooks:
         uid, records = os.getuid(), list(JobStore(self._home).live_records())
         self._paths = queued_in(records, uid)
         wanted = [inventories[path] for path in self._paths if path in inventories]
-        machines, now_s = read_machines(self._home, uid), time.time()
+        machines, now_s = Machines(self._home).read(uid), time.time()
         heard = {each.source: heard_in(records, uid, each.source) for each in wanted}
         in_s = min((next_due_in_s([each], machines, heard[each.source], now_s) for each in wanted), default=UNHEARD_S)
         self._due_s = max(self._earliest_s, self._clock() + in_s)

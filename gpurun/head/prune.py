@@ -17,13 +17,14 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, GpurunError, NotYours, StateError, StateUnavailable
-from gpurun.history.store import jobs_lacking
+from gpurun.history.store import JobHistory
 from gpurun.jobs.folder import DOOMED, OUTPUTS, FolderUsage, Freed, JobFolder, history_folder, marked, measure
 from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.store import AllocatorLock
 from gpurun.node.folder import below
-from gpurun.state import audit, durable, locks
+from gpurun.state import durable, locks
+from gpurun.state.audit import AuditLog
 from gpurun.state.filesystem import mounts_below
 from gpurun.state.paths import StatePath, has_account, state_error, user_name
 
@@ -209,7 +210,7 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
     """Remove the jobs of a plan, and leftovers of an earlier prune. Keeps jobs that have changed since. Idempotent."""
     done, store = Pruned(), JobStore(home)
-    lacking = {} if wish.outputs_only else jobs_lacking(home)  # it keeps what these jobs' folders say
+    lacking = {} if wish.outputs_only else JobHistory(home).jobs_lacking()  # it keeps what these jobs' folders say
     doomed: list[tuple[Prunable, list[StatePath], int]] = []
     for each in plan.going:
         if (why := lacking.get(each.record.id)) is not None:
@@ -229,7 +230,7 @@ def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
             continue
         done.jobs.append(each)
         what = {"outputs_only": True} if wish.outputs_only else {}
-        audit.note_audit(home, "prune", job=each.record.id, owner=each.record.owner, bytes=each.frees, **what)
+        AuditLog(home).note("prune", job=each.record.id, owner=each.record.owner, bytes=each.frees, **what)
         if wish.outputs_only:
             _set_time(store.get(each.record.id).path, changed_ns)
     for path in _left_over(store):
@@ -246,7 +247,7 @@ def _doom(store: JobStore, record: JobRecord, wish: PruneWish) -> tuple[list[Sta
         StateError: the rename failed, or another process copies the job's outputs at this moment.
     """
     folder = store.get(record.id)
-    with _alone(folder), allocator_lock(store.home):
+    with _alone(folder), AllocatorLock(store.home).held():
         folder.path.stat()
         why = _why_not(folder, folder.record(), also_unbrought=wish.also_unbrought)
         if why is not None:

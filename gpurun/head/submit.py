@@ -27,7 +27,7 @@ from gpurun.content.tree import Walk, scan
 from gpurun.documents.convert import did_you_mean
 from gpurun.errors import OUTLIVED, BadInput, GpurunError, NeverFits, StateError, words_of
 from gpurun.facts import DockerFacts
-from gpurun.head.spawn import ensure_waiter, run_pass_and_start
+from gpurun.head.spawn import Head
 from gpurun.inventory.model import Inventory
 from gpurun.inventory.read import read_inventory_bytes
 from gpurun.jobs.folder import JobFolder
@@ -58,16 +58,17 @@ from gpurun.launch.launchers.words import about_operators, look_through, name_of
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.leases.look import look, refuse_while_damaged
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.node.claim_rules import Claimant
 from gpurun.quantities import count
 from gpurun.scheduler.explain import Explanation, explain
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot, new_gang
 from gpurun.scheduler.passes import schedule
-from gpurun.state import audit, clock
-from gpurun.state.hosts import read_machines
+from gpurun.state import clock
+from gpurun.state.audit import AuditLog
+from gpurun.state.hosts import Machines
 from gpurun.state.paths import home, myself
-from gpurun.state.sharing import enter, known_id
+from gpurun.state.sharing import StateDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -698,7 +699,7 @@ def planned(spec: JobSpec, inventory: Inventory, said: Sequence[str], environ: M
     if placement is None:
         waits = explain(decisions, seen, gang.id)
         return Planned({**document, "wait": waits}, problem, None, waits)
-    who = Claimant(NO_JOB, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)
+    who = Claimant(NO_JOB, 1, StateDirectory(state).known_id() or "", myself(), os.getuid(), os.uname().nodename)
     plan = make_plan(
         claimant=who, spec=spec, grants=placement.grants, inventory=inventory, accounts={}, ssh_port=SSH_PORTS[0]
     )
@@ -723,7 +724,7 @@ def expected(
     spec: JobSpec, grants: Sequence[Grant], inventory: Inventory, environ: Mapping[str, str]
 ) -> dict[str, HostShare]:
     """Return host → share of a gang that has not started yet, by what this user knows of the hosts."""
-    machines = read_machines(home(environ), os.getuid())
+    machines = Machines(home(environ)).read(os.getuid())
     there = [grant for grant in grants if grant.host in inventory.by_name]
     known = {}
     for grant in there:
@@ -791,7 +792,7 @@ def submit_jobs(
         StateError: a lease is damaged, so the pass granted nothing; or the jobs cannot be stored.
         UnsafeState: the state directory does not protect its users from each other.
     """
-    enter(home)
+    StateDirectory(home).enter()
     pinned, codes = pin(specs, inventory, home, environ, on_build)
     origins = {top: origin_of(None if top is None else Path(top)) for top in {spec.workdir for spec in pinned}}
     return queue_jobs(
@@ -818,7 +819,7 @@ def pin(
         BadInput: an image is not on this machine; a workdir, data or what an environment is made of cannot be used.
         HostNotReady: an environment cannot be built.
     """
-    from gpurun.content.data import pin as pin_data  # noqa: PLC0415  a dry run pins nothing
+    from gpurun.content.data import Pins  # noqa: PLC0415  a dry run pins nothing
     from gpurun.content.workdir import write_code  # noqa: PLC0415
 
     engine = Engine(inventory.docker_host)
@@ -826,7 +827,7 @@ def pin(
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
     trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
     code = {top: tree.digest for top, tree in trees.items()}
-    data = pin_data((source for spec in specs for source in spec.data.values()), home)
+    data = Pins(home).pin(source for spec in specs for source in spec.data.values())
     pinned = [
         replace(
             spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", ""),
@@ -875,12 +876,12 @@ def queue_jobs(
     refuse_while_damaged(LeaseStore(home).read_all())
     store = JobStore(home)
     store.sweep(now_s=time.time())
-    alone = partial(allocator_lock, home) if len(specs) > 1 else None
+    alone = AllocatorLock(home).held if len(specs) > 1 else None
     folders = store.create_many(
         specs, inventory=inventory, now_s=clock.now_s(), alone=alone, codes=codes, ids=ids, origins=origins
     )
     for folder, spec in zip(folders, specs, strict=True):
-        audit.note_audit(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
+        AuditLog(home).note("submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     on_stored(folders)
     faults.point()
     return Submission(folders, _start(home, folders, environ))
@@ -895,12 +896,12 @@ def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str])
     """Run a pass, and start a waiter for jobs that must wait. Returns the error, if any; the jobs are stored anyway."""
     problem: GpurunError | None = None
     try:
-        run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
+        Head(home, environ).run_pass(now_s=clock.now_s())
     except OUTLIVED as error:
         problem = _told(error)
     try:
         if any(folder.record().state is State.QUEUED for folder in folders):
-            ensure_waiter(home, environ)
+            Head(home, environ).ensure_waiter()
     except OUTLIVED as error:
         problem = problem or _told(error)
     return problem

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,17 +27,17 @@ from gpurun import faults
 from gpurun.errors import OUTLIVED, BadInput, GpurunError, UnsafeState
 from gpurun.head import children
 from gpurun.head.looks import WaiterLooks
-from gpurun.head.spawn import adopt_orphans, ensure_waiter, run_pass_and_start
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import next_try_s
-from gpurun.leases.look import waiter_lives
+from gpurun.leases.look import WaiterLocks
 from gpurun.leases.store import LeaseStore
 from gpurun.state import clock, locks
 from gpurun.state.clock import Presence
-from gpurun.state.hosts import cordons_file, outs_stamp
+from gpurun.state.hosts import Cordons, Machines
 from gpurun.state.paths import StatePath, only_root_s
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 
 if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
@@ -53,68 +53,116 @@ AGAIN_FIRST_S = 1.0
 """After a look at the queue that failed; then twice as long each time, at most `PASS_EVERY_S`."""
 
 
-def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace this user's dead supervisors, and look after queued jobs without a waiter. Returns the ids of adopted
-    jobs.
+@dataclass(frozen=True)
+class Waiter:
+    """This user's waiter.
 
-    Every command does this when it starts. It is quick if there is nothing to do.
+    Attributes:
+        environ: the environment of processes that it starts.
     """
-    adopted = adopt_orphans(home, environ)
-    if not waiter_lives(home, os.getuid()) and is_needed(home, os.getuid()):
-        run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
-        ensure_waiter(home, environ)
-    return adopted
 
+    home: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-def is_needed(home: Path, uid: int) -> bool:
-    """Return whether that user needs a waiter: a job is queued, or has GPUs and no supervisor has begun with it."""
-    leases = LeaseStore(home)
-    mine = [record for record in JobStore(home).live_records() if record.owner_uid == uid]
-    return any(
-        record.state is State.QUEUED or (record.state is State.GRANTED and not leases.is_alive(record.id))
-        for record in mine
-    )
+    @property
+    def _head(self) -> Head:
+        return Head(self.home, self.environ)
 
+    def resume(self) -> tuple[str, ...]:
+        """Replace this user's dead supervisors, and look after queued jobs without a waiter. Returns the ids of adopted
+        jobs.
 
-def wait_for_queue(home: Path, environ: Mapping[str, str], here: Presence | None = None) -> None:
-    """Run passes after every change, and from time to time, until this user needs no waiter, or the state directory is
-    gone.
-    """
-    here = here or Presence(home)
-    seen: tuple[float, ...] = ()
-    seen_outs: frozenset[str] = frozenset()
-    looks = WaiterLooks(home, environ)
-    next_pass_s, again_s = 0.0, AGAIN_FIRST_S
-    while True:
-        faults.point()
-        try:
-            here.check()
-            now, outs = _stamps(home), outs_stamp(home)
-            if (now, outs) != (seen, seen_outs) or time.monotonic() >= next_pass_s:
-                if not is_needed(home, os.getuid()):
-                    here.check()  # nothing is queued in a directory that is away
+        Every command does this when it starts. It is quick if there is nothing to do.
+        """
+        adopted = self._head.adopt_orphans()
+        if not WaiterLocks(self.home).lives(os.getuid()) and self.is_needed(os.getuid()):
+            self._head.run_pass(now_s=clock.now_s())
+            self._head.ensure_waiter()
+        return adopted
+
+    def is_needed(self, uid: int) -> bool:
+        """Return whether that user needs a waiter: a job is queued, or has GPUs and no supervisor has begun with it."""
+        leases = LeaseStore(self.home)
+        mine = [record for record in JobStore(self.home).live_records() if record.owner_uid == uid]
+        return any(
+            record.state is State.QUEUED or (record.state is State.GRANTED and not leases.is_alive(record.id))
+            for record in mine
+        )
+
+    def wait_for_queue(self, here: Presence | None = None) -> None:
+        """Run passes after every change, and from time to time, until this user needs no waiter, or the state directory
+        is gone.
+        """
+        here = here or Presence(self.home)
+        seen: tuple[float, ...] = ()
+        seen_outs: frozenset[str] = frozenset()
+        looks = WaiterLooks(self.home, self.environ)
+        next_pass_s, again_s = 0.0, AGAIN_FIRST_S
+        while True:
+            faults.point()
+            try:
+                here.check()
+                now, outs = self._stamps(), Machines(self.home).outs_stamp()
+                if (now, outs) != (seen, seen_outs) or time.monotonic() >= next_pass_s:
+                    if not self.is_needed(os.getuid()):
+                        here.check()  # nothing is queued in a directory that is away
+                        return
+                    due_s = self._look(looks)
+                    seen, seen_outs = self._stamps(), outs
+                    next_pass_s, again_s = time.monotonic() + due_s, AGAIN_FIRST_S
+                looks.start_if_due()
+            except Exception as error:  # noqa: BLE001 (also a defect must not leave the queue alone)
+                if here.is_gone():
                     return
-                due_s = _look(home, environ, looks)
-                seen, seen_outs = _stamps(home), outs
-                next_pass_s, again_s = time.monotonic() + due_s, AGAIN_FIRST_S
-            looks.start_if_due()
-        except Exception as error:  # noqa: BLE001 (also a defect must not leave the queue alone)
-            if here.is_gone():
+                _say(error)
+                time.sleep(again_s)
+                again_s = min(2 * again_s, PASS_EVERY_S)
+            time.sleep(TICK_S)
+
+    def _look(self, looks: WaiterLooks) -> float:
+        """Adopt orphans, run a pass and plan the next look at hosts. Returns the seconds until the next pass, unless
+        something changes.
+        """
+        self._head.adopt_orphans()
+        done = self._head.run_pass(now_s=clock.now_s())
+        looks.plan({path: seen.inventory for path, seen in done.snapshots.items()})
+        return min(_due_s(done), self._try_in_s())
+
+    def _try_in_s(self) -> float:
+        """Return the seconds until one of this user's jobs may restart after a failure or after a host refused it."""
+        now_s, uid = clock.now_s(), os.getuid()
+        records = JobStore(self.home).live_records()
+        mine = [record for record in records if record.owner_uid == uid and record.state is State.QUEUED]
+        restarts = [record.restart.at_s for record in mine if record.restart and record.waits_for_restart(now_s)]
+        refused = next_try_s(mine, uid, now_s)
+        return min([*restarts, *([refused] if refused is not None else [])], default=now_s + PASS_EVERY_S) - now_s
+
+    def _stamps(self) -> tuple[float, ...]:
+        """Return when leases, jobs and cordons last changed."""
+        top = StatePath(self.home)
+        return tuple(_changed_s(path) for path in (top / "leases", top / "live", Cordons(self.home).file()))
+
+    def hold(self, descriptor: int) -> None:
+        """Be the waiter until this user has nothing queued and another waiter may begin.
+
+        If a job is queued between the last look at the queue and the release of the lock, the submit sees a live waiter
+        and starts none. So this function looks at the queue once more after the release.
+        """
+        here = Presence(self.home, lambda: descriptor)
+        while True:
+            self.wait_for_queue(here)
+            faults.point()
+            _at_last(lambda: locks.release_lock(descriptor))
+            faults.point()
+            if here.is_gone() or not _at_last(lambda: self._begins_again(descriptor, here)):
                 return
-            _say(error)
-            time.sleep(again_s)
-            again_s = min(2 * again_s, PASS_EVERY_S)
-        time.sleep(TICK_S)
 
-
-def _look(home: Path, environ: Mapping[str, str], looks: WaiterLooks) -> float:
-    """Adopt orphans, run a pass and plan the next look at hosts. Returns the seconds until the next pass, unless
-    something changes.
-    """
-    adopt_orphans(home, environ)
-    done = run_pass_and_start(home, now_s=clock.now_s(), environ=environ)
-    looks.plan({path: seen.inventory for path, seen in done.snapshots.items()})
-    return min(_due_s(done), _try_in_s(home))
+    def _begins_again(self, descriptor: int, here: Presence) -> bool:
+        """Return whether this process is the waiter once more, because it is needed and no other has begun."""
+        uid = os.getuid()
+        needed = self.is_needed(uid)
+        here.check()
+        return needed and not WaiterLocks(self.home).lives(uid) and locks.try_take(descriptor)
 
 
 def _say(error: Exception) -> None:
@@ -150,51 +198,11 @@ def _due_s(done: Pass) -> float:
     return max(0.0, min([PASS_EVERY_S, *wakes]))
 
 
-def _try_in_s(home: Path) -> float:
-    """Return the seconds until one of this user's jobs may restart after a failure or after a host refused it."""
-    now_s, uid = clock.now_s(), os.getuid()
-    records = JobStore(home).live_records()
-    mine = [record for record in records if record.owner_uid == uid and record.state is State.QUEUED]
-    restarts = [record.restart.at_s for record in mine if record.restart and record.waits_for_restart(now_s)]
-    refused = next_try_s(mine, uid, now_s)
-    return min([*restarts, *([refused] if refused is not None else [])], default=now_s + PASS_EVERY_S) - now_s
-
-
-def _stamps(home: Path) -> tuple[float, ...]:
-    """Return when leases, jobs and cordons last changed."""
-    top = StatePath(home)
-    return tuple(_changed_s(path) for path in (top / "leases", top / "live", cordons_file(home)))
-
-
 def _changed_s(path: StatePath) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
-    """Be the waiter until this user has nothing queued and another waiter may begin.
-
-    If a job is queued between the last look at the queue and the release of the lock, the submit sees a live waiter and
-    starts none. So this function looks at the queue once more after the release.
-    """
-    here = Presence(home, lambda: descriptor)
-    while True:
-        wait_for_queue(home, environ, here)
-        faults.point()
-        _at_last(lambda: locks.release_lock(descriptor))
-        faults.point()
-        if here.is_gone() or not _at_last(lambda: _begins_again(home, descriptor, here)):
-            return
-
-
-def _begins_again(home: Path, descriptor: int, here: Presence) -> bool:
-    """Return whether this process is the waiter once more, because it is needed and no other has begun."""
-    uid = os.getuid()
-    needed = is_needed(home, uid)
-    here.check()
-    return needed and not waiter_lives(home, uid) and locks.try_take(descriptor)
 
 
 def main(argv: list[str]) -> int:
@@ -204,8 +212,8 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(descriptor, False)
     children.live_on()
     home = Path(os.environ["GPURUN_HOME"])
-    _at_last(lambda: enter(home))
-    hold(home, descriptor, os.environ)
+    _at_last(lambda: StateDirectory(home).enter())
+    Waiter(home).hold(descriptor)
     return 0
 
 

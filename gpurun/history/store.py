@@ -116,31 +116,189 @@ def in_memory(rows: Iterable[HistoryRow] = ()) -> sqlite3.Connection:
     return connection
 
 
-@contextmanager
-def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
-    """Open this user's history. With `write`, creates it if missing, and commits changes at the end.
+@dataclass(frozen=True)
+class JobHistory:
+    """The history files of a state directory, one for each user."""
 
-    Raises:
-        FileNotFoundError: there is no history, and `write` is false.
-        StateError: it is damaged, or cannot be written.
-    """
-    folder = make_history_folder(home, os.getuid()) if write else history_folder(home, os.getuid())
-    path = folder / FILE
-    _check(path, create=write)
-    if not write and not path.stat().st_size:  # made, and then the disk was full
-        raise FileNotFoundError(errno.ENOENT, "gpurun has not written a row into the history yet", str(path))
-    try:
-        uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
-            _set_up(connection)
-            if write:
-                connection.execute("BEGIN IMMEDIATE")
-            _make_schema(connection, write=write)
-            yield connection
-            if write:
-                connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise _told(error, path) from error
+    home: Path
+
+    @contextmanager
+    def own(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        """Open this user's history. With `write`, creates it if missing, and commits changes at the end.
+
+        Raises:
+            FileNotFoundError: there is no history, and `write` is false.
+            StateError: it is damaged, or cannot be written.
+        """
+        folder = make_history_folder(self.home, os.getuid()) if write else history_folder(self.home, os.getuid())
+        path = folder / FILE
+        _check(path, create=write)
+        if not write and not path.stat().st_size:  # made, and then the disk was full
+            raise FileNotFoundError(errno.ENOENT, "gpurun has not written a row into the history yet", str(path))
+        try:
+            uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
+            with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
+                _set_up(connection)
+                if write:
+                    connection.execute("BEGIN IMMEDIATE")
+                _make_schema(connection, write=write)
+                yield connection
+                if write:
+                    connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _told(error, path) from error
+
+    def set_aside_damaged(self) -> StatePath | None:
+        """Rename this user's file if it is damaged; return the new name.
+
+        Raises:
+            StateError: it cannot be used for another reason, such as a full disk.
+        """
+        try:
+            with self.own(write=True) as connection:
+                (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                if said != "ok":
+                    raise sqlite3.DatabaseError(said)
+        except StateError as error:
+            why = error.__cause__
+            if not isinstance(why, sqlite3.DatabaseError) or isinstance(why, sqlite3.OperationalError):
+                raise
+        else:
+            return None
+        path = history_folder(self.home, os.getuid()) / FILE
+        with suppress(FileNotFoundError):
+            durable.set_aside(path.sibling(f"{FILE}-journal"))
+        return durable.set_aside(path)
+
+    def collect(self) -> int:
+        """Bring the history of this user up to date. Returns the number of jobs with news. Idempotent, and quick
+        without news.
+
+        Raises:
+            StateUnavailable: files of a job cannot be read now, and the rows of all other jobs are written; or the
+            history
+                cannot be written now.
+            StateError: the history is damaged. In all cases marks stay, so nothing is lost.
+        """
+        jobs, lacking = self._collect()
+        for error in lacking.values():
+            raise error
+        return jobs
+
+    def jobs_lacking(self) -> Mapping[str, StateError]:
+        """Bring the history of this user up to date. Returns the jobs of which it may lack a row all the same, and why.
+
+        Raises:
+            StateUnavailable: nobody can know now which jobs have news.
+        """
+        return self._collect()[1]
+
+    def _collect(self) -> tuple[int, dict[str, StateError]]:
+        """Return the number of jobs with news, and as `jobs_lacking`."""
+        marks, store = history_folder(self.home, os.getuid()), JobStore(self.home)
+        lacking: dict[str, StateError] = {}
+        versions = {}
+        try:
+            for mark in marked(marks):
+                with _noted(lacking, mark.job):
+                    versions[mark] = version_of(store.get(mark.job), mark.attempt)
+        except FileNotFoundError:
+            return 0, lacking
+        news = [mark for mark, version in versions.items() if version is not None]
+        if not news:
+            return 0, lacking
+        jobs, rows = sorted({mark.job for mark in news}), _Rows(self.home)
+        try:
+            with self.own(write=True) as connection:
+                put(connection, rows.of(jobs))
+        except StateError as error:
+            return 0, {**dict.fromkeys(jobs, error), **lacking}
+        lacking |= rows.unread
+        for mark in news:  # after the commit: a mark that comes back costs a look, no more
+            if mark.job in lacking:
+                continue
+            with _noted(lacking, mark.job):
+                (marks / mark.name).unlink(missing_ok=True)
+                if version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
+                    (marks / mark.name).touch()  # it was written again meanwhile
+        return len(jobs), lacking
+
+    def rebuild(self) -> tuple[int, StatePath | None]:
+        """Write the rows of all jobs of this user that have a folder. Rows of pruned jobs stay.
+
+        Returns:
+            The number of rows; and the new name of a damaged file.
+
+        Raises:
+            StateUnavailable: files of a job cannot be read now. The rows of all other jobs are written.
+            StateError: the history cannot be written.
+        """
+        aside, found = self.set_aside_damaged(), _Rows(self.home)
+        with self.own(write=True) as connection:
+            put(connection, found.of(JobStore(self.home).ids()))
+            (count,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
+        found.check()
+        self.collect()
+        return count, aside
+
+    def running(self, now_s: float, on_problem: OnProblem) -> Iterator[HistoryRow]:
+        """Yield a row for each attempt that holds GPUs now, and for each queued job, unless its files cannot be read
+        now.
+
+        Args:
+            on_problem: called for each job that is left out.
+        """
+        store = JobStore(self.home)
+        for record in store.live_records():
+            folder = store.get(record.id)
+            if not record.state.ended:
+                try:
+                    yield row_of(record, _spec(folder), read_use(folder, record.attempt), now_s=now_s)
+                except StateUnavailable as error:
+                    on_problem(error)
+
+    @contextmanager
+    def sources(self, on_problem: OnProblem, *, now_s: float | None = None) -> Iterator[list[HistorySource]]:
+        """Yield the history of every user that this user may read, up to date.
+
+        Args:
+            on_problem: called for a history, and for files of a job, that cannot be read; the others follow.
+            now_s: also include the attempts that run at this moment.
+        """
+        with ExitStack() as stack:
+            found: list[HistorySource] = []
+            with suppress(FileNotFoundError):
+                for name in sorted((StatePath(self.home) / HISTORY).names()):
+                    if name.isascii() and name.isdigit():
+                        try:
+                            with suppress(FileNotFoundError):
+                                found.append(self._of_user(int(name), stack, on_problem))
+                        except StateError as error:
+                            on_problem(error)
+            if now_s is not None:
+                found.append(HistorySource(in_memory(self.running(now_s, on_problem))))
+            yield found
+
+    def _of_user(self, uid: int, stack: ExitStack, on_problem: OnProblem) -> HistorySource:
+        """Return that user's history. Raises FileNotFoundError if there is none."""
+        folder, user = history_folder(self.home, uid), user_name(uid)
+        if (owner := _owner_of(folder)) != uid:
+            raise StateError(
+                f"the folder belongs to {user_name(owner)}, so {user} has no history", where=str(folder),
+                hint=f"ask root to remove the folder; then run `gpurun history --rebuild` as {user}",
+            )  # fmt: skip
+        if uid == os.getuid():
+            try:
+                self.collect()
+            except StateUnavailable as error:  # what it has of other attempts is true all the same
+                on_problem(error)
+            return HistorySource(stack.enter_context(self.own(write=False)), user, uid)
+        copy = stack.enter_context(copy_of(folder))
+        found = _Rows(self.home, uid)
+        put(copy, found.of(sorted({mark.job for mark in marked(folder)})))
+        for problem in found.unread.values():
+            on_problem(problem)
+        return HistorySource(copy, user, uid)
 
 
 _NUMBERS = {"database or disk is full": errno.ENOSPC, "disk I/O error": errno.EIO}
@@ -182,29 +340,6 @@ def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
             connection.execute(statement)
     elif not _is_sound(connection):
         raise sqlite3.DatabaseError("the schema of the file differs from the schema of this gpurun version")
-
-
-def set_aside_damaged(home: Path) -> StatePath | None:
-    """Rename this user's file if it is damaged; return the new name.
-
-    Raises:
-        StateError: it cannot be used for another reason, such as a full disk.
-    """
-    try:
-        with own(home, write=True) as connection:
-            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if said != "ok":
-                raise sqlite3.DatabaseError(said)
-    except StateError as error:
-        why = error.__cause__
-        if not isinstance(why, sqlite3.DatabaseError) or isinstance(why, sqlite3.OperationalError):
-            raise
-    else:
-        return None
-    path = history_folder(home, os.getuid()) / FILE
-    with suppress(FileNotFoundError):
-        durable.set_aside(path.sibling(f"{FILE}-journal"))
-    return durable.set_aside(path)
 
 
 @contextmanager
@@ -373,61 +508,6 @@ def _number(name: str, value: object) -> float | int | None:
 OnProblem = Callable[[StateError], None]
 
 
-def collect(home: Path) -> int:
-    """Bring the history of this user up to date. Returns the number of jobs with news. Idempotent, and quick without
-    news.
-
-    Raises:
-        StateUnavailable: files of a job cannot be read now, and the rows of all other jobs are written; or the history
-            cannot be written now.
-        StateError: the history is damaged. In all cases marks stay, so nothing is lost.
-    """
-    jobs, lacking = _collect(home)
-    for error in lacking.values():
-        raise error
-    return jobs
-
-
-def jobs_lacking(home: Path) -> Mapping[str, StateError]:
-    """Bring the history of this user up to date. Returns the jobs of which it may lack a row all the same, and why.
-
-    Raises:
-        StateUnavailable: nobody can know now which jobs have news.
-    """
-    return _collect(home)[1]
-
-
-def _collect(home: Path) -> tuple[int, dict[str, StateError]]:
-    """Return the number of jobs with news, and as `jobs_lacking`."""
-    marks, store = history_folder(home, os.getuid()), JobStore(home)
-    lacking: dict[str, StateError] = {}
-    versions = {}
-    try:
-        for mark in marked(marks):
-            with _noted(lacking, mark.job):
-                versions[mark] = version_of(store.get(mark.job), mark.attempt)
-    except FileNotFoundError:
-        return 0, lacking
-    news = [mark for mark, version in versions.items() if version is not None]
-    if not news:
-        return 0, lacking
-    jobs, rows = sorted({mark.job for mark in news}), _Rows(home)
-    try:
-        with own(home, write=True) as connection:
-            put(connection, rows.of(jobs))
-    except StateError as error:
-        return 0, {**dict.fromkeys(jobs, error), **lacking}
-    lacking |= rows.unread
-    for mark in news:  # after the commit: a mark that comes back costs a look, no more
-        if mark.job in lacking:
-            continue
-        with _noted(lacking, mark.job):
-            (marks / mark.name).unlink(missing_ok=True)
-            if version_of(store.get(mark.job), mark.attempt) not in (versions[mark], (0, 0)):
-                (marks / mark.name).touch()  # it was written again meanwhile
-    return len(jobs), lacking
-
-
 @contextmanager
 def _noted(lacking: dict[str, StateError], job: str) -> Iterator[None]:
     """Note an error of one job: the others are collected all the same."""
@@ -435,25 +515,6 @@ def _noted(lacking: dict[str, StateError], job: str) -> Iterator[None]:
         yield
     except StateError as error:
         lacking[job] = error
-
-
-def rebuild(home: Path) -> tuple[int, StatePath | None]:
-    """Write the rows of all jobs of this user that have a folder. Rows of pruned jobs stay.
-
-    Returns:
-        The number of rows; and the new name of a damaged file.
-
-    Raises:
-        StateUnavailable: files of a job cannot be read now. The rows of all other jobs are written.
-        StateError: the history cannot be written.
-    """
-    aside, found = set_aside_damaged(home), _Rows(home)
-    with own(home, write=True) as connection:
-        put(connection, found.of(JobStore(home).ids()))
-        (count,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
-    found.check()
-    collect(home)
-    return count, aside
 
 
 class _Rows:
@@ -496,67 +557,6 @@ def _spec(folder: JobFolder) -> JobSpec | None:
         raise
     except StateError:
         return None
-
-
-def running(home: Path, now_s: float, on_problem: OnProblem) -> Iterator[HistoryRow]:
-    """Yield a row for each attempt that holds GPUs now, and for each queued job, unless its files cannot be read now.
-
-    Args:
-        on_problem: called for each job that is left out.
-    """
-    store = JobStore(home)
-    for record in store.live_records():
-        folder = store.get(record.id)
-        if not record.state.ended:
-            try:
-                yield row_of(record, _spec(folder), read_use(folder, record.attempt), now_s=now_s)
-            except StateUnavailable as error:
-                on_problem(error)
-
-
-@contextmanager
-def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) -> Iterator[list[HistorySource]]:
-    """Yield the history of every user that this user may read, up to date.
-
-    Args:
-        on_problem: called for a history, and for files of a job, that cannot be read; the others follow.
-        now_s: also include the attempts that run at this moment.
-    """
-    with ExitStack() as stack:
-        found: list[HistorySource] = []
-        with suppress(FileNotFoundError):
-            for name in sorted((StatePath(home) / HISTORY).names()):
-                if name.isascii() and name.isdigit():
-                    try:
-                        with suppress(FileNotFoundError):
-                            found.append(_of_user(home, int(name), stack, on_problem))
-                    except StateError as error:
-                        on_problem(error)
-        if now_s is not None:
-            found.append(HistorySource(in_memory(running(home, now_s, on_problem))))
-        yield found
-
-
-def _of_user(home: Path, uid: int, stack: ExitStack, on_problem: OnProblem) -> HistorySource:
-    """Return that user's history. Raises FileNotFoundError if there is none."""
-    folder, user = history_folder(home, uid), user_name(uid)
-    if (owner := _owner_of(folder)) != uid:
-        raise StateError(
-            f"the folder belongs to {user_name(owner)}, so {user} has no history", where=str(folder),
-            hint=f"ask root to remove the folder; then run `gpurun history --rebuild` as {user}",
-        )  # fmt: skip
-    if uid == os.getuid():
-        try:
-            collect(home)
-        except StateUnavailable as error:  # what it has of other attempts is true all the same
-            on_problem(error)
-        return HistorySource(stack.enter_context(own(home, write=False)), user, uid)
-    copy = stack.enter_context(copy_of(folder))
-    found = _Rows(home, uid)
-    put(copy, found.of(sorted({mark.job for mark in marked(folder)})))
-    for problem in found.unread.values():
-        on_problem(problem)
-    return HistorySource(copy, user, uid)
 
 
 def _owner_of(folder: StatePath) -> int:

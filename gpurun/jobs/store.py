@@ -25,7 +25,8 @@ from gpurun.jobs.folder import CODE, ORIGIN, JobFolder, keep_attempt, never_bega
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord, Living, Origin, State, meant
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.msgspec_types import ready
-from gpurun.state import audit, caches, durable, locks
+from gpurun.state import caches, durable, locks
+from gpurun.state.audit import AuditLog
 from gpurun.state.clock import boot_id, head_clock
 from gpurun.state.durable import without_collector
 from gpurun.state.locks import OWN
@@ -606,7 +607,7 @@ def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *
 
 
 def _note_end(store: JobStore, record: JobRecord) -> None:
-    audit.note_audit(store.home, "end", job=record.id, state=record.state.value, reason=record.reason)
+    AuditLog(store.home).note("end", job=record.id, state=record.state.value, reason=record.reason)
 
 
 def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> tuple[LiveJob | None, bool]:

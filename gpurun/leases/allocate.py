@@ -32,14 +32,14 @@ from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
 from gpurun.leases.lease import Lease, machines_of, places_of, with_refused
 from gpurun.leases.look import at_inventory, loaded, look
 from gpurun.leases.occupancy import View, ids_of, queue_place
-from gpurun.leases.store import PATIENCE_S, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.store import PATIENCE_S, AllocatorLock, LeaseLock, LeaseStore
 from gpurun.scheduler.model import Decisions, Gang, Preemption, Snapshot, gang_of
 from gpurun.scheduler.passes import growth, regrown, schedule
-from gpurun.state import audit
+from gpurun.state.audit import AuditLog
 from gpurun.state.clock import head_clock
 from gpurun.state.durable import without_collector
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import MARK, is_shared
+from gpurun.state.sharing import MARK, StateDirectory
 
 # Ask other users' gangs to stop for a preemption, without rights over them.
 
@@ -48,18 +48,152 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 
-def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
-    """Request passes of exactly these jobs of other users in this user's name. The caller holds the allocator lock."""
-    if not is_shared(home):
-        return
-    wanted = {f"{job}.{os.getuid()}" for job in victims}
-    folder = StatePath(home) / MARK
-    present = {name for name in folder.names() if name.endswith(f".{os.getuid()}")}
-    for name in wanted - present:
-        (folder / name).touch()
-    for name in present - wanted:
-        with suppress(FileNotFoundError, StateError):  # another user made it in this user's name: it is theirs
-            (folder / name).unlink()
+@dataclass(frozen=True)
+class Allocator:
+    """What grants GPUs in a state directory, and changes what gangs hold."""
+
+    home: Path
+
+    def ask_to_give_way(self, victims: Collection[str]) -> None:
+        """Request passes of exactly these jobs of other users in this user's name. The caller holds the lock."""
+        if not StateDirectory(self.home).is_shared():
+            return
+        wanted = {f"{job}.{os.getuid()}" for job in victims}
+        folder = StatePath(self.home) / MARK
+        present = {name for name in folder.names() if name.endswith(f".{os.getuid()}")}
+        for name in wanted - present:
+            (folder / name).touch()
+        for name in present - wanted:
+            with suppress(FileNotFoundError, StateError):  # another user made it in this user's name: it is theirs
+                (folder / name).unlink()
+
+    def look_ahead(self, *, now_s: float, knower: int | None = None) -> Pass:
+        """Return the decisions of a pass, which writes nothing.
+
+        Args:
+            knower: the uid of the user whose knowledge of machines counts; None = this user.
+
+        Raises:
+            StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+        """
+        problems: list[GpurunError] = []
+        with without_collector():
+            view = look(self.home, now_s=now_s, on_problem=problems.append, knower=knower)
+            return _Passing(self.home, view, problems, commit=False).run()
+
+    def run_pass(self, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
+        """Run one pass over all queued jobs.
+
+        Args:
+            commit: False: as `look_ahead`.
+            patience_s: as for `AllocatorLock.held`.
+
+        Raises:
+            StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or a file cannot be written, and
+            the
+                pass has granted nothing.
+        """
+        if not commit:
+            return self.look_ahead(now_s=now_s)
+        problems: list[GpurunError] = []
+        with AllocatorLock(self.home).held(patience_s=patience_s), without_collector():
+            LeaseStore(self.home).sweep()
+            passing = _Passing(
+                self.home, look(self.home, now_s=now_s, on_problem=problems.append), problems, commit=True
+            )
+            return passing.run_and_keep()
+
+    def decisions_on(self, view: View) -> Pass:
+        """The decisions that a pass would make of what was read. The view's occupancy then has its promises, too."""
+        with without_collector():
+            return _Passing(self.home, view, [], commit=False).run()
+
+    def put_apart(self, held: Held, hosts: Collection[str]) -> Held:
+        """Let hosts leave the gang. Their GPUs stay leased until the hosts are fenced."""
+        lease, _ = held
+        return self._change(held, replace(lease, apart=tuple(dict.fromkeys((*lease.apart, *hosts)))))
+
+    def take_in(self, held: Held, hosts: Collection[str]) -> Held:
+        """Let ready hosts join the gang."""
+        lease, _ = held
+        apart = tuple(host for host in lease.apart if host not in hosts)
+        return self._change(held, replace(lease, apart=apart, joins=(*lease.joins, *hosts)))
+
+    def let_go(self, held: Held, hosts: Collection[str]) -> Held:
+        """Free the GPUs of hosts that were apart and have been fenced."""
+        lease, _ = held
+        grants = tuple(grant for grant in lease.grants if grant.host not in hosts)
+        apart = tuple(host for host in lease.apart if host not in hosts)
+        return self._change(held, replace(lease, grants=grants, apart=apart))
+
+    def grow(self, held: Held, inventory: Inventory, *, now_s: float) -> tuple[Held, tuple[str, ...]]:
+        """Lease more GPUs for a gang that has fewer than it wants, if there are some that no job waits for.
+
+        Returns:
+            The lease, with the hosts of these GPUs apart; and those hosts.
+
+        Raises:
+            StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+        """
+        lease, lock = held
+        with AllocatorLock(self.home).held(patience_s=None):
+            view = look(self.home, now_s=now_s)
+            job = view.jobs.get(lease.job)
+            if job is None or job.wants is None:  # its files are damaged
+                return held, ()
+            gang = gang_of(job.record, job.wants)
+            more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
+            if more is None:
+                return held, ()
+            changed = replace(
+                lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
+                apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
+                places={**lease.places, **places_of(inventory, more.grants)},
+                ids={**lease.ids, **ids_of(inventory, more.grants, view.machines)},
+            )  # fmt: skip
+            held = changed, LeaseStore(self.home).grow(lock, changed, view.occupancy)
+        AuditLog(self.home).note("grow", job=lease.job, hosts=list(more.hosts))
+        return held, more.hosts
+
+    def larger(self, lease: Lease, inventory: Inventory, *, now_s: float) -> Placement | None:
+        """Return the placement that the gang would get if it stopped and started again, if that is larger. Changes
+        nothing.
+
+        Includes hosts on which it failed before: a pass uses them only if the gang needs them.
+
+        Raises:
+            StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+        """
+        view = look(self.home, now_s=now_s)
+        job = view.jobs.get(lease.job)
+        if job is None or job.wants is None:  # its files are damaged
+            return None
+        gang = gang_of(job.record, job.wants).but(avoid=())
+        return regrown(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
+
+    def move_ports(self, held: Held) -> Held:
+        """Give a job other ports, because another program listens on its own.
+
+        Chooses them at random, because another head's jobs use neighbouring ports.
+
+        Raises:
+            StateError: all ports for jobs are in use.
+        """
+        lease, lock = held
+        with AllocatorLock(self.home).held(patience_s=None):
+            store, count = LeaseStore(self.home), len(lease.ports)
+            taken = {port for other in store.read_all().leases for port in other.ports}
+            begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
+            first = free_ports(taken, count, begin=begin) or free_ports(taken, count)
+            if first is None:
+                raise StateError("all ports that gpurun uses for jobs are in use", job=lease.job)
+            changed = replace(lease, ssh_port=first)
+            return changed, store.change(lock, changed)
+
+    def _change(self, held: Held, changed: Lease) -> Held:
+        faults.point()
+        with AllocatorLock(self.home).held(patience_s=None):
+            return changed, LeaseStore(self.home).change(held[1], changed)
 
 
 class Asked:
@@ -109,47 +243,6 @@ class Pass:
     left_out: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[GpurunError, ...] = ()
     failure: Exception | None = None
-
-
-def look_ahead(home: Path, *, now_s: float, knower: int | None = None) -> Pass:
-    """Return the decisions of a pass, which writes nothing.
-
-    Args:
-        knower: the uid of the user whose knowledge of machines counts; None = this user.
-
-    Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
-    """
-    problems: list[GpurunError] = []
-    with without_collector():
-        view = look(home, now_s=now_s, on_problem=problems.append, knower=knower)
-        return _Passing(home, view, problems, commit=False).run()
-
-
-def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
-    """Run one pass over all queued jobs.
-
-    Args:
-        commit: False: as `look_ahead`.
-        patience_s: as for `allocator_lock`.
-
-    Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or a file cannot be written, and the
-            pass has granted nothing.
-    """
-    if not commit:
-        return look_ahead(home, now_s=now_s)
-    problems: list[GpurunError] = []
-    with allocator_lock(home, patience_s=patience_s), without_collector():
-        LeaseStore(home).sweep()
-        passing = _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=True)
-        return passing.run_and_keep()
-
-
-def decisions_on(home: Path, view: View) -> Pass:
-    """The decisions that a pass would make of what was read. The view's occupancy then has its promises, too."""
-    with without_collector():
-        return _Passing(home, view, [], commit=False).run()
 
 
 def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:
@@ -309,7 +402,7 @@ class _Passing:
         self._ports.update(lease.ports)
         mark_granted(self._store, lease)
         hosts = [grant.host for grant in lease.grants]
-        audit.note_audit(self._home, "grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
+        AuditLog(self._home).note("grant", job=lease.job, attempt=lease.attempt, hosts=hosts)
 
     def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
         if record.kept == kept or record.id in started or record.owner_uid != self._view.uid:
@@ -327,10 +420,10 @@ class _Passing:
             elif job.request is None:
                 request = CancelRequest("preempt", by="scheduler", asked_s=self._view.now_s, reason=preemption.message)
                 self._store.get(preemption.victim).ask_to_cancel(request)
-                audit.note_audit(
-                    self._home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message
+                AuditLog(self._home).note(
+                    "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message
                 )
-        ask_to_give_way(self._home, others)
+        Allocator(self._home).ask_to_give_way(others)
 
     def _drain(self) -> None:
         """Ask this user's gangs to leave drained hosts, and withdraw requests of drains that ended."""
@@ -344,7 +437,7 @@ class _Passing:
                 self._store.get(name).withdraw(job.request)
             if wanted is not None and job.request is None:
                 self._store.get(name).ask_to_cancel(wanted)
-                audit.note_audit(self._home, wanted.kind, job=name, by="drain", reason=wanted.reason)
+                AuditLog(self._home).note(wanted.kind, job=name, by="drain", reason=wanted.reason)
 
 
 def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.start) -> int | None:
@@ -377,96 +470,3 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
 
 Held = tuple[Lease, LeaseLock]
 """A lease and its lock."""
-
-
-def put_apart(home: Path, held: Held, hosts: Collection[str]) -> Held:
-    """Let hosts leave the gang. Their GPUs stay leased until the hosts are fenced."""
-    lease, _ = held
-    return _change(home, held, replace(lease, apart=tuple(dict.fromkeys((*lease.apart, *hosts)))))
-
-
-def take_in(home: Path, held: Held, hosts: Collection[str]) -> Held:
-    """Let ready hosts join the gang."""
-    lease, _ = held
-    apart = tuple(host for host in lease.apart if host not in hosts)
-    return _change(home, held, replace(lease, apart=apart, joins=(*lease.joins, *hosts)))
-
-
-def let_go(home: Path, held: Held, hosts: Collection[str]) -> Held:
-    """Free the GPUs of hosts that were apart and have been fenced."""
-    lease, _ = held
-    grants = tuple(grant for grant in lease.grants if grant.host not in hosts)
-    apart = tuple(host for host in lease.apart if host not in hosts)
-    return _change(home, held, replace(lease, grants=grants, apart=apart))
-
-
-def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple[Held, tuple[str, ...]]:
-    """Lease more GPUs for a gang that has fewer than it wants, if there are some that no job waits for.
-
-    Returns:
-        The lease, with the hosts of these GPUs apart; and those hosts.
-
-    Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
-    """
-    lease, lock = held
-    with allocator_lock(home, patience_s=None):
-        view = look(home, now_s=now_s)
-        job = view.jobs.get(lease.job)
-        if job is None or job.wants is None:  # its files are damaged
-            return held, ()
-        gang = gang_of(job.record, job.wants)
-        more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
-        if more is None:
-            return held, ()
-        changed = replace(
-            lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
-            apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
-            places={**lease.places, **places_of(inventory, more.grants)},
-            ids={**lease.ids, **ids_of(inventory, more.grants, view.machines)},
-        )  # fmt: skip
-        held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
-    audit.note_audit(home, "grow", job=lease.job, hosts=list(more.hosts))
-    return held, more.hosts
-
-
-def larger(home: Path, lease: Lease, inventory: Inventory, *, now_s: float) -> Placement | None:
-    """Return the placement that the gang would get if it stopped and started again, if that is larger. Changes nothing.
-
-    Includes hosts on which it failed before: a pass uses them only if the gang needs them.
-
-    Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
-    """
-    view = look(home, now_s=now_s)
-    job = view.jobs.get(lease.job)
-    if job is None or job.wants is None:  # its files are damaged
-        return None
-    gang = gang_of(job.record, job.wants).but(avoid=())
-    return regrown(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
-
-
-def move_ports(home: Path, held: Held) -> Held:
-    """Give a job other ports, because another program listens on its own.
-
-    Chooses them at random, because another head's jobs use neighbouring ports.
-
-    Raises:
-        StateError: all ports for jobs are in use.
-    """
-    lease, lock = held
-    with allocator_lock(home, patience_s=None):
-        store, count = LeaseStore(home), len(lease.ports)
-        taken = {port for other in store.read_all().leases for port in other.ports}
-        begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
-        first = free_ports(taken, count, begin=begin) or free_ports(taken, count)
-        if first is None:
-            raise StateError("all ports that gpurun uses for jobs are in use", job=lease.job)
-        changed = replace(lease, ssh_port=first)
-        return changed, store.change(lock, changed)
-
-
-def _change(home: Path, held: Held, changed: Lease) -> Held:
-    faults.point()
-    with allocator_lock(home, patience_s=None):
-        return changed, LeaseStore(home).change(held[1], changed)

@@ -21,7 +21,7 @@ from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import View, lease_hosts
 from gpurun.scheduler.explain import Departure, Tenant, departures
 from gpurun.scheduler.model import gang_of
-from gpurun.state.hosts import Cordon, cordons_file, cordons_on, deadlines_file, read_cordons
+from gpurun.state.hosts import Cordon, Cordons, cordons_on
 from gpurun.state.paths import StatePath
 
 LOOK_S = 1.0
@@ -158,9 +158,9 @@ class DrainWatch:
             return
         self._next_s = time.monotonic() + LOOK_S
         with suppress(StateError):  # damaged: what was known stays; every pass reports it
-            stamp = _stamp(cordons_file(self._home)), _stamp(deadlines_file(self._home))
+            stamp = _stamp(Cordons(self._home).file()), _stamp(Cordons(self._home).deadlines_file())
             if stamp != self._stamp:
-                self._cordons, self._stamp = read_cordons(self._home), stamp
+                self._cordons, self._stamp = Cordons(self._home).read(), stamp
 
 
 def _stamp(path: StatePath) -> tuple[int, ...]:

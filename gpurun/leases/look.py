@@ -22,17 +22,7 @@ from gpurun.leases.occupancy import Occupancy, View, known_machines, lease_hosts
 from gpurun.leases.store import LeaseStore
 from gpurun.scheduler.model import NOBODY
 from gpurun.state import caches, durable, locks
-from gpurun.state.hosts import (
-    Cordon,
-    KnownAs,
-    KnownMachines,
-    Machine,
-    Out,
-    cordons_on,
-    outs_of,
-    read_cordons,
-    read_machines,
-)
+from gpurun.state.hosts import Cordon, Cordons, KnownAs, KnownMachines, Machine, Machines, Out, cordons_on, outs_of
 from gpurun.state.paths import StatePath, home, state_error
 
 if TYPE_CHECKING:
@@ -45,71 +35,74 @@ if TYPE_CHECKING:
 MAX_LOG_BYTES = 1 << 20
 
 
-def waiter_lives(home: Path, uid: int) -> bool:
-    """Return whether that user has a live waiter."""
-    for path in _logs(home, uid):
-        try:
-            descriptor = path.open_file(os.O_RDONLY)
-        except (FileNotFoundError, StateError):
-            continue
-        try:
-            if _is_of(descriptor, uid) and locks.is_held(descriptor):
-                return True
-        finally:
-            os.close(descriptor)
-    return False
+@dataclass(frozen=True)
+class WaiterLocks:
+    """The locks that show which users' waiters live."""
 
+    home: Path
 
-def take_waiter_lock(home: Path) -> tuple[int, StatePath] | None:
-    """Take the lock that shows that this user's waiter lives; None if another waiter holds it.
+    def lives(self, uid: int) -> bool:
+        """Return whether that user has a live waiter."""
+        for path in self._logs(uid):
+            try:
+                descriptor = path.open_file(os.O_RDONLY)
+            except (FileNotFoundError, StateError):
+                continue
+            try:
+                if _is_of(descriptor, uid) and locks.is_held(descriptor):
+                    return True
+            finally:
+                os.close(descriptor)
+        return False
 
-    Returns:
-        The descriptor that holds the lock, and the waiter's log.
+    def take(self) -> tuple[int, StatePath] | None:
+        """Take the lock that shows that this user's waiter lives; None if another waiter holds it.
 
-    Raises:
-        StateError: the log cannot be created.
-    """
-    if waiter_lives(home, os.getuid()):
-        return None
-    durable.make_folder(_folder(home))
-    first, another = _folder(home) / f"{os.getuid()}.log", f"{os.getuid()}.{secrets.token_hex(8)}.log"
-    for path in (first, *_logs(home, os.getuid()), _folder(home) / another):
-        try:
-            descriptor = path.open_file(os.O_RDWR | os.O_CREAT)
-        except (FileNotFoundError, StateError):
-            if path.name == another:
-                raise
-            continue  # another user's, or no file
-        try:
-            is_taken = _is_of(descriptor, os.getuid()) and locks.try_take(descriptor)
-            lives = not is_taken and locks.is_held(descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise state_error(error, path, "locked") from error
-        if is_taken:
-            with suppress(OSError):  # it stays long
-                if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
-                    os.ftruncate(descriptor, 0)
-            return descriptor, path
-        os.close(descriptor)
-        if lives:
+        Returns:
+            The descriptor that holds the lock, and the waiter's log.
+
+        Raises:
+            StateError: the log cannot be created.
+        """
+        if self.lives(os.getuid()):
             return None
-    return None
+        durable.make_folder(self._folder())
+        first, another = self._folder() / f"{os.getuid()}.log", f"{os.getuid()}.{secrets.token_hex(8)}.log"
+        for path in (first, *self._logs(os.getuid()), self._folder() / another):
+            try:
+                descriptor = path.open_file(os.O_RDWR | os.O_CREAT)
+            except (FileNotFoundError, StateError):
+                if path.name == another:
+                    raise
+                continue  # another user's, or no file
+            try:
+                is_taken = _is_of(descriptor, os.getuid()) and locks.try_take(descriptor)
+                lives = not is_taken and locks.is_held(descriptor)
+            except OSError as error:
+                os.close(descriptor)
+                raise state_error(error, path, "locked") from error
+            if is_taken:
+                with suppress(OSError):  # it stays long
+                    if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
+                        os.ftruncate(descriptor, 0)
+                return descriptor, path
+            os.close(descriptor)
+            if lives:
+                return None
+        return None
 
+    def _folder(self) -> StatePath:
+        return StatePath(self.home) / "waiters"
 
-def _folder(home: Path) -> StatePath:
-    return StatePath(home) / "waiters"
-
-
-def _logs(home: Path, uid: int) -> Iterator[StatePath]:
-    """Yield the files with the user's number in their name, regardless of their owner."""
-    try:
-        names = _folder(home).names()
-    except FileNotFoundError:
-        return
-    for name in sorted(names):
-        if name.startswith(f"{uid}."):
-            yield _folder(home) / name
+    def _logs(self, uid: int) -> Iterator[StatePath]:
+        """Yield the files with the user's number in their name, regardless of their owner."""
+        try:
+            names = self._folder().names()
+        except FileNotFoundError:
+            return
+        for name in sorted(names):
+            if name.startswith(f"{uid}."):
+                yield self._folder() / name
 
 
 def _is_of(descriptor: int, uid: int) -> bool:
@@ -151,15 +144,24 @@ def look(
             may_hold.append(name)
     found = (*holdings.leases, *leases.removed({*may_hold}.difference(lease.name for lease in holdings.leases)))
     all_leases = tuple(_at_canonical(lease, canonical(lease.inventory)) for lease in found)
-    machines = read_machines(home, os.getuid() if knower is None else knower)
+    machines = Machines(home).read(os.getuid() if knower is None else knower)
     occupancy = Occupancy(all_leases, lambda inventory: known_machines(inventory, machines) if machines else {})
     for overlap in occupancy.overlaps:
         on_problem(overlap)
-    lives = cache(lambda uid: waiter_lives(home, uid))
+    lives = cache(lambda uid: WaiterLocks(home).lives(uid))
     needs_data = any(job.wants is not None and job.wants.data_digests for job in jobs.values())
     holders = caches.holders() if needs_data else NOBODY
     return View(
-        jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged, holders, machines
+        jobs,
+        all_leases,
+        occupancy,
+        Cordons(home).read(),
+        os.getuid(),
+        lives,
+        now_s,
+        holdings.damaged,
+        holders,
+        machines,
     )
 
 
@@ -232,7 +234,7 @@ class Cluster:
     @cached_property
     def machines(self) -> Mapping[str, Machine]:
         """Return what this user knows of machines, by `gpurun.inventory.model.Host.machine`."""
-        return read_machines(self.home, os.getuid())
+        return Machines(self.home).read(os.getuid())
 
     @cached_property
     def known(self) -> Mapping[str, KnownAs]:
@@ -242,7 +244,7 @@ class Cluster:
     @cached_property
     def cordons(self) -> Mapping[str, Cordon]:
         """Return host → why it gets no new gangs. Raises StateError if the file is damaged."""
-        return cordons_on(read_cordons(self.home), self.known.values())
+        return cordons_on(Cordons(self.home).read(), self.known.values())
 
     @cached_property
     def outs(self) -> Mapping[str, Out]:

@@ -64,73 +64,86 @@ class LockHolder:
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
-@contextmanager
-def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iterator[None]:
-    """Hold the one lock under which passes grant leases and queued jobs change, for milliseconds.
+@dataclass(frozen=True)
+class AllocatorLock:
+    """The lock under which leases change. One process holds it at a time."""
 
-    Args:
-        patience_s: give up after this long; None waits for ever. A supervisor needs that, because only it can end its
-            job.
+    home: Path
 
-    Raises:
-        StateError: the state directory cannot be written.
-        StateUnavailable: another process has held the lock for longer than `patience_s`.
-        UnsafeState: locks do not work on its file system.
-    """
-    durable.make_home(home)
-    check_locks(home)
-    descriptor = _lock_file(home).open_file(os.O_RDWR | os.O_CREAT, 0o664)
-    try:
-        _take(home, descriptor, patience_s)
-        _sign(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
+    @contextmanager
+    def held(self, *, patience_s: float | None = PATIENCE_S) -> Iterator[None]:
+        """Hold the one lock under which passes grant leases and queued jobs change, for milliseconds.
 
+        Args:
+            patience_s: give up after this long; None waits for ever. A supervisor needs that, because only it can end
+            its
+                job.
 
-def holder(home: Path) -> LockHolder | None:
-    """Return the present or last holder of the allocator lock; None if that cannot be read."""
-    try:
-        with _lock_file(home).reader() as stream:
-            return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=ready(LockHolder))
-    except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        Raises:
+            StateError: the state directory cannot be written.
+            StateUnavailable: another process has held the lock for longer than `patience_s`.
+            UnsafeState: locks do not work on its file system.
+        """
+        durable.make_home(self.home)
+        check_locks(self.home)
+        descriptor = self._file().open_file(os.O_RDWR | os.O_CREAT, 0o664)
+        try:
+            self._take(descriptor, patience_s)
+            _sign(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
 
+    def holder(self) -> LockHolder | None:
+        """Return the present or last holder of the allocator lock; None if that cannot be read."""
+        try:
+            with self._file().reader() as stream:
+                return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=ready(LockHolder))
+        except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
-def _lock_file(home: Path) -> StatePath:
-    return StatePath(home) / "allocator.lock"
+    def _file(self) -> StatePath:
+        return StatePath(self.home) / "allocator.lock"
 
+    def _take(self, descriptor: int, patience_s: float | None) -> None:
+        told = False
 
-def _take(home: Path, descriptor: int, patience_s: float | None) -> None:
-    told = False
+        def tell(waited_s: float) -> None:
+            nonlocal told
+            if waited_s > SLOW_S and not told:
+                told = True
+                said = f"gpurun: waiting for the scheduler's lock; {self._by_whom(descriptor)}"
+                print(said, file=sys.stderr, flush=True)  # noqa: T201
 
-    def tell(waited_s: float) -> None:
-        nonlocal told
-        if waited_s > SLOW_S and not told:
-            told = True
-            said = f"gpurun: waiting for the scheduler's lock; {_by_whom(home, descriptor)}"
-            print(said, file=sys.stderr, flush=True)  # noqa: T201
+        begun = time.monotonic()
+        try:
+            taken = locks.take_within(descriptor, patience_s, while_waiting=tell)
+        except OSError as error:
+            raise StateError(
+                f"the file system of the state directory cannot lock files: {error.strerror}", where=str(self.home),
+                hint="set GPURUN_HOME to a folder on a local disk",
+            ) from error  # fmt: skip
+        if not taken:
+            raise self._too_slow(descriptor, time.monotonic() - begun)
 
-    begun = time.monotonic()
-    try:
-        taken = locks.take_within(descriptor, patience_s, while_waiting=tell)
-    except OSError as error:
-        raise StateError(
-            f"the file system of the state directory cannot lock files: {error.strerror}", where=str(home),
-            hint="set GPURUN_HOME to a folder on a local disk",
-        ) from error  # fmt: skip
-    if not taken:
-        raise _too_slow(home, descriptor, time.monotonic() - begun)
+    def _by_whom(self, descriptor: int) -> str:
+        """Return the holder of the lock, as its file says. Any process that may take the lock can have written that."""
+        found, pids = self.holder(), locks.holders(descriptor)
+        if found is not None and (found.pid in pids or (not pids and _lives(found.pid))):
+            return found.told(time.time())
+        if pids:
+            return f"the process with pid {pids[0]} holds the lock"
+        return "an unknown process of another user holds the lock"
 
-
-def _by_whom(home: Path, descriptor: int) -> str:
-    """Return the holder of the lock, as its file says. Every process that may take the lock can have written that."""
-    found, pids = holder(home), locks.holders(descriptor)
-    if found is not None and (found.pid in pids or (not pids and _lives(found.pid))):
-        return found.told(time.time())
-    if pids:
-        return f"the process with pid {pids[0]} holds the lock"
-    return "an unknown process of another user holds the lock"
+    def _too_slow(self, descriptor: int, waited_s: float) -> StateUnavailable:
+        pids, found = locks.holders(descriptor), self.holder()
+        pid = pids[0] if pids else found.pid if found is not None and _lives(found.pid) else None
+        look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {self._file()}`"
+        return StateUnavailable(
+            f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {self._by_whom(descriptor)}",
+            where=str(self.home), hint=f"{look} shows the process that holds the lock. Resume the "
+            "process if it is stopped (state T), or kill the process: gpurun loses no state",
+        )  # fmt: skip
 
 
 def _lives(pid: int) -> bool:
@@ -141,17 +154,6 @@ def _lives(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
-    pids, found = locks.holders(descriptor), holder(home)
-    pid = pids[0] if pids else found.pid if found is not None and _lives(found.pid) else None
-    look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
-    return StateUnavailable(
-        f"gpurun waited {waited_s:.0f} s for the scheduler's lock; {_by_whom(home, descriptor)}",
-        where=str(home), hint=f"{look} shows the process that holds the lock. Resume the "
-        "process if it is stopped (state T), or kill the process: gpurun loses no state",
-    )  # fmt: skip
 
 
 def _sign(descriptor: int) -> None:
@@ -450,7 +452,7 @@ class LeaseStore:
             if lock is None:
                 continue
             if lock.path != self.path(lease.name):
-                with _kept(lock), allocator_lock(self.folder.parent.plain):
+                with _kept(lock), AllocatorLock(self.folder.parent.plain).held():
                     self._settle(lock, lease)
             yield lease, lock
 
@@ -475,7 +477,7 @@ class LeaseStore:
         path = self.path(name)
         if self.is_alive(name) or not path.exists():
             return None
-        with allocator_lock(self.folder.parent.plain):
+        with AllocatorLock(self.folder.parent.plain).held():
             try:
                 lock = LeaseLock(path.open_file(os.O_RDWR, linked=True), path)
             except (FileNotFoundError, StateError):

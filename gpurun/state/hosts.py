@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.errors import StateError, StateUnavailable
-from gpurun.state import audit, durable, locks
+from gpurun.state import durable, locks
+from gpurun.state.audit import AuditLog
 from gpurun.state.locks import change_lock, open_own_lock
 from gpurun.state.paths import StatePath, state_error
-from gpurun.state.sharing import cordons_folder, enter
+from gpurun.state.sharing import StateDirectory
 
 # By what gpurun knows a machine: the name of a host, the address, and the id that the machine itself gives. Pure.
 
@@ -125,7 +126,7 @@ def cordons_on(cordons: Mapping[str, Cordon], hosts: Iterable[KnownAs]) -> dict[
     """Return host → the cordon of its machine, for those of these hosts that have one.
 
     Args:
-        cordons: as `read_cordons` returns them.
+        cordons: as `Cordons.read` returns them.
     """
     if not cordons:
         return {}
@@ -186,35 +187,83 @@ class _Deadlines:
     version: int = 1
 
 
-def cordons_file(home: Path) -> StatePath:
-    """Where they are written."""
-    return cordons_folder(home) / "cordons.json"
+@dataclass(frozen=True)
+class Cordons:
+    """The cordons of a state directory, in two files."""
 
+    home: Path
 
-def deadlines_file(home: Path) -> StatePath:
-    """Where the deadlines of drains are written."""
-    return StatePath(home) / "deadlines.json"
+    def file(self) -> StatePath:
+        """Where they are written."""
+        return StateDirectory(self.home).cordons_folder() / "cordons.json"
 
+    def deadlines_file(self) -> StatePath:
+        """Where the deadlines of drains are written."""
+        return StatePath(self.home) / "deadlines.json"
 
-def read_cordons(home: Path) -> Mapping[str, Cordon]:
-    """Return the cordons by their keys in the file; `cordons_on` says which hosts they are.
+    def read(self) -> Mapping[str, Cordon]:
+        """Return the cordons by their keys in the file; `cordons_on` says which hosts they are.
 
-    Raises:
-        StateError: a file is damaged.
-    """
-    try:
-        found = durable.read_record(cordons_file(home), _Cordons).hosts
-    except FileNotFoundError:
-        return {}
-    deadlines = _read_deadlines(home) if any(cordon.state == "draining" for cordon in found.values()) else {}
-    return {host: replace(cordon, until_s=_until_s(cordon, deadlines.get(host))) for host, cordon in found.items()}
+        Raises:
+            StateError: a file is damaged.
+        """
+        try:
+            found = durable.read_record(self.file(), _Cordons).hosts
+        except FileNotFoundError:
+            return {}
+        deadlines = self._read_deadlines() if any(cordon.state == "draining" for cordon in found.values()) else {}
+        return {host: replace(cordon, until_s=_until_s(cordon, deadlines.get(host))) for host, cordon in found.items()}
 
+    def _read_deadlines(self) -> Mapping[str, _Deadline]:
+        try:
+            return durable.read_record(self.deadlines_file(), _Deadlines).hosts
+        except FileNotFoundError:
+            return {}
 
-def _read_deadlines(home: Path) -> Mapping[str, _Deadline]:
-    try:
-        return durable.read_record(deadlines_file(home), _Deadlines).hosts
-    except FileNotFoundError:
-        return {}
+    def _write(self, hosts: Mapping[str, Cordon]) -> None:
+        """Write cordons and deadlines; the deadlines first, because one without its drain means nothing."""
+        known = self._read_deadlines()
+        wanted = {
+            host: _Deadline(cordon.since_s, cordon.until_s, cordon.machine, cordon.id)
+            for host, cordon in hosts.items() if cordon.until_s is not None
+        }  # fmt: skip
+        if wanted != known:
+            try:
+                durable.write_record(self.deadlines_file(), _Deadlines(wanted))
+            except StateError:
+                if wanted.items() - known.items():
+                    raise
+        durable.write_record(self.file(), _Cordons({host: replace(it, until_s=None) for host, it in hosts.items()}))
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, Cordon]]:
+        """The cordons as a dictionary to change; written back, whole, unless the block raises.
+
+        `put_cordon` and `lift_cordons` change it for a host.
+
+        Raises:
+            StateError: the file is damaged; it is left as it is.
+            StateUnavailable: somebody keeps the lock of the cordons.
+            UnsafeState: the state directory does not keep its users apart.
+        """
+        durable.make_home(self.home)
+        StateDirectory(self.home).enter()
+        with change_lock(self.home, "cordons.lock"):
+            hosts = dict(self.read())
+            before = dict(hosts)
+            yield hosts
+            if hosts != before:
+                self._write(hosts)
+                self._audit(before, hosts)
+
+    def _audit(self, before: Mapping[str, Cordon], after: Mapping[str, Cordon]) -> None:
+        for host in sorted(before.keys() | after.keys()):
+            if before.get(host) != after.get(host):
+                new = after.get(host)
+                if new is None:
+                    AuditLog(self.home).note("uncordon", target=host)
+                else:
+                    AuditLog(self.home).note("cordon", target=host, state=new.state, reason=new.reason)
 
 
 def _until_s(cordon: Cordon, deadline: _Deadline | None) -> float | None:
@@ -222,54 +271,6 @@ def _until_s(cordon: Cordon, deadline: _Deadline | None) -> float | None:
         return None
     is_its = (deadline.since_s, deadline.machine, deadline.id) == (cordon.since_s, cordon.machine, cordon.id)
     return deadline.until_s if is_its else None
-
-
-def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
-    """Write cordons and deadlines; the deadlines first, because one without its drain means nothing."""
-    known = _read_deadlines(home)
-    wanted = {
-        host: _Deadline(cordon.since_s, cordon.until_s, cordon.machine, cordon.id)
-        for host, cordon in hosts.items() if cordon.until_s is not None
-    }  # fmt: skip
-    if wanted != known:
-        try:
-            durable.write_record(deadlines_file(home), _Deadlines(wanted))
-        except StateError:
-            if wanted.items() - known.items():
-                raise
-    durable.write_record(cordons_file(home), _Cordons({host: replace(it, until_s=None) for host, it in hosts.items()}))
-
-
-@contextmanager
-def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
-    """The cordons as a dictionary to change; written back, whole, unless the block raises.
-
-    `put_cordon` and `lift_cordons` change it for a host.
-
-    Raises:
-        StateError: the file is damaged; it is left as it is.
-        StateUnavailable: somebody keeps the lock of the cordons.
-        UnsafeState: the state directory does not keep its users apart.
-    """
-    durable.make_home(home)
-    enter(home)
-    with change_lock(home, "cordons.lock"):
-        hosts = dict(read_cordons(home))
-        before = dict(hosts)
-        yield hosts
-        if hosts != before:
-            _write(home, hosts)
-            _audit(home, before, hosts)
-
-
-def _audit(home: Path, before: Mapping[str, Cordon], after: Mapping[str, Cordon]) -> None:
-    for host in sorted(before.keys() | after.keys()):
-        if before.get(host) != after.get(host):
-            new = after.get(host)
-            if new is None:
-                audit.note_audit(home, "uncordon", target=host)
-            else:
-                audit.note_audit(home, "cordon", target=host, state=new.state, reason=new.reason)
 
 
 FOLDER = "machines"
@@ -373,40 +374,142 @@ class _File:
     version: int = 1
 
 
-def machines_folder(home: Path) -> StatePath:
-    """Return the folder of these files."""
-    return StatePath(home) / FOLDER
+@dataclass(frozen=True)
+class Machines:
+    """What users' processes know of machines: a file for each user, below one folder."""
 
+    home: Path
 
-def read_machines(home: Path, uid: int) -> Mapping[str, Machine]:
-    """Return `Host.machine` → what that user knows of it.
+    def folder(self) -> StatePath:
+        """Return the folder of these files."""
+        return StatePath(self.home) / FOLDER
 
-    A missing file, a damaged one, and one that another user can have written count as nothing known. The next look
-    replaces a damaged file.
-    """
-    try:
-        return _read(home, uid)
-    except StateError:
+    def read(self, uid: int) -> Mapping[str, Machine]:
+        """Return `Host.machine` → what that user knows of it.
+
+        A missing file, a damaged one, and one that another user can have written count as nothing known. The next look
+        replaces a damaged file.
+        """
+        try:
+            return self._read(uid)
+        except StateError:
+            return {}
+
+    def _read(self, uid: int) -> Mapping[str, Machine]:
+        """Do as `read`.
+
+        Raises:
+            StateUnavailable: the file cannot be read now; what it says is not lost.
+        """
+        for path in self._files(uid, ".json"):
+            try:
+                found, signer = durable.read_signed(path, _File)
+            except StateUnavailable:
+                raise
+            except (FileNotFoundError, StateError):
+                continue
+            if signer == uid:
+                now_s = time.time()
+                return {address: _not_in_future(known, now_s) for address, known in found.machines.items()}
         return {}
 
+    def outs_stamp(self) -> frozenset[str]:
+        """Return the machines that this user knows to be out. Quick enough to call repeatedly.
 
-def _read(home: Path, uid: int) -> Mapping[str, Machine]:
-    """Do as `read_machines`.
-
-    Raises:
-        StateUnavailable: the file cannot be read now; what it says is not lost.
-    """
-    for path in _files(home, uid, ".json"):
+        Raises:
+            StateError: the file cannot be examined.
+        """
         try:
-            found, signer = durable.read_signed(path, _File)
-        except StateUnavailable:
-            raise
+            found = self._own_file(".json").stat()
+        except FileNotFoundError:
+            return frozenset()
+        return _outs_at(self.home, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+    def users(self) -> list[int]:
+        """Return the uids of the users who know something of machines: for displays."""
+        try:
+            names = self.folder().names()
         except (FileNotFoundError, StateError):
-            continue
-        if signer == uid:
-            now_s = time.time()
-            return {address: _not_in_future(known, now_s) for address, known in found.machines.items()}
-    return {}
+            return []
+        uids = {name.partition(".")[0] for name in names if name.endswith(".json")}
+        numbers = sorted(int(uid) for uid in uids if uid.isascii() and uid.isdigit() and len(uid) <= MOST_UID_DIGITS)
+        return [uid for uid in numbers if self.read(uid)]
+
+    def note(self, looks: Mapping[str, Machine]) -> None:
+        """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
+
+        A look without an id, memory or cores keeps what the machine said before. A look that began before the one that
+        is known changes nothing else: its answer came late.
+
+        Raises:
+            StateError: the file cannot be written, or not be read now. It is left as it is.
+        """
+        if not looks:
+            return
+        with self.lock("lock"):
+            before = self._read(os.getuid())
+            after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
+            newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
+            path = self._own_file(".json")
+            durable.write_record(path, _File({machine: after[machine] for machine in newest}))
+
+    @contextmanager
+    def lock(self, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+        """Hold a lock of this user's that no other user can hold.
+
+        Args:
+            name: which one.
+            patience_s: give up after this long.
+
+        Raises:
+            StateUnavailable: another process of this user holds it.
+            StateError: its file cannot be opened.
+        """
+        self._make_folder()
+        path = self._own_file(f".{name}")
+        descriptor = open_own_lock(path)
+        try:
+            if not locks.take_within(descriptor, patience_s):
+                raise StateUnavailable(f"the file is locked by {locks.holders_in_words(descriptor)}", where=str(path))
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_folder(self) -> None:
+        """Make the folder of these files. In a user's own state directory, root leaves it to that user."""
+        folder = self.folder()
+        if folder.exists():
+            return
+        durable.make_folder(folder)
+        descriptor = folder.open_folder()
+        try:
+            if os.geteuid() == 0:
+                os.fchown(descriptor, self.home.stat().st_uid, -1)
+        except OSError as error:
+            raise state_error(error, folder, "left to its user") from error
+        finally:
+            os.close(descriptor)
+
+    def _own_file(self, suffix: str) -> StatePath:
+        """Return this user's file with that suffix. If another user made one of its name first, use a random name."""
+        uid, folder = os.getuid(), self.folder()
+        first = folder / f"{uid}{suffix}"
+        for path in (first, *self._files(uid, suffix)):
+            try:
+                if path.stat().st_uid == uid:
+                    return path
+            except FileNotFoundError:
+                return path
+        return folder / f"{uid}.{secrets.token_hex(8)}{suffix}"
+
+    def _files(self, uid: int, suffix: str) -> list[StatePath]:
+        """Return the files of that user, by name, regardless of their owner."""
+        try:
+            names = self.folder().names()
+        except FileNotFoundError:
+            return []
+        wanted = sorted(name for name in names if name.startswith(f"{uid}.") and name.endswith(suffix))
+        return [self.folder() / name for name in wanted]
 
 
 def _not_in_future(known: Machine, now_s: float) -> Machine:
@@ -414,52 +517,9 @@ def _not_in_future(known: Machine, now_s: float) -> Machine:
     return known if max(known.seen_s, known.begun_s) <= now_s else replace(known, begun_s=BEFORE_ALL_S)
 
 
-def outs_stamp(home: Path) -> frozenset[str]:
-    """Return the machines that this user knows to be out. Quick enough to call repeatedly.
-
-    Raises:
-        StateError: the file cannot be examined.
-    """
-    try:
-        found = _own_file(home, ".json").stat()
-    except FileNotFoundError:
-        return frozenset()
-    return _outs_at(home, (found.st_ino, found.st_mtime_ns, found.st_size))
-
-
 @lru_cache(maxsize=1)
 def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
-    return frozenset(address for address, known in read_machines(home, os.getuid()).items() if known.out is not None)
-
-
-def users_who_looked(home: Path) -> list[int]:
-    """Return the uids of the users who know something of machines: for displays."""
-    try:
-        names = machines_folder(home).names()
-    except (FileNotFoundError, StateError):
-        return []
-    uids = {name.partition(".")[0] for name in names if name.endswith(".json")}
-    numbers = sorted(int(uid) for uid in uids if uid.isascii() and uid.isdigit() and len(uid) <= MOST_UID_DIGITS)
-    return [uid for uid in numbers if read_machines(home, uid)]
-
-
-def note_looks(home: Path, looks: Mapping[str, Machine]) -> None:
-    """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
-
-    A look without an id, memory or cores keeps what the machine said before. A look that began before the one that is
-    known changes nothing else: its answer came late.
-
-    Raises:
-        StateError: the file cannot be written, or not be read now. It is left as it is.
-    """
-    if not looks:
-        return
-    with own_lock(home, "lock"):
-        before = _read(home, os.getuid())
-        after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
-        newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
-        path = _own_file(home, ".json")
-        durable.write_record(path, _File({machine: after[machine] for machine in newest}))
+    return frozenset(address for address, known in Machines(home).read(os.getuid()).items() if known.out is not None)
 
 
 def _joined(before: Machine | None, look: Machine) -> Machine:
@@ -474,65 +534,3 @@ def _joined(before: Machine | None, look: Machine) -> Machine:
         look, id=look.id or known.id, out=out, memory_mib=look.memory_mib or known.memory_mib,
         cores=look.cores or known.cores,
     )  # fmt: skip
-
-
-@contextmanager
-def own_lock(home: Path, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a lock of this user's that no other user can hold.
-
-    Args:
-        name: which one.
-        patience_s: give up after this long.
-
-    Raises:
-        StateUnavailable: another process of this user holds it.
-        StateError: its file cannot be opened.
-    """
-    _make_folder(home)
-    path = _own_file(home, f".{name}")
-    descriptor = open_own_lock(path)
-    try:
-        if not locks.take_within(descriptor, patience_s):
-            raise StateUnavailable(f"the file is locked by {locks.holders_in_words(descriptor)}", where=str(path))
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _make_folder(home: Path) -> None:
-    """Make the folder of these files. In a user's own state directory, root leaves it to that user."""
-    folder = machines_folder(home)
-    if folder.exists():
-        return
-    durable.make_folder(folder)
-    descriptor = folder.open_folder()
-    try:
-        if os.geteuid() == 0:
-            os.fchown(descriptor, home.stat().st_uid, -1)
-    except OSError as error:
-        raise state_error(error, folder, "left to its user") from error
-    finally:
-        os.close(descriptor)
-
-
-def _own_file(home: Path, suffix: str) -> StatePath:
-    """Return this user's file with that suffix. If another user made a file of its name first, use a random name."""
-    uid, folder = os.getuid(), machines_folder(home)
-    first = folder / f"{uid}{suffix}"
-    for path in (first, *_files(home, uid, suffix)):
-        try:
-            if path.stat().st_uid == uid:
-                return path
-        except FileNotFoundError:
-            return path
-    return folder / f"{uid}.{secrets.token_hex(8)}{suffix}"
-
-
-def _files(home: Path, uid: int, suffix: str) -> list[StatePath]:
-    """Return the files of that user, by name, regardless of their owner."""
-    try:
-        names = machines_folder(home).names()
-    except FileNotFoundError:
-        return []
-    wanted = sorted(name for name in names if name.startswith(f"{uid}.") and name.endswith(suffix))
-    return [machines_folder(home) / name for name in wanted]

@@ -27,11 +27,12 @@ from gpurun.jobs.spec import DEFAULT_LAUNCHER, JobSpec
 from gpurun.jobs.store import AddCode, JobStore
 from gpurun.launch.launchers import launcher_of
 from gpurun.scaling.model import LinkRates, Sample, decode, encode
-from gpurun.state import audit, durable, locks
+from gpurun.state import durable, locks
+from gpurun.state.audit import AuditLog
 from gpurun.state.caches import new_folder
 from gpurun.state.locks import open_own_lock
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 from gpurun.studies.campaign_plan import (
     CAMPAIGN_NAME,
     DONE,
@@ -246,7 +247,7 @@ def begin_campaign(
         StateUnavailable: another command began a campaign of this name at the same moment.
         StateError: gpurun cannot store the campaign.
     """
-    enter(home)
+    StateDirectory(home).enter()
     store = CampaignStore(home)
     found = store.find(plan.name)
     before = None if found is None else found.plan()
@@ -261,7 +262,7 @@ def begin_campaign(
     top = pinned[0].workdir
     origin = origin_of(None if top is None else Path(top))
     made = store.create(replace(plan, jobs=tuple(pinned), origin=origin), codes.get(pinned[0].code))
-    audit.note_audit(home, "scale", campaign=plan.name, sizes=[spec.gpus for spec in pinned])
+    AuditLog(home).note("scale", campaign=plan.name, sizes=[spec.gpus for spec in pinned])
     return made, False
 
 

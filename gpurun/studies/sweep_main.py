@@ -12,7 +12,7 @@ from gpurun.errors import OUTLIVED, GpurunError, words_of
 from gpurun.head import children
 from gpurun.state.clock import Presence
 from gpurun.state.paths import may_pass
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 from gpurun.studies.sweep_runner import RETRY_S, Conductor
 from gpurun.studies.sweep_store import SweepFolder, SweepStore
 
@@ -55,7 +55,7 @@ def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
     while True:
         try:
             here.check()
-            enter(home)
+            StateDirectory(home).enter()
             return Conductor(home, folder, os.environ, here)
         except OUTLIVED as error:
             if not may_pass(error) and not here.is_away():

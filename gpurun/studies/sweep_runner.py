@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -28,10 +28,11 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.recipe import check_length
 from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
-from gpurun.state import audit, durable
+from gpurun.state import durable
+from gpurun.state.audit import AuditLog
 from gpurun.state.clock import Presence
 from gpurun.state.paths import StatePath, may_pass
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 from gpurun.studies.search import searcher_for
 from gpurun.studies.sweep_pictures import add_report
 from gpurun.studies.sweep_plan import (
@@ -51,29 +52,41 @@ from gpurun.supervisor.lines import LogTail, RankReport, Speaker
 # Starting the conductors of sweeps: detached processes that inherit their sweep's lock.
 
 
-def ensure_conductors(home: Path, environ: Mapping[str, str]) -> None:
-    """Start the conductor of each sweep of this user that is not done and has none. Quick if there is nothing to do."""
-    for folder in SweepStore(home).unfinished():
-        with suppress(StateError, FileNotFoundError):
-            if (descriptor := folder.take_lock()) is not None:
-                _start(home, folder, descriptor, environ)
+@dataclass(frozen=True)
+class Conductors:
+    """The conductors of sweeps: detached processes that inherit their sweep's lock.
 
+    Attributes:
+        environ: the environment of processes that it starts.
+    """
 
-def _start(home: Path, folder: SweepFolder, descriptor: int, environ: Mapping[str, str]) -> None:
-    """The lock passes to the conductor without a moment in between."""
-    faults.point()
-    try:
-        log = folder.log.open_file(os.O_WRONLY | os.O_APPEND)  # opened anew: a child may keep it open
+    home: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def ensure(self) -> None:
+        """Start the conductor of each sweep of this user that is not done and has none. Quick if there is nothing to
+        do.
+        """
+        for folder in SweepStore(self.home).unfinished():
+            with suppress(StateError, FileNotFoundError):
+                if (descriptor := folder.take_lock()) is not None:
+                    self._start(folder, descriptor)
+
+    def _start(self, folder: SweepFolder, descriptor: int) -> None:
+        """The lock passes to the conductor without a moment in between."""
+        faults.point()
         try:
-            children.start_detached(
-                "gpurun.studies.sweep_main", folder.id, str(descriptor), home=home, environ=environ,
-                lock=descriptor, log=log,
-            )  # fmt: skip
+            log = folder.log.open_file(os.O_WRONLY | os.O_APPEND)  # opened anew: a child may keep it open
+            try:
+                children.start_detached(
+                    "gpurun.studies.sweep_main", folder.id, str(descriptor), home=self.home, environ=self.environ,
+                    lock=descriptor, log=log,
+                )  # fmt: skip
+            finally:
+                os.close(log)
         finally:
-            os.close(log)
-    finally:
-        os.close(descriptor)
-    faults.point()
+            os.close(descriptor)
+        faults.point()
 
 
 # What the end of a trial's job means for the trial. Pure.
@@ -181,14 +194,14 @@ def submit_sweep(
             not on this machine, or the workdir cannot be read.
         StateError: it cannot be stored.
     """
-    enter(store.home)
+    StateDirectory(store.home).enter()
     searcher_for(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
     (pinned,), codes = pin([plan.template], inventory, store.home, environ, on_build)
     origin = origin_of(None if pinned.workdir is None else Path(pinned.workdir))
     folder = store.create(replace(plan, template=pinned, origin=origin), codes.get(pinned.code))
-    audit.note_audit(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)
-    ensure_conductors(store.home, environ)
+    AuditLog(store.home).note("sweep", sweep=folder.id, name=plan.name, trials=plan.trials)
+    Conductors(store.home, environ).ensure()
     return folder
 
 

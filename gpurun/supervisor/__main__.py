@@ -17,15 +17,15 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable, words_of
 from gpurun.head import children
-from gpurun.head.spawn import adopt_next, ensure_waiter, run_pass_and_start
-from gpurun.history.store import collect
+from gpurun.head.spawn import Head
+from gpurun.history.store import JobHistory
 from gpurun.jobs.record import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import clock
 from gpurun.state.clock import Presence
 from gpurun.state.paths import may_pass
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live, tell_end
 from gpurun.supervisor.stop import keep_asking, lose_rest
@@ -72,7 +72,7 @@ def carry(home: Path, lock: LeaseLock, *, adopts: bool = False) -> None:
         begun_s = time.monotonic()
         try:
             here.check()
-            enter(home)
+            StateDirectory(home).enter()
             name = lock.path.name.removesuffix(".json")
             lease = LeaseStore(home).read(name)
             here.check()  # a directory that is away has no leases
@@ -105,7 +105,7 @@ def _say(error: Exception) -> None:
 def _start_next(home: Path, name: str) -> None:
     """Start the next orphan's supervisor. A failure does not stop this one: the next command adopts that orphan."""
     try:
-        adopt_next(home, os.environ, name)
+        Head(home).adopt_next(name)
     except OUTLIVED as error:
         with suppress(OSError):
             print(f"cannot adopt the next job: {error}", file=sys.stderr)  # noqa: T201
@@ -137,8 +137,8 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
         job.close()
     _each(
         lambda: _run_pass(job.home),
-        lambda: ensure_waiter(job.home, os.environ) if state is State.QUEUED else None,
-        lambda: collect(job.home),  # else the next command that shows the history does
+        lambda: Head(job.home).ensure_waiter() if state is State.QUEUED else None,
+        lambda: JobHistory(job.home).collect(),  # else the next command that shows the history does
         lambda: tell_end(job),
     )
     return job.lost
@@ -146,7 +146,7 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
 
 def _run_pass(home: Path) -> None:
     """Let others have the GPUs that are free now. If it fails, their waiters do so."""
-    run_pass_and_start(home, now_s=clock.now_s(), environ=os.environ, patience_s=None)
+    Head(home).run_pass(now_s=clock.now_s(), patience_s=None)
 
 
 def _each(*steps: Callable[[], object]) -> None:

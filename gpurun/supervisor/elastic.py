@@ -7,7 +7,6 @@ left, one adds new hosts.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,11 +16,11 @@ from itertools import pairwise
 
 from gpurun import faults
 from gpurun.errors import OUTLIVED, GpurunError, StateError, words_of
-from gpurun.head.looks import look_while_growing
-from gpurun.head.spawn import run_pass_and_start
+from gpurun.head.looks import HostLooks
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import jobssh
-from gpurun.leases import allocate as lease_steps
+from gpurun.leases.allocate import Allocator, Held
 from gpurun.leases.lease import Lease, remember
 from gpurun.quantities import duration
 from gpurun.state import durable
@@ -90,7 +89,7 @@ class Members:
         """
         until_s = time.monotonic() + max(self._job.spec.grace_s, LEAVE_LEAST_S)
         self._released.update(dict.fromkeys(hosts, until_s))  # before they are apart, or they would be fenced at once
-        self._change(lease_steps.put_apart, hosts)
+        self._change(Allocator.put_apart, hosts)
         for host in hosts:
             self._job.events.emit("host", host=host, state="left the gang", reason="the host is drained")
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
@@ -99,7 +98,7 @@ class Members:
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
         """Continue without failed hosts."""
-        self._change(lease_steps.put_apart, failures, avoid=failures, cut=True)
+        self._change(Allocator.put_apart, failures, avoid=failures, cut=True)
         for host, failure in failures.items():
             cordon_suspect(self._job, failure)
             self._job.events.emit(
@@ -110,14 +109,15 @@ class Members:
         self._say_size()
 
     def _change(
-        self, step: Callable[..., lease_steps.Held], hosts: Collection[str], *, avoid: Collection[str] = (),
+        self, step: Callable[[Allocator, Held, Collection[str]], Held], hosts: Collection[str], *,
+        avoid: Collection[str] = (),
         cut: bool = False,
     ) -> None:  # fmt: skip
         job = self._job
         with self._lock:
             if cut:
                 job.amend(uncut=tuple(host for host in job.members if host not in hosts))
-            job.lease, job.lock = step(job.home, (job.lease, job.lock), tuple(hosts))
+            job.lease, job.lock = step(Allocator(job.home), (job.lease, job.lock), tuple(hosts))
             job.amend(granted=job.lease.members, avoid=job.record.avoiding(avoid))
 
     def _say_size(self) -> None:
@@ -234,7 +234,7 @@ class Members:
         unproven.update(fence(job.links, lease, asked, state=job.state_id, said=epilog_failures(job.events)))
         fenced = [host for host in asked if host not in unproven]
         if fenced:
-            self._change(lease_steps.let_go, fenced)
+            self._change(Allocator.let_go, fenced)
             found_again(job.home, lease, fenced)
             job.log_copy.forget(fenced)
             job.links.drop(fenced)
@@ -242,7 +242,7 @@ class Members:
                 job.hardware.pop(host, None)
                 job.events.emit("host", host=host, state="fenced", reason="the job left nothing on the host")
             with suppress(GpurunError):  # for example a damaged lease: the next pass will report it
-                run_pass_and_start(job.home, now_s=job.clock(), environ=os.environ, patience_s=None)
+                Head(job.home).run_pass(now_s=job.clock(), patience_s=None)
         return unproven
 
     def _say_unbrought(self, unbrought: Sequence[Unbrought]) -> None:
@@ -281,23 +281,23 @@ class Members:
             return False
         job.load_inventory_again()
         with self._lock:
-            held, hosts = lease_steps.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
+            held, hosts = Allocator(job.home).grow((job.lease, job.lock), job.inventory, now_s=job.clock())
             job.lease, job.lock = held
             self._joining.update(hosts)
         if not hosts:
-            look_while_growing(job.home, os.environ, job.inventory)
+            HostLooks(job.home).look_while_growing(job.inventory)
             return False
         try:
             self._bring_in(hosts)
         except GangEnd as ended:
             refused = ended.end.refused
-            self._change(lease_steps.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
+            self._change(Allocator.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             if ended.end.by_host and not self._stop.is_set():  # one that is out is offered to nobody
                 start.check_hosts(job, sorted(filter(None, ended.end.by_host)))
             raise
         except OUTLIVED:
-            self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
+            self._change(Allocator.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
             raise
         finally:  # who is still apart now is fenced
             self._joining.difference_update(hosts)
@@ -329,7 +329,7 @@ class Members:
         raise_first(go(job, plan, hosts).failed)
         durable.write_record(job.folder.path / "plan.json", plan)
         faults.point()
-        self._change(lease_steps.take_in, hosts)
+        self._change(Allocator.take_in, hosts)
         self._on_join(hosts)
         for host in hosts:
             job.events.emit("host", host=host, state="joined the gang")

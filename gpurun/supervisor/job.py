@@ -17,7 +17,7 @@ from gpurun.content.images import Engine
 from gpurun.content.ship import ShipEvent
 from gpurun.errors import OUTLIVED, GpurunError, HostFailure, HostNotReady, StateError, StateUnavailable
 from gpurun.facts import Hardware
-from gpurun.head.spawn import run_pass_and_start
+from gpurun.head.spawn import Head
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog, Sent, write_sent
 from gpurun.jobs.folder import JobFolder
@@ -36,7 +36,7 @@ from gpurun.node.claim_rules import Claimant
 from gpurun.quantities import plural
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.clock import HeadClock, head_clock
-from gpurun.state.sharing import state_id
+from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.links import Links, cluster_now, cluster_of, freeze
 from gpurun.supervisor.log import Seating
 from gpurun.supervisor.log_copy import LogCopy
@@ -178,7 +178,7 @@ class SupervisedJob:
         self.accounts: dict[str, HostAccount] = {}
         self.hardware: dict[str, Hardware] = {}
         self.image_ids: dict[str, str] = {}  # what each host's engine calls the image
-        self.state_id = state_id(home)
+        self.state_id = StateDirectory(home).id()
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs = HeadCopy(
             self.folder, self.spec.outputs_limit, is_elastic=self.spec.min_gpus is not None,
@@ -410,7 +410,7 @@ class SupervisedJob:
             self._look_after_files()
         if self._must_look(self.folder.cancel_request()):
             with suppress(*OUTLIVED):  # such as a damaged lease: not this job's fault, and tried again later
-                run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
+                Head(self.home).run_pass(now_s=self.clock(), patience_s=None)
         return self.folder.cancel_request()
 
     def _look_after_files(self) -> None:

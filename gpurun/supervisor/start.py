@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gpurun.content.data import as_pinned, wanted_digests
+from gpurun.content.data import Pins
 from gpurun.content.ship import ShipEvent, ship
 from gpurun.content.staging import DataUser, Staging, stage
 from gpurun.content.tree import scan, unreadable
@@ -29,7 +29,7 @@ from gpurun.jobs.record import GpuHolder, State
 from gpurun.jobs.spec import DataSource
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
-from gpurun.leases.allocate import move_ports
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import look
 from gpurun.node.job.parts import CARDS_FILE
 from gpurun.node.job.rules import CODE
@@ -221,11 +221,11 @@ def _send(
     assert source.digest is not None
     how = Staging(
         job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
-        wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
+        Pins(job.home).wanted_digests(), lambda names: reach(job.inventory, names), told, check,
     )  # fmt: skip
     why = "the files have changed since the submit"
     try:
-        tree = as_pinned(source, job.home)
+        tree = Pins(job.home).as_pinned(source)
     except HostNotReady as away:
         tree, why = None, str(away)
     if tree is None:
@@ -244,7 +244,7 @@ def _send(
 def _away(source: DataSource, home: Path) -> HostNotReady | None:
     """Return why the head cannot give a data set at the moment; None if the set has really changed, or is gone."""
     try:
-        is_back = as_pinned(source, home) is not None
+        is_back = Pins(home).as_pinned(source) is not None
     except HostNotReady as error:
         return error
     return (
@@ -445,7 +445,7 @@ def _create_all(job: SupervisedJob) -> Plan:
             return plan
         job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}, so gpurun chooses another port")
         _remove_parts(job, job.hosts)
-        job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
+        job.lease, job.lock = Allocator(job.home).move_ports((job.lease, job.lock))
     why = f"gpurun found no free port for the job in {PORT_TRIES} tries"
     raise failed(HostFailure(why, kind="port-in-use", host=taken[0].host, job=job.lease.job))
 

@@ -29,13 +29,13 @@ from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.container import container_name
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import lease_hosts
-from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseLock, LeaseStore
 from gpurun.quantities import duration
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
-from gpurun.state.hosts import Cordon, KnownAs, changing_cordons, cordons_on, lift_cordons, put_cordon
+from gpurun.state.hosts import Cordon, Cordons, KnownAs, cordons_on, lift_cordons, put_cordon
 from gpurun.state.paths import may_pass
-from gpurun.state.sharing import state_id
+from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.job import SupervisedJob, claimant_of
 from gpurun.supervisor.links import Links, cluster_of
 from gpurun.supervisor.log import Seating
@@ -197,7 +197,7 @@ def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
     GPUs must not wait for a cordon.
     """
     try:
-        with changing_cordons(job.home) as cordons:
+        with Cordons(job.home).changing() as cordons:
             known = {each.host: _with_id(each, job.hardware) for each in lease_hosts(job.lease)}
             new = wanted.keys() - cordons_on(cordons, known.values()).keys()
             for host in sorted(new):
@@ -297,7 +297,7 @@ def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLo
 
     gpurun removes an attempt's lease before the attempt ends. So a person or a backup has put this lease back.
     """
-    with allocator_lock(home, patience_s=None):
+    with AllocatorLock(home).held(patience_s=None):
         return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})
 
 
@@ -320,9 +320,11 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             links.open(sorted(answering), timeout_s=10.0)  # what broke the copy must not keep the proof away
             keep = with_only_copies(None if lease.found else _record(folder), lease, pending)
             said = epilog_failures(events)
-            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True, said=said))
+            unproven = set(
+                fence(links, lease, pending - keep, state=StateDirectory(home).id(), outputs=True, said=said)
+            )
             if keep:
-                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False, said=said))
+                unproven.update(fence(links, lease, keep, state=StateDirectory(home).id(), outputs=False, said=said))
             fenced = pending - unproven
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
@@ -350,7 +352,7 @@ def _record(folder: JobFolder) -> JobRecord | None:
 def found_again(home: Path, lease: Lease, hosts: Collection[str]) -> None:
     """Uncordon hosts of a lease that were lost and have been fenced."""
     fenced = [each for each in lease_hosts(lease) if each.host in hosts]
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         found = cordons_on(cordons, fenced)
         for each in fenced:
             if each.host in found and found[each.host].state == "lost":
@@ -478,7 +480,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
 
 def _give_back(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Free the GPUs and write the outcome. Each step can be repeated after one that failed."""
-    with allocator_lock(job.home, patience_s=None):
+    with AllocatorLock(job.home).held(patience_s=None):
         job.gives_back = True
         if unproven:
             job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))

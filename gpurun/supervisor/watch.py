@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +12,12 @@ from queue import Empty, SimpleQueue
 
 from gpurun import faults
 from gpurun.errors import OUTLIVED, GpurunError, HostFailure, words_of
-from gpurun.head.looks import look_while_growing
+from gpurun.head.looks import HostLooks
 from gpurun.jobs.record import CancelRequest, FirstFailure, State
 from gpurun.jobs.spec import is_over_limit
 from gpurun.launch.container import container_name
 from gpurun.launch.jobssh import GLOO_TIMEOUT_S
-from gpurun.leases.allocate import larger
+from gpurun.leases.allocate import Allocator
 from gpurun.quantities import count, duration
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.elastic import Members
@@ -230,9 +229,9 @@ class GrowsAnew:
         if job.folder.cancel_request() is not None:
             return False
         job.load_inventory_again()
-        found = larger(job.home, job.lease, job.inventory, now_s=job.clock())
+        found = Allocator(job.home).larger(job.lease, job.inventory, now_s=job.clock())
         if found is None:
-            look_while_growing(job.home, os.environ, job.inventory)
+            HostLooks(job.home).look_while_growing(job.inventory)
             return False
         job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
         reason = f"gpurun starts the job again with {count(found.gpus, 'GPU')}, on {', '.join(found.hosts)}"

@@ -136,10 +136,10 @@ def _why_they_wait(home: Path, view: View, records: Sequence[JobRecord]) -> Mapp
     """Return job → why it waits. With a damaged lease, no pass makes decisions."""
     if view.damaged or not any(record.state is State.QUEUED for record in records):
         return {}
-    from gpurun.leases.allocate import decisions_on  # noqa: PLC0415 (the whole scheduler, needed only for a queue)
+    from gpurun.leases.allocate import Allocator  # noqa: PLC0415 (the whole scheduler, needed only for a queue)
     from gpurun.views.waiting import reasons_of, waiting_jobs  # noqa: PLC0415 (likewise)
 
-    return reasons_of(waiting_jobs(decisions_on(home, view), records))
+    return reasons_of(waiting_jobs(Allocator(home).decisions_on(view), records))
 
 
 def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:

@@ -21,7 +21,7 @@ def look_ahead(home: Path, knower: int | None = None) -> Pass:
     Args:
         knower: the uid of the user whose knowledge of machines counts, such as the owner of a job; None = this user.
     """
-    return allocate.look_ahead(home, now_s=clock.now_s(), knower=knower)
+    return allocate.Allocator(home).look_ahead(now_s=clock.now_s(), knower=knower)
 
 
 def why_it_waits(home: Path, job: str) -> str:

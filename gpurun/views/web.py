@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from gpurun.documents.plain import printed
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.history.report import accounts, body
-from gpurun.history.store import Wanted, sources
+from gpurun.history.store import JobHistory, Wanted
 from gpurun.inventory.folding import fold
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import ID_PATTERN
@@ -135,7 +135,7 @@ class Pages:
         """Who used what in the last 30 days."""
         problems: list[StateError] = []
         now_s = clock.now_s()
-        with sources(self._store.home, problems.append, now_s=now_s) as found:
+        with JobHistory(self._store.home).sources(problems.append, now_s=now_s) as found:
             capacity = self._open_cluster().inventory.total_gpus
             made = accounts(found, Wanted(since_s=now_s - REPORT_S), now_s=now_s, capacity=capacity)
         return report_body(body(made), map(str, problems))

@@ -119,7 +119,7 @@ def test_success_without_a_result_is_said_and_not_none(folder):
 
 
 def test_a_queued_job_is_cancelled_and_the_future_with_it(folder, monkeypatch):
-    monkeypatch.setattr("gpurun.head.spawn.run_pass_and_start", lambda *_, **__: None)
+    monkeypatch.setattr("gpurun.head.spawn.Head.run_pass", lambda *_, **__: None)
     job = Job(folder, returns=True)
     assert job.cancel()
     assert wait([job], 5).done == {job}
@@ -224,7 +224,7 @@ def asked(home, monkeypatch):
         return Submission(tuple(JobStore(home).create_many(given, inventory=home.parent / "inventory.yaml", now_s=0.0)))
 
     monkeypatch.setattr(asking, "submit_jobs", submit_jobs)
-    monkeypatch.setattr(asking, "resume", lambda *_: ())  # starts no supervisor, which would write records, too
+    monkeypatch.setattr(asking.Waiter, "resume", lambda *_: ())  # starts no supervisor, which would write records, too
     return specs
 
 
@@ -345,8 +345,8 @@ def test_the_api_can_be_completed_and_costs_nothing_before_it_is_used():
 
 @pytest.fixture
 def nobody_starts(monkeypatch):
-    monkeypatch.setattr(asking, "resume", lambda *_: ())
-    monkeypatch.setattr("gpurun.head.spawn.run_pass_and_start", lambda *_, **__: None)
+    monkeypatch.setattr(asking.Waiter, "resume", lambda *_: ())
+    monkeypatch.setattr("gpurun.head.spawn.Head.run_pass", lambda *_, **__: None)
 
 
 def test_jobs_are_this_user_s_that_have_not_ended_or_those_of_a_state(home, folder, nobody_starts):

@@ -18,7 +18,7 @@ from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import remember
-from gpurun.state.hosts import Cordon, Machine, changing_cordons, note_looks
+from gpurun.state.hosts import Cordon, Cordons, Machine, Machines
 from gpurun.state.paths import home
 from gpurun.supervisor.job import refused_end
 
@@ -71,8 +71,8 @@ def test_a_dry_run_shows_memory_and_cores_by_what_is_known_of_each_host(gpurun, 
     (before,) = dry(gpurun, inventory, "-n", "1")["shares"].values()
     assert (before["memory_mib"], before["gpus"], before["weight"]) == (None, 1, 1024)
     hosts = load_inventory(Path(inventory)).hosts
-    note_looks(
-        home(os.environ), {host.machine: Machine(host.name, 1.0, memory_mib=64 << 10, cores=32) for host in hosts}
+    Machines(home(os.environ)).note(
+        {host.machine: Machine(host.name, 1.0, memory_mib=64 << 10, cores=32) for host in hosts}
     )
     (known,) = dry(gpurun, inventory, "-n", "1")["shares"].values()
     part = 1 / known["of"]
@@ -305,9 +305,9 @@ def test_a_mistyped_command_is_compared_with_all(gpurun):
 
 def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, monkeypatch):
     """Its record has no reason: passes decide anew each time."""
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: None)  # no process is left behind
     store = JobStore(tmp_path / "home")
-    with changing_cordons(store.home) as cordons:
+    with Cordons(store.home).changing() as cordons:
         cordons.update(dict.fromkeys(("h1", "h3"), Cordon("cordoned", "me", 1.0, "fan")))
     specs = [JobSpec(name="n", image="i:1", gpus=gpus, command=("true",)) for gpus in (8, 99)]
     later, never = (each.id for each in store.create_many(specs, inventory=Path(inventory), now_s=1.0))
@@ -325,7 +325,7 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
 
 
 def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: None)  # no process is left behind
     spec = JobSpec(name="n", image="i:1", gpus=16, command=("true",))
     folder = JobStore(tmp_path / "home").create(spec, inventory=Path(inventory), now_s=1.0)
     eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no gpurun job started this process")

@@ -19,10 +19,10 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import Cluster
 from gpurun.leases.store import LeaseStore
-from gpurun.state.hosts import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, Cordons
 
 INVENTORY = """\
 version: 1
@@ -72,9 +72,9 @@ def jobs(tmp_path, monkeypatch):
     store = JobStore(tmp_path / "home")
     spec = JobSpec(name="n", image="i", gpus=2, command=("true",))
     ids = [store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=float(n)).id for n in range(2)]
-    ((lease, lock),) = run_pass(store.home, now_s=3.0).granted
+    ((lease, lock),) = Allocator(store.home).run_pass(now_s=3.0).granted
     store.get(lease.job).ask_to_cancel(CancelRequest("preempt", "me", 1.0))
-    with changing_cordons(store.home) as cordons:
+    with Cordons(store.home).changing() as cordons:
         cordons["h9"] = Cordon("draining", "me", 1.0, "", until_s=2e9)
     yield {"job": lease.job, "waits": next(job for job in ids if job != lease.job)}
     lock.close()

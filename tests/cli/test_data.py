@@ -10,7 +10,7 @@ import pytest
 from local_agents import Hosts
 from lying_host import agent_of, done
 
-from gpurun.content.data import pin
+from gpurun.content.data import Pins
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import DataSource, JobSpec
 from gpurun.jobs.store import JobStore
@@ -32,7 +32,7 @@ def world(tmp_path, monkeypatch):
     for name in ("GPURUN_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "i.yaml"))
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: None)
     (tmp_path / "i.yaml").write_text(INVENTORY)
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "file").write_bytes(b"x" * 1_000_000)
@@ -133,7 +133,7 @@ def test_what_cannot_be_staged(gpurun, world, source):
 def job(world):
     """A queued job that reads the folder."""
     source = DataSource("folder", str(world / NAME))
-    data = {"a": pin([source], world / "GPURUN_HOME")[source]}
+    data = {"a": Pins(world / "GPURUN_HOME").pin([source])[source]}
     spec = JobSpec("n", "i:1", 1, ("train",), image_id="sha256:" + "a" * 64, data=data)
     (folder,) = JobStore(world / "GPURUN_HOME").create_many([spec], inventory=world / "i.yaml", now_s=1.0)
     return folder

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpurun.inventory.read import load_inventory
-from gpurun.state.hosts import Machine, Out, note_looks, read_machines
+from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -25,9 +25,9 @@ def inventory(tmp_path, monkeypatch):
 
 def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path):
     old = Out("ssh", "power off", 5.0)
-    note_looks(tmp_path / "home", {"127.0.0.1:2": Machine("h2", 5.0, out=old)})
+    Machines(tmp_path / "home").note({"127.0.0.1:2": Machine("h2", 5.0, out=old)})
     assert gpurun("doctor", "h1", "-i", str(inventory))[0] == 4
-    found = read_machines(tmp_path / "home", UID)
+    found = Machines(tmp_path / "home").read(UID)
     machine = load_inventory(inventory).by_name["h1"].machine
     assert found[machine].out.check == "ssh" and "refused" in found[machine].out.reason
     assert found["127.0.0.1:2"].out == old, "not checked"
@@ -36,7 +36,7 @@ def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path)
 def test_doctor_believes_no_host_broken_that_had_little_time(gpurun, inventory, tmp_path):
     (tmp_path / "home").mkdir()
     assert gpurun("doctor", "-i", str(inventory), "--timeout", "1s")[0] == 4
-    assert read_machines(tmp_path / "home", UID) == {}
+    assert Machines(tmp_path / "home").read(UID) == {}
 
 
 def test_doctor_makes_no_state_directory(gpurun, inventory, tmp_path):
@@ -54,6 +54,6 @@ def test_doctor_works_beside_a_state_directory_that_is_not_safe(gpurun, inventor
 def test_a_probe_notes_them_too(gpurun, inventory, tmp_path):
     (tmp_path / "home").mkdir()
     assert gpurun("inventory", "probe", "h1", "-i", str(inventory))[0] == 4
-    assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]
+    assert list(Machines(tmp_path / "home").read(UID)) == ["127.0.0.1:1"]
     assert gpurun("inventory", "probe", "h2", "-i", str(inventory), "--timeout", "1s")[0] == 4
-    assert list(read_machines(tmp_path / "home", UID)) == ["127.0.0.1:1"]
+    assert list(Machines(tmp_path / "home").read(UID)) == ["127.0.0.1:1"]

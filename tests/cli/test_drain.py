@@ -15,9 +15,9 @@ from gpurun.cli.main import main
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import LeaseStore, allocator_lock
-from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock, LeaseStore
+from gpurun.state.hosts import Cordon, Cordons
 from gpurun.state.sharing import MARK
 
 TEXT = """\
@@ -78,7 +78,7 @@ def locks():
 def runs(home, locks, **wants):
     spec = JobSpec(**{"name": "n", "image": "i", "gpus": 4, "command": ("true",), **wants})
     folder = JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=time.time())
-    ((lease, lock),) = run_pass(home, now_s=time.time()).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=time.time()).granted
     locks.append(lock)
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state, reached="containers", started_s=time.time())
@@ -88,7 +88,7 @@ def runs(home, locks, **wants):
 def leaves(home, locks, folder, outcome):
     """What the job's supervisor does once its gang has stopped."""
     folder.move(State.STOPPING, outcome=outcome)
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         LeaseStore(home).release(locks.pop() if locks else LeaseStore(home).try_lock(folder.id))
         finish(JobStore(home), folder.record(), now_s=time.time())
 
@@ -122,7 +122,7 @@ def test_json_names_each_job_with_its_fate(gpurun, home, locks):
     (job,) = said.json["jobs"]
     assert (job["job"], job["fate"], job["hosts"]) == (stays.id, "waits", [host])
     assert 7100 < job["until_s"] - time.time() <= 7200
-    assert read_cordons(home)[host].until_s == job["until_s"]
+    assert Cordons(home).read()[host].until_s == job["until_s"]
 
 
 def test_an_empty_host_is_drained_at_once(gpurun, home):
@@ -136,23 +136,23 @@ def test_an_empty_host_is_drained_at_once(gpurun, home):
 
 def test_a_second_drain_keeps_reason_and_deadline_unless_it_names_others(gpurun, home):
     gpurun("inventory", "drain", "h1", "--deadline", "1h", "--reason", "fan")
-    first = read_cordons(home)["h1"]
+    first = Cordons(home).read()["h1"]
     assert gpurun("inventory", "drain", "h1", "--json").json["changed"] == []
-    assert read_cordons(home)["h1"] == first
+    assert Cordons(home).read()["h1"] == first
     gpurun("inventory", "drain", "h1", "--deadline", "5h")
-    later = read_cordons(home)["h1"]
+    later = Cordons(home).read()["h1"]
     assert later.reason == "fan" and later.until_s > first.until_s + 3600
     gpurun("inventory", "cordon", "h1", "--reason", "fan")
-    assert read_cordons(home)["h1"].state == "cordoned"
-    assert read_cordons(home)["h1"].until_s is None
+    assert Cordons(home).read()["h1"].state == "cordoned"
+    assert Cordons(home).read()["h1"].until_s is None
 
 
 def test_a_lost_host_stays_lost(gpurun, home):
     home.mkdir()
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         cordons["h1"] = Cordon("lost", "gpurun", 1.0, "")
     assert "h1: lost" in gpurun("inventory", "drain", "h1,h2", "--deadline", "1h").err
-    assert read_cordons(home)["h1"].state == "lost"
+    assert Cordons(home).read()["h1"].state == "lost"
     said = gpurun("inventory", "drain", "h1,h2", "--wait")
     assert said.code == 5 and "a host is lost" in said.err
 
@@ -161,13 +161,13 @@ def test_a_lost_host_stays_lost(gpurun, home):
 def test_a_deadline_that_is_no_time_is_refused_and_nothing_is_drained(gpurun, home, deadline):
     said = gpurun("inventory", "drain", "h1", f"--deadline={deadline}")
     assert said.code == 2 and "--deadline" in said.err
-    assert read_cordons(home) == {}
+    assert Cordons(home).read() == {}
 
 
 @pytest.mark.parametrize("hosts", ["nosuch", "h[1-9]", "", "'; rm", "h1,nosuch"])
 def test_hosts_that_the_inventory_does_not_have_are_refused(gpurun, home, hosts):
     assert gpurun("inventory", "drain", hosts).code == 2
-    assert read_cordons(home) == {}
+    assert Cordons(home).read() == {}
 
 
 def test_only_root_sets_deadlines_in_a_shared_directory(home, own_copy):
@@ -214,7 +214,7 @@ def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, lo
     folder, host = runs(home, locks)
 
     def uncordon(_):
-        with changing_cordons(home) as cordons:
+        with Cordons(home).changing() as cordons:
             cordons.clear()
 
     own_copy(inventory_hosts, "time", sleep=uncordon)

@@ -21,7 +21,7 @@ from waiting import LIMIT_S
 
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 from gpurun.state.paths import StatePath
 from gpurun.state.sharing import append_only
@@ -130,10 +130,10 @@ def jobs(disk):
     store = JobStore(disk.home)
     spec = JobSpec(name="n", image="i", gpus=4, command=("true",))
     ids = [store.create(spec, inventory=disk.inventory, now_s=float(n)).id for n in range(2)]
-    done = run_pass(disk.home, now_s=3.0)
+    done = Allocator(disk.home).run_pass(now_s=3.0)
     if not done.granted:  # met once, on a busy machine, and not understood: the warning says what the pass saw
         warnings.warn(f"a pass granted nothing: {done}", stacklevel=1)
-        done = run_pass(disk.home, now_s=3.0)
+        done = Allocator(disk.home).run_pass(now_s=3.0)
     ((lease, lock),) = done.granted
     store.get(lease.job).log.touch()
     yield SimpleNamespace(runs=lease.job, waits=next(job for job in ids if job != lease.job), store=store)
@@ -212,7 +212,7 @@ def test_recover_says_so_and_recovers_all_when_there_is_space(disk, how):
     store = JobStore(disk.home)
     spec = JobSpec(name="n", image="i", gpus=4, command=("true",))
     job = store.create(spec, inventory=disk.inventory, now_s=1.0)
-    ((_, lock),) = run_pass(disk.home, now_s=2.0).granted
+    ((_, lock),) = Allocator(disk.home).run_pass(now_s=2.0).granted
     lock.close()
     disk.fill(how)
     done = disk.gpurun("recover")

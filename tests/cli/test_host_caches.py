@@ -11,7 +11,7 @@ from lying_host import agent_of, done
 
 from gpurun.node.job import caches
 from gpurun.remote import Fleet
-from gpurun.state.sharing import state_id
+from gpurun.state.sharing import StateDirectory
 
 INVENTORY = """\
 version: 1
@@ -31,7 +31,7 @@ def world(tmp_path, monkeypatch):
     (tmp_path / "i.yaml").write_text(INVENTORY)
     hosts = Hosts(tmp_path)
     monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda _, names: hosts.fleet(*names))
-    owner = f"{state_id(tmp_path / 'GPURUN_HOME')}-{os.getuid()}"
+    owner = f"{StateDirectory(tmp_path / 'GPURUN_HOME').id()}-{os.getuid()}"
     for at, name in enumerate(("old", "young"), 1):
         (tmp_path / "h1/.gpurun/caches" / owner / "gone").mkdir(parents=True, exist_ok=True)
         model = tmp_path / "h1/.gpurun/caches" / owner / "files/huggingface/hub" / name

@@ -19,7 +19,7 @@ from gpurun.cli.doctor import load_chosen
 from gpurun.cli.main import main
 from gpurun.cli.printing import wants_colour
 from gpurun.inventory.read import load_inventory
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 
 TEXT = """\
 version: 1
@@ -180,7 +180,7 @@ def test_cordons_are_state_not_inventory(gpurun: Gpurun, inventory: Path, tmp_pa
     assert gpurun("cordon", "gpu-r1-[01-02]", "--reason", "fan's 'broken'").code == 0
     assert gpurun("drain", "gpu-r1-03").code == 0
     assert inventory.read_text() == TEXT
-    cordons = read_cordons(tmp_path / "state")
+    cordons = Cordons(tmp_path / "state").read()
     assert {name: cordon.state for name, cordon in cordons.items()} == {
         "gpu-r1-01": "cordoned", "gpu-r1-02": "cordoned", "gpu-r1-03": "draining",
     }  # fmt: skip
@@ -191,7 +191,7 @@ def test_cordons_are_state_not_inventory(gpurun: Gpurun, inventory: Path, tmp_pa
     free = gpurun("list", "@generation:pascal&!@cordoned", "--json").json["hosts"]
     assert len(free) == 13
     assert gpurun("uncordon", "@cordoned", "--json").json["changed"] == ["gpu-r1-01", "gpu-r1-02", "gpu-r1-03"]
-    assert read_cordons(tmp_path / "state") == {}
+    assert Cordons(tmp_path / "state").read() == {}
     assert gpurun("cordon", "gpu-r1-01", "--reason", "a\x1b[2Jb").code == 2
 
 

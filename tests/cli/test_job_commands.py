@@ -13,8 +13,8 @@ from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.state import audit
+from gpurun.leases.allocate import Allocator
+from gpurun.state.audit import AuditLog
 
 INVENTORY = """\
 version: 1
@@ -127,12 +127,12 @@ def test_events_follow_a_job_to_its_end(store, gpurun, monkeypatch):
 
 def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
     job = made(store)
-    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=time.time()).granted
     with lock:
         assert gpurun("requeue", "--no-wait", "train")[::2] == (0, f"{job.id} (train): goes back to the queue\n")
         request = job.cancel_request()
         assert (request.kind, request.drain, "put the job back" in request.outcome) == ("preempt", (), True)
-        assert [entry["job"] for entry in audit.read_audit(store.home) if entry["what"] == "requeue"] == [job.id]
+        assert [entry["job"] for entry in AuditLog(store.home).read() if entry["what"] == "requeue"] == [job.id]
         job.ask_to_cancel(CancelRequest("cancel", by="me", asked_s=1.0))
         code, _, err = gpurun("requeue", job.id)
         assert code == 2 and "the job is ending: cancelled by me" in err, "a cancel is not weakened"
@@ -140,7 +140,7 @@ def test_requeue_asks_for_what_a_preemption_asks_for(store, gpurun):
 
 def test_requeue_waits_until_the_attempt_is_over(store, gpurun, monkeypatch):
     job = made(store)
-    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=time.time()).granted
 
     def ends(_):
         job.write(job.record().but(state=State.QUEUED))

@@ -18,7 +18,7 @@ from gpurun.jobs.folder import keep_attempt
 from gpurun.jobs.record import CancelRequest, FirstFailure, Restart, State
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
@@ -157,7 +157,7 @@ def test_cancel_says_what_it_has_cancelled(store, gpurun):
 
 def test_cancel_without_waiting_says_that_the_job_still_stops(store, gpurun):
     job = made(store)
-    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=time.time()).granted
     with lock:
         assert gpurun("cancel", "--no-wait", "train")[2] == f"{job.id} (train): GRANTED, is being cancelled\n"
 
@@ -300,7 +300,7 @@ def break_inventory(folder, monkeypatch):
 
 def leave_a_cancel(folder, monkeypatch):
     folder.ask_to_cancel(CancelRequest("cancel", by="ada", asked_s=time.time()))
-    monkeypatch.setattr("gpurun.head.waiter.adopt_orphans", lambda *_: ())
+    monkeypatch.setattr("gpurun.head.spawn.Head.adopt_orphans", lambda *_: ())
     return "the job is about to end: cancelled by ada"
 
 
@@ -328,7 +328,7 @@ def test_a_job_that_no_pass_looks_at_says_why(store, gpurun, monkeypatch, what):
 
 def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
     folder = made(store)
-    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=time.time()).granted
     lock.close()
     assert (
         f"{folder.id} is GRANTED: the job has no supervisor; the next gpurun command of" in gpurun("why", folder.id)[1]
@@ -337,7 +337,7 @@ def test_why_names_the_trouble_of_a_supervisor(store, gpurun, monkeypatch):
 
 def test_why_says_what_gpurun_does_for_a_job_that_does_not_run_yet(store, gpurun):
     folder = made(store)
-    ((_, lock),) = run_pass(store.home, now_s=time.time()).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=time.time()).granted
     with lock:
         folder.move(State.PREPARING)
         assert "is PREPARING: gpurun connects to the job's hosts and copies image" in gpurun("why", folder.id)[1]

@@ -124,7 +124,7 @@ def test_a_host_that_is_off_keeps_its_copy_and_is_named(job, gpurun, hosts, tmp_
 
 
 def test_while_it_runs_hosts_are_left_in_peace(job, gpurun, hosts, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())  # it has no supervisor
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: ())  # it has no supervisor
     left_on(job, hosts, tmp_path, "h1")
     job.write(job.record().but(state=State.RUNNING, ended_s=None))
     code, out, _ = gpurun("outputs", job.id)

@@ -16,7 +16,7 @@ from gpurun.jobs.record import Restart, StartFailure
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import Cluster
-from gpurun.state.hosts import Machine, Out, machines_folder, note_looks
+from gpurun.state.hosts import Machine, Machines, Out
 from gpurun.views import lines
 from gpurun.views.page import cluster_body
 from gpurun.views.reading import read_cluster
@@ -73,9 +73,8 @@ def looked(home, *hosts, out=None, ago_s=1.0, out_for_s=5405.0):
     """What this user's last look at hosts found."""
     now_s, inventory = time.time(), load_inventory(home.parent / "inventory.yaml")
     why = None if out is None else Out(out.check, out.reason, now_s - out_for_s, out.remedy)
-    note_looks(
-        home,
-        {inventory.by_name[name].machine: Machine(name, now_s - ago_s, "", why, inventory.source) for name in hosts},
+    Machines(home).note(
+        {inventory.by_name[name].machine: Machine(name, now_s - ago_s, "", why, inventory.source) for name in hosts}
     )
 
 
@@ -143,7 +142,7 @@ def test_why_names_the_hosts_that_are_out_and_when_they_are_looked_at(gpurun, ho
     said = gpurun("why", job.id)
     assert "h[1-4]: out for 1h30m: no answer from h1" in said.out and "→ switch it on" in said.out
     assert "no gpurun process checks these hosts now; run `gpurun doctor` to check the hosts" in said.out
-    monkeypatch.setattr("gpurun.leases.look.waiter_lives", lambda *_: True)
+    monkeypatch.setattr("gpurun.leases.look.WaiterLocks.lives", lambda *_: True)
     assert "gpurun checks these hosts again within 30 s" in gpurun("why", job.id).out
     told = gpurun("why", job.id, "--json").json
     assert set(told["out"]) == {"h1", "h2", "h3", "h4"} and told["out"]["h1"]["remedy"] == "switch it on"
@@ -197,7 +196,7 @@ def test_status_says_how_old_its_knowledge_is_while_nobody_looks(gpurun, home, a
 
 
 def test_while_a_waiter_lives_it_looks(gpurun, home, monkeypatch):
-    monkeypatch.setattr("gpurun.leases.look.waiter_lives", lambda *_: True)
+    monkeypatch.setattr("gpurun.leases.look.WaiterLocks.lives", lambda *_: True)
     assert "look" not in gpurun("status").out
 
 
@@ -218,7 +217,7 @@ def test_hostile_reasons_steer_no_terminal_and_no_page(gpurun, home):
 )
 def test_a_damaged_file_of_looks_is_nothing_known(gpurun, home, data):
     looked(home, "h1", out=DEAD)
-    (machines_folder(home).plain / f"{os.getuid()}.json").write_bytes(data)
+    (Machines(home).folder().plain / f"{os.getuid()}.json").write_bytes(data)
     said = gpurun("status")
     assert said.code == 0 and said.out.endswith("16 of 16 GPUs free on 4 hosts\n")
 

@@ -9,7 +9,7 @@ from waiting import until
 
 from gpurun.cli import recover
 from gpurun.inventory.read import load_inventory
-from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
+from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
 
 
 def looked_at(home, since_s):
-    return sorted(known.name for known in read_machines(home, UID).values() if known.seen_s >= since_s)
+    return sorted(known.name for known in Machines(home).read(UID).values() if known.seen_s >= since_s)
 
 
 def test_a_timer_looks_at_the_default_inventory_without_any_job(gpurun, home, tmp_path, monkeypatch):
@@ -37,20 +37,20 @@ def test_a_timer_looks_at_the_default_inventory_without_any_job(gpurun, home, tm
     begun_s = time.time()
     assert gpurun("recover", "--by-timer")[0] == 0
     until(lambda: looked_at(home, begun_s) == ["h1", "h2"])
-    assert {known.out.check for known in read_machines(home, UID).values()} == {"ssh"}
+    assert {known.out.check for known in Machines(home).read(UID).values()} == {"ssh"}
 
 
 def test_a_timer_looks_again_at_a_host_that_is_out(gpurun, home, tmp_path):
     begun_s, inventory = time.time(), load_inventory(tmp_path / "inventory.yaml")
     h1, h2 = (host.machine for host in inventory.hosts)
     out = Out("ssh", "power off", begun_s - 60)
-    note_looks(home, {
+    Machines(home).note({
         h1: Machine("h1", begun_s - 60, out=out, inventory=inventory.source),
         h2: Machine("h2", begun_s - 60, inventory=inventory.source),
     })  # fmt: skip
     assert gpurun("recover", "--by-timer")[0] == 0
     until(lambda: looked_at(home, begun_s) == ["h1"])
-    assert "refused" in read_machines(home, UID)[h1].out.reason
+    assert "refused" in Machines(home).read(UID)[h1].out.reason
 
 
 def test_a_recover_that_a_person_types_starts_no_look(gpurun, home, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_recover_that_a_person_types_starts_no_look(gpurun, home, tmp_path, mo
 
 
 def test_a_timer_starts_no_second_run_while_one_lasts(gpurun, home):
-    with own_lock(home, "recover"):
+    with Machines(home).lock("recover"):
         code, out, err = gpurun("recover", "--by-timer")
         assert code == 0 and "another `gpurun recover` runs" in out + err
         assert json.loads(gpurun("recover", "--json")[1])["adopted"] == [], "a person's command does its work"

@@ -19,9 +19,9 @@ HOSTILE = "bo\x1b[31mb"
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    monkeypatch.setattr(spawn, "adopt_orphans", lambda *_: ("j-00000001", "j-00000002"))
-    monkeypatch.setattr("gpurun.head.waiter.is_needed", lambda *_: True)
-    monkeypatch.setattr(spawn, "ensure_waiter", lambda *_: True)
+    monkeypatch.setattr(spawn.Head, "adopt_orphans", lambda *_: ("j-00000001", "j-00000002"))
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.is_needed", lambda *_: True)
+    monkeypatch.setattr(spawn.Head, "ensure_waiter", lambda *_: True)
     return tmp_path / "home"
 
 
@@ -48,8 +48,8 @@ def test_scripts_read_the_same(gpurun, home, others):
 
 
 def test_nothing_is_said_of_a_waiter_that_lived(gpurun, home, monkeypatch):
-    monkeypatch.setattr(spawn, "adopt_orphans", lambda *_: ())
-    monkeypatch.setattr(spawn, "ensure_waiter", lambda *_: False)
+    monkeypatch.setattr(spawn.Head, "adopt_orphans", lambda *_: ())
+    monkeypatch.setattr(spawn.Head, "ensure_waiter", lambda *_: False)
     code, out, err = gpurun("recover")
     assert code == 0 and "gpurun had nothing to restart" in out + err
 

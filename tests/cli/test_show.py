@@ -34,7 +34,7 @@ SPEC = JobSpec(name="n", image="i:1", gpus=2, command=("train",), image_id="sha2
 def world(tmp_path, monkeypatch):
     """A job store, with nobody who would start what is queued."""
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)
+    monkeypatch.setattr("gpurun.head.waiter.Waiter.resume", lambda *_: None)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text("one\ntwo\n")
     return tmp_path

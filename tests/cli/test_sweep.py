@@ -25,7 +25,7 @@ TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("gpurun.studies.sweep_runner.ensure_conductors", lambda *_: None)
+    monkeypatch.setattr("gpurun.studies.sweep_runner.Conductors.ensure", lambda *_: None)
     return SweepStore(tmp_path / "home")
 
 

@@ -15,7 +15,7 @@ from gpurun.cli.options import Written
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.state import audit
+from gpurun.state.audit import AuditLog
 
 GOOD = {"TIME": "1h30", "WHEN": "yesterday 18:00", "SIZE": "500GB", "RATE": "2.5gbit"}
 HOSTILE = ["", "x", "inf", "nan", "1e400", "-1", "30", "٣h", "9" * 10_000, "1h\x1b[31m", "5 %", "--json"]
@@ -72,7 +72,7 @@ def test_all_commands_show_one_zone_and_name_it(gpurun, tmp_path, monkeypatch):
         job = store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=at_s)
         job.write(job.record().but(state=State.FAILED, started_s=at_s, ended_s=at_s, reason="r", first_failure=None))
         Path(str(job.log)).write_bytes(b"2025-11-26T23:33:20.123456789Z o [0]<stdout>:a\n")
-        audit.note_audit(tmp_path, "submit", job=job.id)
+        AuditLog(tmp_path).note("submit", job=job.id)
         assert gpurun("status", job.id)[1].count("2025-11-27 08:33:20 +09:00") == 3
         assert gpurun("logs", job.id, "-t")[1] == "2025-11-27 08:33:20.123 +09:00 [0] a\n"
         assert gpurun("logs", job.id, "--since", "2025-11-27 08:33:20")[1] == "[0] a\n"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.content import data as pinning
-from gpurun.content.data import as_pinned
+from gpurun.content.data import Pins
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe import build_spec, convert_flag, read_recipe
 from gpurun.jobs.spec import DataSource
@@ -16,7 +16,7 @@ from gpurun.state import caches
 
 
 def pin(data, home):
-    pinned = pinning.pin(data.values(), home)
+    pinned = pinning.Pins(home).pin(data.values())
     return {name: pinned[source] for name, source in data.items()}
 
 
@@ -69,9 +69,9 @@ def test_pinned_data_are_what_the_folder_held(top, tmp_path):
     assert pinned["a"].digest.startswith("sha256:")
     assert pinned["a"].size_bytes > 3_000_000
     assert caches.known()[pinned["a"].digest].source == str(top)
-    assert as_pinned(pinned["a"], tmp_path).digest == pinned["a"].digest
+    assert Pins(tmp_path).as_pinned(pinned["a"]).digest == pinned["a"].digest
     (top / "new").touch()
-    assert as_pinned(pinned["a"], tmp_path) is None
+    assert Pins(tmp_path).as_pinned(pinned["a"]) is None
     with pytest.raises(BadInput):
         pin({"a": DataSource("folder", str(top / "gone"))}, tmp_path)
 

@@ -152,20 +152,20 @@ def test_hosts_that_are_not_asked_about_stay_out():
 
 def test_history_is_kept_and_damage_passed_over(tmp_path):
     for run in runs(honest, shaped):
-        bench_history.append(tmp_path, run)
-    with bench_history.history_file(tmp_path).plain.open("a") as stream:
+        bench_history.BenchHistory(tmp_path).append(run)
+    with bench_history.BenchHistory(tmp_path).file().plain.open("a") as stream:
         stream.write('{"time_s": 1}\nnot json\n{"time_s": 9, "links": [["a\'b", "c", 1, "x"]]}\n')
-    found = bench_history.read_runs(tmp_path)
+    found = bench_history.BenchHistory(tmp_path).read()
     assert [run.time_s for run in found] == [0.0, 1.0]
     assert found[1].links[0].gbit_per_s == pytest.approx(honest(*HOSTS[:2]))
-    assert bench_history.read_runs(tmp_path / "none") == ()
+    assert bench_history.BenchHistory(tmp_path / "none").read() == ()
 
 
 def test_history_does_not_grow_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_history, "KEPT_RUNS", 3)
     for at in range(5):
-        bench_history.append(tmp_path, bench_history.Run(float(at), ()))
-    assert [run.time_s for run in bench_history.read_runs(tmp_path)] == [2.0, 3.0, 4.0]
+        bench_history.BenchHistory(tmp_path).append(bench_history.Run(float(at), ()))
+    assert [run.time_s for run in bench_history.BenchHistory(tmp_path).read()] == [2.0, 3.0, 4.0]
 
 
 # -- the picture -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_fuzz_state import CODES, Home
 
-from gpurun.leases.look import take_waiter_lock
+from gpurun.leases.look import WaiterLocks
 from gpurun.leases.store import LeaseStore
 
 DEEP, LONG, HUGE = b"[" * 1_000_000, b'"' + b"x" * 30_000_000, b'{"a":' * 1_000_000
@@ -49,7 +49,7 @@ def nobody_is_started(home: Home, place: Path) -> Iterator[None]:
     """This process is every supervisor, and the waiter."""
     leases = LeaseStore(place)
     locks = [leases.try_lock(home.told(name)) for name in ("RUNS", "LOST.1.lost")]
-    waiter, _ = take_waiter_lock(place)
+    waiter, _ = WaiterLocks(place).take()
     yield
     os.close(waiter)
     for lock in locks:

@@ -28,10 +28,10 @@ from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, FirstFailure, Restart, Setback, State
 from gpurun.jobs.spec import Constraints, HorovodKnobs, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state import audit
-from gpurun.state.hosts import Cordon, changing_cordons
+from gpurun.state.audit import AuditLog
+from gpurun.state.hosts import Cordon, Cordons
 
 INVENTORY = """\
 version: 1
@@ -96,10 +96,10 @@ class Home:
         )  # fmt: skip
         for at, word in enumerate(("RUNS", "LOST", "WAITS")):
             self.names[word] = store.create(spec, inventory=self.folder / "inventory.yaml", now_s=1000.0 + at).id
-        with changing_cordons(home) as cordons:
+        with Cordons(home).changing() as cordons:
             cordons["h3"] = Cordon("cordoned", "me", 1.0, "a reason", "evidence")
             cordons["h9"] = Cordon("draining", "me", 1.0, "a reason", until_s=2e9)
-        granted = {lease.job: (lease, lock) for lease, lock in run_pass(home, now_s=1010.0).granted}
+        granted = {lease.job: (lease, lock) for lease, lock in Allocator(home).run_pass(now_s=1010.0).granted}
         lease, lock = granted[self.names["LOST"]]
         _, lock = leases.abandon(lock, lease, {lease.grants[0].host})
         lock.close()
@@ -130,7 +130,7 @@ class Home:
         (runs / "supervisor.log").write_text("Traceback\nSomething: went wrong\n")
         (home / "waiters").mkdir()
         (home / "waiters" / "0.log").touch()
-        audit.note_audit(home, "grant", job=self.names["RUNS"], hosts=["h1"])
+        AuditLog(home).note("grant", job=self.names["RUNS"], hosts=["h1"])
         history = History(home, self.folder / "inventory.yaml")
         history.record(b"old", INVENTORY.encode(), Author("me", "gpurun inventory set", 1.0))
         self.names["HISTORY"] = history.folder.name
@@ -201,7 +201,7 @@ def nothing_is_given_away(home: Path, before: set[tuple[str, int]]) -> None:
     damaged = LeaseStore(home).read_all().damaged
     granted: list[tuple[object, LeaseLock]] = []
     with suppress(GpurunError):
-        granted = [*run_pass(home, now_s=5000.0).granted]
+        granted = [*Allocator(home).run_pass(now_s=5000.0).granted]
     for _, lock in granted:
         lock.close()
     new = {(grant.host, gpu) for lease, _ in granted for grant in lease.grants for gpu in grant.gpus}

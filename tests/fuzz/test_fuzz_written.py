@@ -243,8 +243,8 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
                 time.localtime(entry["shipped_s"])
             with suppress(GpurunError, ValueError, RecursionError):
                 result_from_document(json.loads(result), ["h1", "h2"], ["h1", "h2"])
-            bench.history_file(tmp_path).plain.write_bytes(history)
-            bench.slower(bench.read_runs(tmp_path), ["h1", "h2"])
+            bench.BenchHistory(tmp_path).file().plain.write_bytes(history)
+            bench.slower(bench.BenchHistory(tmp_path).read(), ["h1", "h2"])
             knobs = reuse(HorovodKnobs(autotune=True), autotune.decode("utf-8", "replace"))
             assert msgspec.json.decode(msgspec.json.encode(knobs), type=HorovodKnobs) == knobs
 

@@ -82,9 +82,9 @@ def simulated() -> Iterator[None]:
             ),
             replaced(health, time=CLOCK),
             replaced(
-                stop, time=CLOCK, durable=nothing, allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
+                stop, time=CLOCK, durable=nothing, AllocatorLock=gang_stop.AllocatorLock, finish=gang_stop.finish,
             ),
-            replaced(cordoning, changing_cordons=gang_stop.changing_cordons),
+            replaced(cordoning, Cordons=gang_stop.Cordons),
             replaced(outputs, list_outputs=gang_stop.list_outputs, time=CLOCK),
             replaced(
                 life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest_step=lambda _: None

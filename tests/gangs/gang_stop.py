@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +37,31 @@ class Leases:
         self._world.free(lost=lost)
 
 
-@contextmanager
-def changing_cordons(world: EventfulWorld) -> Iterator[dict[str, Cordon]]:
-    yield world.cordons
+@dataclass(frozen=True)
+class Cordons:
+    """Stands for `gpurun.state.hosts.Cordons`."""
+
+    world: EventfulWorld
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, Cordon]]:
+        yield self.world.cordons
 
 
-@contextmanager
-def allocator_lock(world: EventfulWorld, *, patience_s: float | None) -> Iterator[None]:
-    world.sleep(0.05)
-    if world.stop_errors:
-        world.stop_errors -= 1
-        world.note("the state directory cannot be used for now")
-        raise StateError("the file system of the state directory cannot lock files")
-    yield
+@dataclass(frozen=True)
+class AllocatorLock:
+    """Stands for `gpurun.leases.store.AllocatorLock`."""
+
+    world: EventfulWorld
+
+    @contextmanager
+    def held(self, *, patience_s: float | None) -> Iterator[None]:
+        self.world.sleep(0.05)
+        if self.world.stop_errors:
+            self.world.stop_errors -= 1
+            self.world.note("the state directory cannot be used for now")
+            raise StateError("the file system of the state directory cannot lock files")
+        yield
 
 
 def finish(world: EventfulWorld, _record: JobRecord, *, now_s: float) -> JobRecord:

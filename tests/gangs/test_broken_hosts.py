@@ -13,9 +13,9 @@ from gpurun.errors import GpurunError, HostFailure, HostKeyMismatch, HostNotRead
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.state.hosts import Machine, Out, note_looks, read_machines
+from gpurun.state.hosts import Machine, Machines, Out
 from gpurun.supervisor import job as job_module
 from gpurun.supervisor import life
 from gpurun.supervisor import start as elsewhere
@@ -80,12 +80,12 @@ class Cluster:
         now_s = time.time()
         found = {host: Out("check", self.broken[host], now_s) if host in self.broken else None for host in hosts}
         by_name = inventory.by_name
-        note_looks(home, {by_name[host].machine: Machine(host, now_s, out=out) for host, out in found.items()})
+        Machines(home).note({by_name[host].machine: Machine(host, now_s, out=out) for host, out in found.items()})
         return found
 
     def pass_and_live(self):
         """One pass, and every attempt that it granted to its end; return how many those were."""
-        granted = run_pass(self.home, now_s=time.time()).granted
+        granted = Allocator(self.home).run_pass(now_s=time.time()).granted
         for lease, lock in granted:
             with lock:
                 life.live(SupervisedJob(self.home, lease, lock))
@@ -100,7 +100,7 @@ class Cluster:
         return [record.state.value for record in self.store.records(pytest.fail)]
 
     def outs(self):
-        return {machine.name for machine in read_machines(self.home, os.getuid()).values() if machine.out}
+        return {machine.name for machine in Machines(self.home).read(os.getuid()).values() if machine.out}
 
     def repair(self):
         """All hosts work again, and a waiter looks at them."""
@@ -280,7 +280,7 @@ def test_a_gang_that_another_user_needs_does_not_wait_for_the_check(cluster, mon
     (job,) = cluster.submit(1)
     folder, go_on, preempt = cluster.store.get(job), Event(), CancelRequest("preempt", "bob", 1.0)
     monkeypatch.setattr(SupervisedJob, "_must_look", lambda *_: go_on.is_set() is False)
-    monkeypatch.setattr(job_module, "run_pass_and_start", lambda *_, **__: folder.ask_to_cancel(preempt))
+    monkeypatch.setattr(job_module.Head, "run_pass", lambda *_, **__: folder.ask_to_cancel(preempt))
     waited = []
 
     def look_at(*_, **__):

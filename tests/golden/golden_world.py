@@ -31,14 +31,14 @@ from gpurun.jobs.record import (
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.plan import make_plan
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseLock, LeaseStore
 from gpurun.node.claim_rules import Claimant
 from gpurun.scaling.model import Sample
 from gpurun.state import clock, durable
-from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
-from gpurun.state.sharing import state_id
+from gpurun.state.hosts import Cordon, Cordons, Machine, Machines, Out
+from gpurun.state.sharing import StateDirectory
 from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunRecord
 from gpurun.studies.campaigns import CampaignFolder, CampaignStore
 from gpurun.studies.sweep_plan import JournalEntry, Wish
@@ -102,7 +102,7 @@ class World:
 
     def start(self, folder: JobFolder) -> tuple[Lease, LeaseLock]:
         """Grant the job GPUs in a pass, and bring it to RUNNING."""
-        ((lease, lock),) = run_pass(self.home, now_s=clock.now_s()).granted
+        ((lease, lock),) = Allocator(self.home).run_pass(now_s=clock.now_s()).granted
         events = EventLog(folder.events, clock=clock.now_s)
         inventory = load_inventory(self.source)
         events.emit("placement", generation=lease.generation, racks=lease.racks, hosts=[
@@ -111,8 +111,8 @@ class World:
         if folder.record().name == "good":  # one of them is enough: they are long
             freeze(folder, inventory, lease)
             plan = make_plan(
-                claimant=Claimant(folder.id, lease.attempt, state_id(self.home), "ann", 7, "head"), spec=folder.spec(),
-                grants=lease.grants, inventory=inventory, accounts={}, ssh_port=lease.ssh_port,
+                claimant=Claimant(folder.id, lease.attempt, StateDirectory(self.home).id(), "ann", 7, "head"),
+                spec=folder.spec(), grants=lease.grants, inventory=inventory, accounts={}, ssh_port=lease.ssh_port,
             )  # fmt: skip
             durable.write_record(folder.path / "plan.json", plan)
             write_sent(folder, lease.attempt, (Sent("ship", lease.grants[0].host, state="done", bytes=5, total=5),))
@@ -138,7 +138,7 @@ class World:
         write_use(folder, folder.record().attempt, use)
         record = folder.move(State.STOPPING, outcome=outcome, stopping_s=clock.now_s(), **changes)
         if lock is not None:
-            with allocator_lock(self.home):
+            with AllocatorLock(self.home).held():
                 self.leases.release(lock)
         finish(self.store, record, now_s=clock.now_s())
         EventLog(folder.events, clock=clock.now_s).emit("state", state=outcome.value, reason=folder.record().reason)
@@ -147,7 +147,7 @@ class World:
 def make(top: Path, run: Run, later: Later) -> None:
     """Make the state directory: jobs in every state, and all that commands and supervisors leave beside them."""
     world = World(top, later)
-    state_id(world.home)  # first: how many random names caches need depends on time
+    StateDirectory(world.home).id()  # first: how many random names caches need depends on time
     for line in ("label h1 room=a", "set v1 gpus=2"):
         assert run(f"inventory {line} --yes")[0] == 0
     _ended_jobs(world, top)
@@ -198,10 +198,10 @@ def _ended_jobs(world: World, top: Path) -> None:
 
     lost = world.submit(4, name="lost", gpus=8, constraints=Constraints(hosts=("h3", "h4")))
     lease, lock = world.start(lost)
-    with allocator_lock(world.home):
+    with AllocatorLock(world.home).held():
         _, kept = world.leases.abandon(lock, lease, ["h4"])
     world.held.append(kept)
-    with changing_cordons(world.home) as cordons:
+    with Cordons(world.home).changing() as cordons:
         cordons["h4"] = Cordon("lost", "gpurun", clock.now_s(), "no answer", "timed out", machine="127.0.0.4:1")
     world.end(lost, None, State.FAILED, reason="h4 did not answer", code=4)
 
@@ -231,14 +231,14 @@ def _live_jobs(world: World, run: Run) -> None:
 
 def _machines(world: World) -> None:
     now_s = clock.now_s()
-    note_looks(world.home, {
+    Machines(world.home).note({
         host.machine: Machine(
             host.name, now_s, f"id-{host.name}", Out("ssh", "no route", now_s, "look") if host.name == "h3" else None,
             str(world.source), 64 << 10, 32, now_s - 1,
         )
         for host in load_inventory(world.source).hosts
     })  # fmt: skip
-    bench.append(world.home, bench.Run(now_s, (Link("h1", "h2", 9.5, 20.0),)))
+    bench.BenchHistory(world.home).append(bench.Run(now_s, (Link("h1", "h2", 9.5, 20.0),)))
 
 
 def _sweep(world: World) -> None:

@@ -11,7 +11,7 @@ from gpurun.errors import StateError
 from gpurun.head import children, spawn
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.supervisor import __main__ as process
 
 INVENTORY = """\
@@ -38,7 +38,7 @@ def world(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     specs = [JobSpec("n", "i", 1, ("true",))] * JOBS
     JobStore(seen.home).create_many(specs, inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    granted = run_pass(seen.home, now_s=2.0).granted
+    granted = Allocator(seen.home).run_pass(now_s=2.0).granted
     assert len(granted) == JOBS
     for _, lock in granted:
         lock.close()
@@ -49,20 +49,20 @@ def world(tmp_path, monkeypatch):
 
 
 def test_a_command_starts_some_and_each_of_these_the_next_one(world):
-    assert len(spawn.adopt_orphans(world.home, {})) == spawn.ADOPTED_AT_ONCE
+    assert len(spawn.Head(world.home, {}).adopt_orphans()) == spawn.ADOPTED_AT_ONCE
     assert world.started == world.names[: spawn.ADOPTED_AT_ONCE]
     for at, name in enumerate(world.started):  # it grows meanwhile
-        spawn.adopt_next(world.home, {}, name)
+        spawn.Head(world.home, {}).adopt_next(name)
         assert len(world.started) <= spawn.ADOPTED_AT_ONCE + at + 1
     assert world.started == world.names
-    assert spawn.adopt_orphans(world.home, {}) == ()
+    assert spawn.Head(world.home, {}).adopt_orphans() == ()
 
 
 def test_supervisors_that_end_at_once_are_not_started_for_ever(world):
     world.lives = False
-    spawn.adopt_orphans(world.home, {})
+    spawn.Head(world.home, {}).adopt_orphans()
     for name in world.started:
-        spawn.adopt_next(world.home, {}, name)
+        spawn.Head(world.home, {}).adopt_next(name)
     assert set(world.started) == set(world.names)
     assert len(world.started) <= spawn.ADOPTED_AT_ONCE * JOBS
 
@@ -74,7 +74,7 @@ def test_a_supervisor_that_cannot_start_the_next_does_its_own_work(world, monkey
 
     carried = []
     monkeypatch.setenv("GPURUN_HOME", str(world.home))
-    monkeypatch.setattr(process, "adopt_next", fails)
+    monkeypatch.setattr(process.Head, "adopt_next", fails)
     monkeypatch.setattr(process, "_carry", lambda _home, lease, _lock: carried.append(lease.name))
     monkeypatch.setattr(children, "live_on", lambda: None)
     descriptor = os.open(os.devnull, os.O_RDONLY)

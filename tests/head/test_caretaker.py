@@ -12,8 +12,8 @@ from gpurun.head import caretaker, waiter
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.look import take_waiter_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.look import WaiterLocks
 
 INVENTORY = """
 version: 1
@@ -42,12 +42,12 @@ def resumed(job, monkeypatch):
     """How often everything was picked up; the third time, the job ends."""
     calls = []
 
-    def resume(home, environ):
-        calls.append(home)
+    def resume(self):
+        calls.append(self.home)
         if len(calls) == 3:
             end(job)
 
-    monkeypatch.setattr(waiter, "resume", resume)
+    monkeypatch.setattr(waiter.Waiter, "resume", resume)
     return calls
 
 
@@ -63,7 +63,7 @@ def run(*words):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_job_whose_supervisor_died_is_picked_up_by_whoever_waits(home, job, resumed, words):
-    ((_, lock),) = run_pass(home, now_s=1.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=1.0).granted
     lock.close()
     assert run(words[0], job.id, *words[1:]) == 0
     assert len(resumed) == 3
@@ -77,7 +77,7 @@ def test_a_queued_job_whose_waiter_died_is_picked_up(job, resumed, words):
 
 @pytest.mark.parametrize("queued", [True, False])
 def test_a_job_that_is_looked_after_is_left_alone(home, job, resumed, queued):
-    locks = [take_waiter_lock(home)] if queued else run_pass(home, now_s=1.0).granted
+    locks = [WaiterLocks(home).take()] if queued else Allocator(home).run_pass(now_s=1.0).granted
     resumed.clear()
     threading.Timer(0.6, end, [job]).start()
     assert run("wait", job.id) == 0

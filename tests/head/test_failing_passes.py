@@ -20,11 +20,12 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.look import waiter_lives
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.look import WaiterLocks
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.state.hosts import Cordon, changing_cordons
+from gpurun.state.audit import AuditLog
+from gpurun.state.hosts import Cordon, Cordons
 
 INVENTORY = """\
 version: 1
@@ -61,7 +62,7 @@ def queue(world, count):
 
 
 def go(world):
-    return spawn.run_pass_and_start(world.home, now_s=2.0, environ={})
+    return spawn.Head(world.home, {}).run_pass(now_s=2.0)
 
 
 def nth_call_fails(monkeypatch, owner, name, number, error=FULL):
@@ -78,7 +79,7 @@ def nth_call_fails(monkeypatch, owner, name, number, error=FULL):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(allocate, "mark_granted"), (allocate.audit, "note_audit"), (durable, "write_locked_record")]
+    ("owner", "name"), [(allocate, "mark_granted"), (AuditLog, "note"), (durable, "write_locked_record")]
 )
 def test_a_pass_that_fails_half_way_starts_what_it_has_granted(world, monkeypatch, owner, name, number):
     jobs = queue(world, 2)
@@ -91,7 +92,7 @@ def test_a_pass_that_fails_half_way_starts_what_it_has_granted(world, monkeypatc
                 go(world)
     first = list(world.started)
     assert first, "what was granted has its supervisor"
-    spawn.adopt_orphans(world.home, {})
+    spawn.Head(world.home, {}).adopt_orphans()
     go(world)
     assert sorted(set(world.started) - {"waiter"}) == sorted(jobs)
     assert all(LeaseStore(world.home).is_alive(job) for job in jobs)
@@ -104,7 +105,7 @@ def test_a_lease_whose_folder_could_not_be_synced_is_an_orphan_not_lost(world, m
         nth_call_fails(patch, durable, "sync_folder", 3)  # the folder itself, the folder before, and after the lease
         go(world)
     assert world.started == []
-    assert spawn.adopt_orphans(world.home, {}) == (job,)
+    assert spawn.Head(world.home, {}).adopt_orphans() == (job,)
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -115,7 +116,7 @@ def test_a_supervisor_that_cannot_start_keeps_no_other_from_it_and_is_adopted(wo
         go(world)
     assert world.started[:-1] == jobs[fails:]
     assert world.started[-1] == "waiter", "somebody must look after the other one"
-    spawn.adopt_orphans(world.home, {})
+    spawn.Head(world.home, {}).adopt_orphans()
     assert sorted(set(world.started) - {"waiter"}) == sorted(jobs)
 
 
@@ -125,10 +126,10 @@ def test_a_waiter_is_needed_as_long_as_a_granted_job_has_no_supervisor(world):
     with pytest.raises(StateUnavailable):
         go(world)
     assert JobStore(world.home).get(job).record().state is State.GRANTED
-    assert waiter.is_needed(world.home, os.getuid())
-    waiter.resume(world.home, {})
+    assert waiter.Waiter(world.home).is_needed(os.getuid())
+    waiter.Waiter(world.home, {}).resume()
     assert world.started == [job]
-    assert not waiter.is_needed(world.home, os.getuid())
+    assert not waiter.Waiter(world.home).is_needed(os.getuid())
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -139,12 +140,12 @@ def test_an_interrupted_pass_keeps_no_lock(world, monkeypatch, end):
         with pytest.raises(end):
             go(world)
     assert not any(LeaseStore(world.home).is_alive(job) for job in jobs)
-    assert set(spawn.adopt_orphans(world.home, {})) == set(jobs)
+    assert set(spawn.Head(world.home, {}).adopt_orphans()) == set(jobs)
 
 
 def test_a_change_of_a_lease_that_fails_loses_no_lock(world, monkeypatch):
     (job,) = queue(world, 1)
-    ((lease, lock),) = run_pass(world.home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(world.home).run_pass(now_s=2.0).granted
     leases = LeaseStore(world.home)
     for name in ("write_locked_record", "sync_folder"):
         with monkeypatch.context() as patch:
@@ -155,7 +156,7 @@ def test_a_change_of_a_lease_that_fails_loses_no_lock(world, monkeypatch):
                 with pytest.raises(StateDiskError):
                     leases.change(lock, lease)
         assert lock.is_current() and leases.is_alive(job)
-        assert spawn.adopt_orphans(world.home, {}) == ()
+        assert spawn.Head(world.home, {}).adopt_orphans() == ()
     lock.close()
     lock.close()
     assert not leases.is_alive(job)
@@ -197,22 +198,26 @@ EMFILE = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 @pytest.mark.parametrize("error", [EMFILE, StateUnavailable("too many open files"), StateError("a lease is damaged"),
                                    ZeroDivisionError("a defect")])  # fmt: skip
-@pytest.mark.parametrize("name", ["_stamps", "is_needed", "_try_in_s", "adopt_orphans", "run_pass_and_start"])
-def test_no_error_ends_a_waiter(world, looks, monkeypatch, capfd, name, error):
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(waiter.Waiter, "_stamps"), (waiter.Waiter, "is_needed"), (waiter.Waiter, "_try_in_s"),
+     (waiter.Head, "adopt_orphans"), (waiter.Head, "run_pass")],
+)  # fmt: skip
+def test_no_error_ends_a_waiter(world, looks, monkeypatch, capfd, owner, name, error):
     (job,) = queue(world, 1)
-    nth_call_fails(monkeypatch, waiter, name, 1, error)
-    waiter.wait_for_queue(world.home, {})
+    nth_call_fails(monkeypatch, owner, name, 1, error)
+    waiter.Waiter(world.home, {}).wait_for_queue()
     assert world.started == [job]
     assert str(error) in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["release_lock", "try_take"])
 def test_no_error_keeps_a_waiter_from_its_last_look(world, looks, monkeypatch, own_copy, name):
-    descriptor, _ = spawn.take_waiter_lock(world.home)
+    descriptor, _ = spawn.WaiterLocks(world.home).take()
     own_copy(waiter, "locks")
     nth_call_fails(monkeypatch, waiter.locks, name, 1, EMFILE)
     later = [queue, lambda *_: None]
-    real = waiter.is_needed
+    real = waiter.Waiter.is_needed
 
     def needed(home, uid):
         found = real(home, uid)
@@ -220,11 +225,11 @@ def test_no_error_keeps_a_waiter_from_its_last_look(world, looks, monkeypatch, o
             later.pop(0)(world, 1)
         return found
 
-    monkeypatch.setattr(waiter, "is_needed", needed)
-    waiter.hold(world.home, descriptor, {})
+    monkeypatch.setattr(waiter.Waiter, "is_needed", needed)
+    waiter.Waiter(world.home, {}).hold(descriptor)
     assert len(world.started) == 1, "a job that came in between was seen"
     os.close(descriptor)
-    assert not waiter_lives(world.home, os.getuid())
+    assert not WaiterLocks(world.home).lives(os.getuid())
 
 
 # -- children
@@ -295,11 +300,11 @@ def test_nothing_ignores_the_ends_of_its_children():
 def test_a_moment_without_descriptors_ends_no_waiter(world, looks, monkeypatch):
     """By the kernel's own limit, while a queued job waits."""
     (job,) = queue(world, 1)
-    with changing_cordons(world.home) as cordons:
+    with Cordons(world.home).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "x", 1.0, "x") for host in ("h1", "h2")})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     looked = []
-    real = waiter._stamps
+    real = waiter.Waiter._stamps
 
     def stamps(home):
         looked.append(1)
@@ -307,13 +312,13 @@ def test_a_moment_without_descriptors_ends_no_waiter(world, looks, monkeypatch):
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         elif len(looked) > 4:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            with changing_cordons(world.home) as cordons:
+            with Cordons(world.home).changing() as cordons:
                 cordons.clear()
         return real(home)
 
-    monkeypatch.setattr(waiter, "_stamps", stamps)
+    monkeypatch.setattr(waiter.Waiter, "_stamps", stamps)
     try:
-        waiter.wait_for_queue(world.home, {})
+        waiter.Waiter(world.home, {}).wait_for_queue()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert world.started == [job]

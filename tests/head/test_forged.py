@@ -11,15 +11,15 @@ import pytest
 
 from gpurun.errors import StateError
 from gpurun.head import children, spawn
-from gpurun.head.claims import check_lease, claims_to_adopt, forged_leases
+from gpurun.head.claims import Claims
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import remember
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.state.sharing import state_id
+from gpurun.state.sharing import StateDirectory
 
 ME = os.getuid()
 INVENTORY = """
@@ -41,7 +41,7 @@ def job(tmp_path, monkeypatch):
     (tmp_path / "hostile.yaml").chmod(0o666)  # else root would take it for its own
     home = tmp_path / "home"
     folder = JobStore(home).create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     lock.close()
     return SimpleNamespace(
         home=home, folder=folder, lease=lease, started=started, hostile=str(tmp_path / "hostile.yaml"), top=tmp_path
@@ -57,14 +57,14 @@ def plant(job, lease):
 
 
 def test_a_lease_of_the_job_s_own_inventory_is_adopted(job):
-    assert spawn.adopt_orphans(job.home, {}) == (job.folder.id,)
+    assert spawn.Head(job.home, {}).adopt_orphans() == (job.folder.id,)
     assert job.started == [job.folder.id]
-    assert list(forged_leases(job.home)) == []
+    assert list(Claims(job.home).forged_leases()) == []
 
 
 def test_another_way_to_spell_the_inventory_is_the_same(job):
     (job.top / "link.yaml").symlink_to(job.top / "inventory.yaml")
-    check_lease(job.home, replace(job.lease, inventory=str(job.top / "link.yaml")))
+    Claims(job.home).check_lease(replace(job.lease, inventory=str(job.top / "link.yaml")))
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -73,14 +73,14 @@ def test_a_link_to_the_inventory_that_leads_elsewhere_since_the_grant_keeps_nobo
     path = job.top / "current.yaml"
     path.symlink_to(job.top / "inventory.yaml")
     linked = JobStore(job.home).create(JobSpec("n", "i", 4, ("true",)), inventory=path, now_s=1.0)
-    ((lease, lock),) = run_pass(job.home, now_s=3.0).granted
+    ((lease, lock),) = Allocator(job.home).run_pass(now_s=3.0).granted
     lock.close()
     path.unlink()
     path.symlink_to(job.hostile)
     assert lease.job == linked.id
-    check_lease(job.home, replace(lease, lost=lost))
+    Claims(job.home).check_lease(replace(lease, lost=lost))
     with pytest.raises(StateError, match="forged"):
-        check_lease(job.home, replace(lease, lost=lost, inventory=f"{job.hostile}.old"))
+        Claims(job.home).check_lease(replace(lease, lost=lost, inventory=f"{job.hostile}.old"))
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -89,9 +89,9 @@ def test_another_inventory_is_never_adopted(job, lost):
     if lost:
         LeaseStore(job.home).path(job.folder.id).unlink()
         LeaseStore(job.home).second_name(job.folder.id).unlink(missing_ok=True)
-    assert spawn.adopt_orphans(job.home, {}) == ()
+    assert spawn.Head(job.home, {}).adopt_orphans() == ()
     assert job.started == []
-    (error,) = forged_leases(job.home)
+    (error,) = Claims(job.home).forged_leases()
     assert error.where == str(path)
     assert "may be forged" in error.message
 
@@ -101,9 +101,9 @@ def test_a_second_name_with_another_inventory_is_given_back_its_name_but_not_ado
     second = LeaseStore(job.home).second_name(job.folder.id)
     second.unlink()
     durable.write_record(second, replace(job.lease, inventory=job.hostile))
-    assert spawn.adopt_orphans(job.home, {}) == ()
+    assert spawn.Head(job.home, {}).adopt_orphans() == ()
     assert job.started == []
-    assert len(list(forged_leases(job.home))) == 1
+    assert len(list(Claims(job.home).forged_leases())) == 1
 
 
 @pytest.mark.parametrize("found", [False, True])
@@ -111,7 +111,7 @@ def test_a_lost_lease_of_a_job_that_is_gone_needs_an_inventory_that_its_owner_ha
     gone = replace(job.lease, job="j-0000dead", lost=True, found=found)
     plant(job, replace(gone, inventory=job.hostile))
     plant(job, replace(gone, attempt=2))
-    assert set(spawn.adopt_orphans(job.home, {})) == {job.folder.id, "j-0000dead"}
+    assert set(spawn.Head(job.home, {}).adopt_orphans()) == {job.folder.id, "j-0000dead"}
     assert set(job.started) == {job.folder.id, "j-0000dead.2.lost"}
 
 
@@ -121,40 +121,40 @@ def test_a_lost_lease_may_name_the_inventory_of_another_job_that_was_refused_the
     (job.top / "other.yaml").chmod(0o666)  # else root would take it for its own
     found = replace(job.lease, lost=True, found=True, inventory=str(job.top / "other.yaml"))
     with pytest.raises(StateError, match="forged"):
-        check_lease(job.home, found)
+        Claims(job.home).check_lease(found)
     JobStore(job.home).create(JobSpec("n", "i", 1, ("true",)), inventory=job.top / "other.yaml", now_s=3.0)
-    check_lease(job.home, found)
+    Claims(job.home).check_lease(found)
     with pytest.raises(StateError, match="forged"):
-        check_lease(job.home, replace(found, lost=False))
+        Claims(job.home).check_lease(replace(found, lost=False))
 
 
 def test_a_lost_lease_that_its_owner_carries_is_no_alarm(job):
     """`recover --claims` makes one for an inventory that a person names, against which this user may have no job."""
     path = plant(job, replace(job.lease, job="j-0000dead", lost=True, found=True, inventory=job.hostile))
     lock = LeaseStore(job.home).try_lock("j-0000dead.1.lost")
-    assert list(forged_leases(job.home)) == []
+    assert list(Claims(job.home).forged_leases()) == []
     lock.close()
-    assert [error.where for error in forged_leases(job.home)] == [str(path)]
+    assert [error.where for error in Claims(job.home).forged_leases()] == [str(path)]
 
 
 def test_a_lease_without_a_job_is_not_adopted(job):
     with pytest.raises(StateError):
-        check_lease(job.home, replace(job.lease, job="j-0000dead"))
+        Claims(job.home).check_lease(replace(job.lease, job="j-0000dead"))
 
 
 def test_a_lease_of_another_owner_than_the_job_s_is_refused(job):
     with pytest.raises(StateError, match="the lease's job belongs to"):
-        check_lease(job.home, replace(job.lease, owner_uid=ME + 1))
+        Claims(job.home).check_lease(replace(job.lease, owner_uid=ME + 1))
 
 
 def test_a_refusal_in_somebody_s_record_does_not_choose_the_inventory(job, monkeypatch):
     """Another user's record may name this user as the holder, and any inventory as the one that knows the host."""
-    holder = GpuHolder((0,), "j-0000dead", 1, "me", ME, "head", state_id(job.home))
+    holder = GpuHolder((0,), "j-0000dead", 1, "me", ME, "head", StateDirectory(job.home).id())
     record = job.folder.record().but(owner_uid=ME + 1, refusals=remember((), {"h1": [holder]}, now_s=time.time()))
 
     def says(record):
         monkeypatch.setattr(JobStore, "live_jobs", lambda *_: {"j-0000000b": SimpleNamespace(record=record)})
-        return [claim.inventory for claim in claims_to_adopt(job.home, JobStore(job.home).live_records())]
+        return [claim.inventory for claim in Claims(job.home).to_adopt(JobStore(job.home).live_records())]
 
     assert says(record) == [job.lease.inventory], "this user has used that inventory too"
     assert says(record.but(inventory=job.hostile)) == []

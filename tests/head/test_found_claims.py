@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.head import children, spawn
-from gpurun.head.claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
+from gpurun.head.claims import Claims, FoundClaim, in_refusals, is_forgotten
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import GpuHolder, State
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import FORGET_S, remember
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
-from gpurun.state.sharing import FILE, state_id
+from gpurun.state.sharing import FILE, StateDirectory
 
 ME = os.getuid()
 INVENTORY = """
@@ -52,11 +52,13 @@ def submit(home, inventory):
 
 
 def claim_on(home, inventory, job, *, host="h1", gpus=(0, 1), attempt=1, seen_s=1e12, uid=ME):
-    return FoundClaim(str(inventory), host, GpuHolder(gpus, job, attempt, "me", uid, "head", state_id(home)), seen_s)
+    return FoundClaim(
+        str(inventory), host, GpuHolder(gpus, job, attempt, "me", uid, "head", StateDirectory(home).id()), seen_s
+    )
 
 
 def adopted(home, *claims):
-    found = adopt_claims(home, claims)
+    found = Claims(home).adopt(claims)
     for _, lock in found:
         lock.close()
     return [lease for lease, _ in found]
@@ -67,7 +69,7 @@ def test_a_job_whose_lease_and_record_are_gone_holds_its_gpus_until_the_host_is_
     (lease,) = adopted(home, claim_on(home, inventory, "j-0000dead"))
     assert (lease.name, lease.grants, lease.owner_uid) == ("j-0000dead.1.lost", (Grant("h1", (0, 1)),), ME)
     assert lease.found, "nobody brought its outputs home: the fence keeps them"
-    assert run_pass(home, now_s=2.0).granted == ()
+    assert Allocator(home).run_pass(now_s=2.0).granted == ()
     assert look(home, now_s=2.0).occupancy.taken(load_inventory(inventory)) == {"h1": (0, 1)}
     assert waiting.record().state is State.QUEUED
 
@@ -86,7 +88,7 @@ def test_claims_of_one_attempt_on_several_hosts_are_one_lease(home, inventory):
 
 def test_gpus_that_are_granted_now_are_left_to_the_next_look(home, inventory, submit):
     submit(gpus=8)
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     claim = claim_on(home, inventory, "j-0000dead")
     assert adopted(home, claim) == []
     LeaseStore(home).release(lock)
@@ -95,7 +97,7 @@ def test_gpus_that_are_granted_now_are_left_to_the_next_look(home, inventory, su
 
 def test_a_job_that_is_carried_is_not_forgotten(home, inventory, submit):
     folder = submit()
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     claim = claim_on(home, inventory, folder.id, host="h2")
     assert not is_forgotten(claim, [lease], folder.record())
     assert adopted(home, claim) == []
@@ -132,7 +134,7 @@ def test_an_inventory_that_is_gone_stops_nobody(home, inventory):
 
 
 def test_only_this_users_claims_of_this_state_directory_are_found_in_refusals(home, inventory, submit):
-    state = state_id(home)
+    state = StateDirectory(home).id()
     mine = GpuHolder((0,), "j-0000dead", 1, "me", ME, "head", state)
     others = [replace(mine, uid=ME + 1), replace(mine, state="f" * 16), replace(mine, state=""), replace(mine, job="")]
     folder = submit()
@@ -151,14 +153,14 @@ def test_any_command_adopts_what_a_host_named_in_a_refusal(home, inventory, subm
     popen = SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv))
     monkeypatch.setattr(children, "subprocess", popen)
     folder = submit()
-    holder = GpuHolder((0, 1), "j-0000dead", 1, "me", ME, "head", state_id(home))
+    holder = GpuHolder((0, 1), "j-0000dead", 1, "me", ME, "head", StateDirectory(home).id())
     folder.write(folder.record().but(refusals=remember((), {"h1": [holder]}, now_s=time.time())))
-    assert len(claims_to_adopt(home, JobStore(home).live_records())) == 1
-    assert spawn.adopt_orphans(home, {}) == ("j-0000dead",)
+    assert len(Claims(home).to_adopt(JobStore(home).live_records())) == 1
+    assert spawn.Head(home, {}).adopt_orphans() == ("j-0000dead",)
     assert [argv[3] for argv in started] == ["j-0000dead.1.lost"]
 
 
 def test_a_damaged_identity_stops_no_command(home, submit):
     submit()
     (home / FILE).write_text("{")
-    assert claims_to_adopt(home, JobStore(home).live_records()) == ()
+    assert Claims(home).to_adopt(JobStore(home).live_records()) == ()

@@ -16,7 +16,7 @@ from gpurun.facts import DockerFacts, Gpu, Hardware
 from gpurun.head import looking, looks
 from gpurun.head.looking import AT_ONCE, look_at, look_round
 from gpurun.inventory.read import load_inventory
-from gpurun.state.hosts import Machine, Out, note_looks, own_lock, read_machines
+from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -85,7 +85,7 @@ def inventory(tmp_path):
 
 
 def known(home):
-    return {machine.name: machine for machine in read_machines(home, UID).values()}
+    return {machine.name: machine for machine in Machines(home).read(UID).values()}
 
 
 def test_a_look_says_and_notes_which_hosts_are_out(tmp_path, inventory, fleet):
@@ -123,7 +123,7 @@ def test_a_look_holds_from_its_own_beginning(tmp_path, inventory, fleet, monkeyp
     fleet.broken, real = {"h01": "no route to host"}, fleet.probe
 
     def slow(*arguments):
-        note_looks(tmp_path, {"h01:22": Machine("h01", time.time(), begun_s=time.time())})
+        Machines(tmp_path).note({"h01:22": Machine("h01", time.time(), begun_s=time.time())})
         return real(*arguments)
 
     monkeypatch.setattr(looking, "probe", slow)
@@ -173,7 +173,7 @@ def test_a_full_disk_of_the_head_changes_no_answer(tmp_path, inventory, fleet, m
     def full(*_):
         raise StateDiskError("the disk is full")
 
-    monkeypatch.setattr(looking, "note_looks", full)
+    monkeypatch.setattr(looking.Machines, "note", full)
     fleet.broken = {"h01": "no route to host"}
     assert look_at(tmp_path, inventory, ["h01"])["h01"].reason == "no route to host"
 
@@ -187,8 +187,8 @@ def test_what_a_hostile_host_calls_itself_is_not_kept(tmp_path, inventory, fleet
 
 def test_a_round_looks_at_hosts_that_are_due_those_that_are_out_first(tmp_path, inventory, fleet):
     now_s = time.time()
-    note_looks(tmp_path, {f"h{n:02}:22": Machine(f"h{n:02}", now_s) for n in range(1, 38) if n != 9})
-    note_looks(tmp_path, {"h09:22": Machine("h09", now_s - 60, out=Out("ssh", "no", now_s - 60))})
+    Machines(tmp_path).note({f"h{n:02}:22": Machine(f"h{n:02}", now_s) for n in range(1, 38) if n != 9})
+    Machines(tmp_path).note({"h09:22": Machine("h09", now_s - 60, out=Out("ssh", "no", now_s - 60))})
     look_round(tmp_path, [inventory.source, "/nowhere.yaml"])
     assert fleet.asked == [["h09", "h38", "h39", "h40"]]
     look_round(tmp_path, [inventory.source])
@@ -201,7 +201,7 @@ def test_dead_hosts_keep_no_other_host_from_its_look(tmp_path, inventory, fleet,
     now_s = time.time()
     dead = {f"h{n:02}" for n in range(1, 25)}
     fleet.broken = dict.fromkeys(dead, "no answer within 15 s")
-    note_looks(tmp_path, {f"{host}:22": Machine(host, now_s - 60, out=Out("ssh", "x", now_s - 60)) for host in dead})
+    Machines(tmp_path).note({f"{host}:22": Machine(host, now_s - 60, out=Out("ssh", "x", now_s - 60)) for host in dead})
     real = fleet.open
 
     def opened(*arguments, **options):
@@ -282,7 +282,7 @@ def test_a_round_ends_where_nothing_can_be_noted(tmp_path, inventory, fleet, mon
     def full(*_):
         raise StateDiskError("the disk is full")
 
-    monkeypatch.setattr(looking, "note_looks", full)
+    monkeypatch.setattr(looking.Machines, "note", full)
     look_round(tmp_path, [inventory.source])
     assert [len(some) for some in fleet.asked] == [16, 16, 8]
 
@@ -304,9 +304,9 @@ def test_a_login_says_nothing_without_the_ssh_agent(tmp_path, inventory, fleet, 
 def test_a_failed_login_of_a_timer_says_nothing(tmp_path, inventory, fleet, monkeypatch):
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     now_s = time.time()
-    note_looks(tmp_path, {f"{host.name}:22": Machine(host.name, now_s) for host in inventory.hosts[2:]})
+    Machines(tmp_path).note({f"{host.name}:22": Machine(host.name, now_s) for host in inventory.hosts[2:]})
     out = Out("docker", "no engine", now_s - 60)
-    note_looks(tmp_path, {"h02:22": Machine("h02", now_s - 60, out=out)})
+    Machines(tmp_path).note({"h02:22": Machine("h02", now_s - 60, out=out)})
     fleet.refusing = {"h01", "h02"}
     look_round(tmp_path, [inventory.source], by_timer=True)
     assert fleet.asked == [["h02", "h01"]], "once"
@@ -336,7 +336,7 @@ def test_a_step_of_the_heads_clock_takes_no_host_out(tmp_path, inventory, fleet,
 
 
 def test_one_round_runs_at_a_time(tmp_path, inventory, fleet):
-    with own_lock(tmp_path, "looking"):
+    with Machines(tmp_path).lock("looking"):
         look_round(tmp_path, [inventory.source])
     assert fleet.asked == []
 

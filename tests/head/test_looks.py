@@ -11,7 +11,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.state.hosts import Machine, Out, note_looks
+from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -85,13 +85,13 @@ def test_only_inventories_of_this_users_queued_jobs_are_looked_at(tmp_path, inve
 
 
 def test_a_timer_looks_at_what_was_looked_at_before(tmp_path, inventory):
-    note_looks(tmp_path, {"h1:22": Machine("h1", NOW_S, inventory=inventory.source)})
-    note_looks(tmp_path, {"x:22": Machine("x", NOW_S, inventory="/nowhere.yaml")})
+    Machines(tmp_path).note({"h1:22": Machine("h1", NOW_S, inventory=inventory.source)})
+    Machines(tmp_path).note({"x:22": Machine("x", NOW_S, inventory="/nowhere.yaml")})
     environ = {"HOME": str(tmp_path)}
-    assert set(looks.known_inventories(tmp_path, environ)) >= {inventory.source, "/nowhere.yaml"}
+    assert set(looks.HostLooks(tmp_path, environ).known_inventories()) >= {inventory.source, "/nowhere.yaml"}
     assert [each.source for each in looks.loaded(["/nowhere.yaml", inventory.source])] == [inventory.source]
-    note_looks(tmp_path, {"h1:22": Machine("h1", time.time(), inventory=inventory.source)})
-    assert looks.due_in(tmp_path, inventory) == ("h2", "h3", "h4")
+    Machines(tmp_path).note({"h1:22": Machine("h1", time.time(), inventory=inventory.source)})
+    assert looks.HostLooks(tmp_path).due_in(inventory) == ("h2", "h3", "h4")
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def waiting(tmp_path, inventory, monkeypatch, own_copy):
 
 
 def all_seen(home, inventory, out=None):
-    note_looks(home, {host.machine: Machine(host.name, NOW_S, out=out) for host in inventory.hosts})
+    Machines(home).note({host.machine: Machine(host.name, NOW_S, out=out) for host in inventory.hosts})
 
 
 def test_a_waiter_looks_at_hosts_that_nobody_knows_a_moment_after_it_begins(tmp_path, inventory, waiting):
@@ -147,7 +147,7 @@ def test_a_waiter_that_knows_all_hosts_starts_nothing(tmp_path, inventory, waiti
 def test_a_host_that_is_out_is_looked_at_again_within_30_s(tmp_path, inventory, waiting):
     queue(tmp_path)
     all_seen(tmp_path, inventory)
-    note_looks(tmp_path, {"h1:22": Machine("h1", NOW_S, out=OUT)})
+    Machines(tmp_path).note({"h1:22": Machine("h1", NOW_S, out=OUT)})
     waiting.until(31)
     assert waiting.started and waiting.started[0][0] <= 30
 
@@ -184,14 +184,14 @@ def test_a_timer_alone_notices_a_repair_within_120_s(tmp_path, inventory, monkey
     now_s, ends = [NOW_S], []
     own_copy(looks, "time", time=lambda: now_s[0])
     monkeypatch.setattr(looks.children, "start_detached", lambda *_, **__: ends.append(now_s[0] + look_s))
-    note_looks(tmp_path, {"h1:22": Machine("h1", NOW_S - 30, out=OUT, inventory=inventory.source)})
-    note_looks(tmp_path, {host.machine: Machine(host.name, NOW_S) for host in inventory.hosts[1:]})
+    Machines(tmp_path).note({"h1:22": Machine("h1", NOW_S - 30, out=OUT, inventory=inventory.source)})
+    Machines(tmp_path).note({host.machine: Machine(host.name, NOW_S) for host in inventory.hosts[1:]})
     for tick in range(5):
         now_s[0] = NOW_S + EACH_S * tick + (LATE_S if tick % 2 else 0.0)
-        looks.look_by_timer(tmp_path, {"HOME": str(tmp_path)})
+        looks.HostLooks(tmp_path, {"HOME": str(tmp_path)}).look_by_timer()
         for end_s in ends:
             out = None if now_s[0] >= NOW_S + repaired_s else OUT
-            note_looks(tmp_path, {"h1:22": Machine("h1", end_s, out=out, inventory=inventory.source)})
+            Machines(tmp_path).note({"h1:22": Machine("h1", end_s, out=out, inventory=inventory.source)})
             if out is None:
                 assert end_s - NOW_S - repaired_s <= 120
                 return
@@ -210,6 +210,6 @@ def test_a_gang_that_wants_to_grow_has_hosts_looked_at_that_are_out(
     started = []
     monkeypatch.setattr(looks.children, "start_detached", lambda *words, **_: started.append(words))
     own_copy(looks, "time", time=lambda: NOW_S)
-    note_looks(tmp_path, {"h1:22": machine} if machine else {})
-    looks.look_while_growing(tmp_path, {}, inventory)
+    Machines(tmp_path).note({"h1:22": machine} if machine else {})
+    looks.HostLooks(tmp_path, {}).look_while_growing(inventory)
     assert started == ([("gpurun.head.looking", inventory.source)] if looks_at else [])

@@ -16,8 +16,8 @@ from gpurun.jobs.folder import DOOMED, JobFolder
 from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.node.folder import below
 from gpurun.state import durable
 from gpurun.supervisor.outputs.copy import HeadCopy
@@ -80,7 +80,7 @@ def test_a_job_that_has_not_ended_stays_and_is_refused_by_name(store, state):
 def test_a_running_job_whose_record_lies_stays(store):
     """Its lease is the truth, whichever of its names is left."""
     folder = queued(store)
-    ((_, lock),) = run_pass(store.home, now_s=2.0).granted
+    ((_, lock),) = Allocator(store.home).run_pass(now_s=2.0).granted
     folder.write(folder.record().but(state=State.SUCCEEDED, ended_s=3.0))
     plan = plan_prune(store.home, ALL)
     assert (plan.going, list(plan.skipped)) == ((), [folder.id])
@@ -114,7 +114,7 @@ def test_who_holds_the_allocator_lock_is_waited_for(store):
     """A pass, or whoever adopts a job, has it."""
     folder = ended(store)
     plan = plan_prune(store.home, ALL)
-    with allocator_lock(store.home):
+    with AllocatorLock(store.home).held():
         thread = threading.Thread(target=lambda: carry_out(store.home, plan, ALL))
         thread.start()
         thread.join(0.3)

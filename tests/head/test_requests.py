@@ -9,7 +9,7 @@ import pytest
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.verdict.ends import GangEnd
 
@@ -25,7 +25,7 @@ racks: {r1: {hosts: {h1: {}}}}
 def job(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     JobStore(tmp_path).create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=0.0)
-    ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+    ((lease, lock),) = Allocator(tmp_path).run_pass(now_s=1.0).granted
     yield SupervisedJob(tmp_path, lease, lock)
     lock.close()
 

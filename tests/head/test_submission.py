@@ -23,10 +23,9 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases import allocate
-from gpurun.leases.store import allocator_lock
-from gpurun.state import audit
-from gpurun.state.hosts import Machine, Out, note_looks
+from gpurun.leases.store import AllocatorLock
+from gpurun.state.audit import AuditLog
+from gpurun.state.hosts import Machine, Machines, Out
 from gpurun.state.paths import StatePath
 
 INVENTORY = """\
@@ -45,7 +44,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
     monkeypatch.setattr(Engine, "image", lambda _, reference: SimpleNamespace(id=f"sha256:{reference}"))
-    monkeypatch.setattr(spawn, "start_supervisor", lambda _home, _lease, lock, _environ: lock.close())
+    monkeypatch.setattr(spawn.Head, "start_supervisor", lambda _, _lease, lock: lock.close())
     return tmp_path / "home"
 
 
@@ -53,7 +52,7 @@ def home(tmp_path, monkeypatch):
 def waiters(monkeypatch):
     """The waiters that were asked for."""
     asked = []
-    monkeypatch.setattr(submission, "ensure_waiter", lambda home, _: asked.append(home))
+    monkeypatch.setattr(spawn.Head, "ensure_waiter", lambda self: asked.append(self.home))
     return asked
 
 
@@ -62,14 +61,14 @@ def submit(home, *specs, **options):
 
 
 def test_many_jobs_are_submitted_with_one_pass(home, waiters, monkeypatch):
-    passes, real = [], submission.run_pass_and_start
-    monkeypatch.setattr(submission, "run_pass_and_start", lambda *a, **k: (passes.append(1), real(*a, **k))[1])
+    passes, real = [], spawn.Head.run_pass
+    monkeypatch.setattr(spawn.Head, "run_pass", lambda *a, **k: (passes.append(1), real(*a, **k))[1])
     done = submit(home, *(replace(SPEC, gpus=gpus) for gpus in (4, 4, 2, 2)))
     states = [folder.record().state for folder in done.folders]
     assert states == [State.GRANTED, State.GRANTED, State.QUEUED, State.QUEUED]
     assert [folder.record().gpus for folder in done.folders] == [4, 4, 2, 2]
     assert (done.problem, passes, waiters) == (None, [1], [home])
-    assert [entry["job"] for entry in audit.read_audit(home) if entry["what"] == "submit"] == [
+    assert [entry["job"] for entry in AuditLog(home).read() if entry["what"] == "submit"] == [
         f.id for f in done.folders
     ]
 
@@ -169,7 +168,7 @@ def test_a_pass_that_fails_leaves_jobs_that_are_looked_after(home, waiters, monk
     def failing(*_, **__):
         raise error
 
-    monkeypatch.setattr(submission, "run_pass_and_start", failing)
+    monkeypatch.setattr(spawn.Head, "run_pass", failing)
     done = submit(home, SPEC)
     assert done.folders[0].record().state is State.QUEUED
     assert str(getattr(error, "strerror", None) or error) in str(done.problem)
@@ -180,7 +179,7 @@ def test_a_waiter_that_cannot_start_is_told(home, monkeypatch):
     def failing(*_):
         raise StateError("your waiter cannot start")
 
-    monkeypatch.setattr(submission, "ensure_waiter", failing)
+    monkeypatch.setattr(spawn.Head, "ensure_waiter", failing)
     done = submit(home, replace(SPEC, gpus=8), SPEC)
     assert "your waiter cannot start" in str(done.problem)
     assert len(JobStore(home).live_ids()) == 2
@@ -190,15 +189,12 @@ def test_a_waiter_that_cannot_start_is_told(home, monkeypatch):
 def impatient(monkeypatch):
     """The allocator lock is held by somebody, and nobody waits long for it."""
 
-    def lock(home, *, patience_s=None):
-        return allocator_lock(home, patience_s=0.05)
-
-    monkeypatch.setattr(submission, "allocator_lock", lock)
-    monkeypatch.setattr(allocate, "allocator_lock", lock)
+    held = AllocatorLock.held
+    monkeypatch.setattr(AllocatorLock, "held", lambda self, **_: held(self, patience_s=0.05))
 
 
 def test_one_job_is_stored_though_the_lock_is_held(home, waiters, impatient):
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         done = submit(home, SPEC)
     assert "for the scheduler's lock" in str(done.problem)
     assert JobStore(home).live_ids() == (done.folders[0].id,)
@@ -207,7 +203,7 @@ def test_one_job_is_stored_though_the_lock_is_held(home, waiters, impatient):
 
 def test_many_jobs_are_none_if_the_lock_is_held(home, waiters, impatient):
     stored = []
-    with allocator_lock(home), pytest.raises(StateError, match="for the scheduler's lock"):
+    with AllocatorLock(home).held(), pytest.raises(StateError, match="for the scheduler's lock"):
         submit(home, SPEC, SPEC, on_stored=stored.extend)
     assert JobStore(home).ids() == JobStore(home).live_ids() == ()
     assert (stored, waiters) == ([], [])
@@ -226,7 +222,7 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
     out = Out("ssh", "no route to host", now_s)
     looks = {host.machine: Machine(host.name, now_s, out=out, inventory=inventory.source) for host in inventory.hosts}
     home.mkdir()
-    note_looks(home, looks)
+    Machines(home).note(looks)
     code, out, err = command(capsys)
     assert code == 0
     job = out.strip()
@@ -243,7 +239,7 @@ def test_a_job_that_does_not_start_says_at_once_what_it_waits_for(home, capsys):
 
 def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
     """Else people submit again, and the job runs twice."""
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         code, out, err = command(capsys)
     (job,) = JobStore(home).ids()
     assert (code, out) == (StateError.exit_code, f"{job}\n")
@@ -252,7 +248,7 @@ def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
 
 
 def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         code, out, err = command(capsys, "--json")
     (job,) = JobStore(home).ids()
     assert code == StateError.exit_code
@@ -267,7 +263,7 @@ def test_ctrl_c_while_the_pass_runs_names_the_job(home, monkeypatch, capsys, fla
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submission, "run_pass_and_start", interrupted)
+    monkeypatch.setattr(spawn.Head, "run_pass", interrupted)
     code, out, err = command(capsys, *flags)
     (job,) = JobStore(home).ids()
     assert code == 130

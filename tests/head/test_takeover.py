@@ -15,17 +15,18 @@ from waiting import LIMIT_S
 from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import children, spawn
 from gpurun.head import spawn as takeover
-from gpurun.head.claims import check_lease, forged_leases
-from gpurun.head.spawn import held_by, ownerless_jobs, take_over
+from gpurun.head.claims import Claims
+from gpurun.head.spawn import Head
 from gpurun.head.waiter import owners
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
-from gpurun.state import audit, durable
+from gpurun.state import durable
+from gpurun.state.audit import AuditLog
 from gpurun.state.paths import StatePath, not_only_root_s, only_root_s
-from gpurun.state.sharing import append_only, make_shared
+from gpurun.state.sharing import StateDirectory, append_only
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or open_python() is None, reason=f"needs root; {NEEDS_OPEN_PYTHON}")
 
@@ -41,13 +42,13 @@ import os, sys, time
 from pathlib import Path
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.state.sharing import enter
+from gpurun.leases.allocate import Allocator
+from gpurun.state.sharing import StateDirectory
 home = Path(os.environ["GPURUN_HOME"])
-enter(home)
+StateDirectory(home).enter()
 spec = JobSpec(name="n", image="i", gpus=8, command=("true",))
 job = JobStore(home).create(spec, inventory=home.parent / "alices.yaml", now_s=1.0)
-held = run_pass(home, now_s=2.0).granted
+held = Allocator(home).run_pass(now_s=2.0).granted
 print(job.id, flush=True)
 """
 
@@ -62,7 +63,7 @@ def world(monkeypatch):
         (top / "elsewhere.yaml").write_text(INVENTORY.replace("10.0.0.2", "10.0.0.9"))
         os.chown(top / "alices.yaml", ALICE, ALICE)
         home = top / "state"
-        make_shared(home, GROUP)
+        StateDirectory(home).make_shared(GROUP)
         started = []
         monkeypatch.setattr(
             children, "subprocess", SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
@@ -82,7 +83,7 @@ def job(world):
 
 
 def end(world, job, inventory="root.yaml"):
-    take_over(world.home, job, load_inventory(world.top / inventory), {})
+    Head(world.home, {}).take_over(job, load_inventory(world.top / inventory))
 
 
 def is_untouched(world, job):
@@ -102,7 +103,7 @@ def test_its_gpus_stay_taken_until_root_has_fenced_them(world, job):
     assert look(world.home, now_s=3.0).occupancy.taken(load_inventory(world.top / "root.yaml")) == {
         "h1": (0, 1, 2, 3), "h2": (0, 1, 2, 3),
     }  # fmt: skip
-    (entry,) = (each for each in audit.read_audit(world.home) if each["what"] == "take over")
+    (entry,) = (each for each in AuditLog(world.home).read() if each["what"] == "take over")
     assert (entry["job"], entry["uid"], entry["hosts"]) == (job.id, 0, ["h1", "h2"])
     assert not (world.home / "live" / job.id).exists()
 
@@ -110,9 +111,9 @@ def test_its_gpus_stay_taken_until_root_has_fenced_them(world, job):
 def test_recover_finds_the_keeper_s_lease_after_a_crash(world, job):
     end(world, job)
     world.started.clear()
-    assert spawn.adopt_orphans(world.home, {}) == (job.id,)
+    assert spawn.Head(world.home, {}).adopt_orphans() == (job.id,)
     assert world.started == [f"{job.id}.1.lost"]
-    assert list(forged_leases(world.home)) == []
+    assert list(Claims(world.home).forged_leases()) == []
 
 
 def test_ending_it_twice_changes_nothing(world, job):
@@ -132,7 +133,7 @@ def test_a_crash_between_the_lease_and_the_record_is_made_good(world, job, monke
     assert not job.record().state.ended
     end(world, job)
     assert job.record().state is State.CANCELLED
-    assert held_by(world.home, job.id) == ("h1", "h2")
+    assert Head(world.home).held_by(job.id) == ("h1", "h2")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -182,7 +183,7 @@ def test_an_inventory_that_others_can_change_is_refused(world, job, change):
     else:
         path.chmod(0o664 if change == "group may write" else 0o666)
     with pytest.raises(BadInput, match="users other than root can change"):
-        take_over(world.home, job, inventory, {})
+        Head(world.home, {}).take_over(job, inventory)
     assert is_untouched(world, job)
 
 
@@ -220,10 +221,10 @@ def test_a_lost_lease_of_a_job_that_has_ended_is_taken_over(world, job):
     from gpurun.jobs.store import finish
 
     finish(JobStore(world.home), job.record(), now_s=4.0)
-    assert ownerless_jobs(world.home) == {ALICE: (job.id,)}
+    assert Head(world.home).ownerless_jobs() == {ALICE: (job.id,)}
     assert owners(world.home) == (ALICE,), "root's recovery of everybody has its keeper started, too"
     end(world, job)
-    assert held_by(world.home, job.id) == ("h2",)
+    assert Head(world.home).held_by(job.id) == ("h2",)
     assert world.leases.read(lost.name).owner_uid == 0
     assert world.started == [lost.name]
     assert job.record().state is State.FAILED
@@ -232,7 +233,7 @@ def test_a_lost_lease_of_a_job_that_has_ended_is_taken_over(world, job):
 def test_a_lease_that_its_owner_removed_is_taken_over(world, job):
     world.leases.path(job.id).unlink()
     end(world, job)
-    assert held_by(world.home, job.id) == ("h1", "h2")
+    assert Head(world.home).held_by(job.id) == ("h1", "h2")
 
 
 def test_links_that_its_owner_left_lead_nowhere(world, job):
@@ -256,11 +257,11 @@ def test_a_damaged_record_is_named_and_nothing_changes(world, job):
 def test_a_lease_of_root_s_with_an_inventory_that_others_can_change_is_not_adopted(world, job):
     """Root owns many files whose content others chose; one of them, moved into the folder, must run nothing."""
     lease = replace(world.leases.read(job.id), owner="root", owner_uid=0, lost=True)
-    check_lease(world.home, replace(lease, inventory=str(world.top / "root.yaml")))
+    Claims(world.home).check_lease(replace(lease, inventory=str(world.top / "root.yaml")))
     with pytest.raises(StateError, match="may be forged"):
-        check_lease(world.home, lease)
+        Claims(world.home).check_lease(lease)
     with pytest.raises(StateError, match="may be forged"):
-        check_lease(world.home, replace(lease, lost=False, inventory=str(world.top / "root.yaml")))
+        Claims(world.home).check_lease(replace(lease, lost=False, inventory=str(world.top / "root.yaml")))
 
 
 def test_the_command_ends_queued_jobs_and_needs_no_inventory_for_them(world):
@@ -278,7 +279,7 @@ def test_the_command_names_the_next_step_without_an_inventory(world, job):
     said = cancel(world, job.id, "--no-wait", "-i", str(world.top / "alices.yaml"))
     assert said.returncode == 2, said.stderr
     assert "users other than root can change" in said.stderr
-    assert held_by(world.home, job.id) == ("h1", "h2")
+    assert Head(world.home).held_by(job.id) == ("h1", "h2")
 
 
 def test_recover_names_the_jobs_and_the_command_that_ends_them(world, job):

@@ -14,7 +14,7 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
-from gpurun.leases.look import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
+from gpurun.leases.look import MAX_LOG_BYTES, WaiterLocks
 from gpurun.state import clock, locks
 
 UID = os.getuid()
@@ -23,7 +23,7 @@ UID = os.getuid()
 @pytest.fixture
 def lock(tmp_path):
     """The lock as a waiter has inherited it."""
-    descriptor, _ = take_waiter_lock(tmp_path)
+    descriptor, _ = WaiterLocks(tmp_path).take()
     yield descriptor
     os.close(descriptor)
 
@@ -36,29 +36,29 @@ def passes(tmp_path, monkeypatch, own_copy):
     monkeypatch.setattr(waiter, "PASS_EVERY_S", 0.01)
     own_copy(children, "subprocess", Popen=lambda *_, **__: started.append("waiter"))
 
-    def run(home, **_):
+    def run(head, **_):
         started.append("pass")
-        store = JobStore(home)
+        store = JobStore(head.home)
         for record in store.records(pytest.fail):
             if record.state is State.QUEUED:
                 store.get(record.id).move(State.GRANTED)
                 store.get(record.id).move(State.PREPARING)
         return Pass()
 
-    monkeypatch.setattr(waiter, "run_pass_and_start", run)
+    monkeypatch.setattr(waiter.Head, "run_pass", run)
     return started
 
 
 def submit(home):
     """What `submit_jobs` does once the image is known to be there, for a job that does not fit."""
     folder = JobStore(home).create(JobSpec("n", "i", 1, ("true",)), inventory=home / "inventory.yaml", now_s=0.0)
-    waiter.ensure_waiter(home, {})
+    waiter.Head(home, {}).ensure_waiter()
     return folder
 
 
 def at_look(monkeypatch, number, do):
     """Do something right after the waiter's n-th look at the queue, before it acts on what it saw."""
-    real, looks = waiter.is_needed, []
+    real, looks = waiter.Waiter.is_needed, []
 
     def look(home, uid):
         seen = real(home, uid)
@@ -67,13 +67,13 @@ def at_look(monkeypatch, number, do):
             do()
         return seen
 
-    monkeypatch.setattr(waiter, "is_needed", look)
+    monkeypatch.setattr(waiter.Waiter, "is_needed", look)
 
 
 def test_a_job_that_comes_after_the_last_look_is_seen(tmp_path, lock, passes, monkeypatch):
     made = []
     at_look(monkeypatch, 1, lambda: made.append(submit(tmp_path)))
-    waiter.hold(tmp_path, lock, {})
+    waiter.Waiter(tmp_path, {}).hold(lock)
     assert made[0].record().state is State.PREPARING
     assert passes == ["pass"], "the waiter that lived took it; no other was started"
 
@@ -81,9 +81,9 @@ def test_a_job_that_comes_after_the_last_look_is_seen(tmp_path, lock, passes, mo
 def test_a_job_that_comes_after_the_lock_is_free_gets_a_waiter_of_its_own(tmp_path, lock, passes, monkeypatch):
     made = []
     at_look(monkeypatch, 2, lambda: made.append(submit(tmp_path)))
-    waiter.hold(tmp_path, lock, {})
+    waiter.Waiter(tmp_path, {}).hold(lock)
     assert passes == ["waiter"]
-    assert not waiter_lives(tmp_path, UID)
+    assert not WaiterLocks(tmp_path).lives(UID)
 
 
 def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_path, lock, passes, monkeypatch):
@@ -94,10 +94,10 @@ def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_p
 
     def let_go(descriptor):
         real(descriptor)
-        others.append(take_waiter_lock(tmp_path)[0])
+        others.append(WaiterLocks(tmp_path).take()[0])
 
     monkeypatch.setattr(locks, "release_lock", let_go)
-    waiter.hold(tmp_path, lock, {})
+    waiter.Waiter(tmp_path, {}).hold(lock)
     assert passes == []
     os.close(others[0])
 
@@ -114,16 +114,16 @@ def test_a_log_whose_size_cannot_be_asked_for_takes_no_lock_along(tmp_path, monk
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(locks, "try_take", try_take)
-    descriptor, _ = take_waiter_lock(tmp_path)
+    descriptor, _ = WaiterLocks(tmp_path).take()
     monkeypatch.undo()
     os.close(descriptor)
-    assert not waiter_lives(tmp_path, UID)
+    assert not WaiterLocks(tmp_path).lives(UID)
 
 
 @pytest.fixture
 def home(tmp_path):
     """A state directory that can go away, and its waiter's lock."""
-    descriptor, _ = take_waiter_lock(tmp_path / "home")
+    descriptor, _ = WaiterLocks(tmp_path / "home").take()
     yield tmp_path / "home", descriptor
     os.close(descriptor)
 
@@ -132,7 +132,7 @@ def home(tmp_path):
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_waiter_outlives_a_state_directory_that_is_away(home, passes, monkeypatch, own_copy, leaves, number):
     home, lock = home
-    away, real, looks, waited = home.with_name("away"), waiter.is_needed, [], []
+    away, real, looks, waited = home.with_name("away"), waiter.Waiter.is_needed, [], []
 
     def look(*arguments):
         looks.append(1)
@@ -152,9 +152,9 @@ def test_a_waiter_outlives_a_state_directory_that_is_away(home, passes, monkeypa
                 home.rmdir()  # nothing was written there
             away.rename(home)
 
-    monkeypatch.setattr(waiter, "is_needed", look)
+    monkeypatch.setattr(waiter.Waiter, "is_needed", look)
     own_copy(waiter, "time", sleep=sleep)
-    waiter.hold(home, lock, {})
+    waiter.Waiter(home, {}).hold(lock)
     assert len(waited) == 3
     assert [record.state for record in JobStore(home).records(pytest.fail)] == [State.PREPARING] * (number == 1)
 
@@ -169,18 +169,18 @@ def test_a_waiter_ends_if_its_state_directory_is_gone(home, passes, monkeypatch,
         home.rename(home.with_name("elsewhere")) if how == "moved for good" else shutil.rmtree(home)
         return False
 
-    monkeypatch.setattr(waiter, "is_needed", look)
-    waiter.hold(home, lock, {})
+    monkeypatch.setattr(waiter.Waiter, "is_needed", look)
+    waiter.Waiter(home, {}).hold(lock)
     assert passes == []
 
 
 def test_who_only_looks_keeps_nobody_from_the_lock(tmp_path, lock):
     """A pass of another user may look for a waiter in the moment in which it is to be started."""
-    assert waiter_lives(tmp_path, UID)
-    assert take_waiter_lock(tmp_path) is None
+    assert WaiterLocks(tmp_path).lives(UID)
+    assert WaiterLocks(tmp_path).take() is None
     locks.release_lock(lock)
-    assert not waiter_lives(tmp_path, UID)
-    descriptor, path = take_waiter_lock(tmp_path)
+    assert not WaiterLocks(tmp_path).lives(UID)
+    descriptor, path = WaiterLocks(tmp_path).take()
     assert path.name == f"{UID}.log"
     os.close(descriptor)
 
@@ -191,10 +191,10 @@ def test_a_read_lock_keeps_no_waiter_from_starting(tmp_path, lock):
     meddler = os.open(tmp_path / "waiters" / f"{UID}.log", os.O_RDONLY)
     assert locks.try_take(meddler, shared=True)
     assert not locks.try_take(lock)
-    descriptor, path = take_waiter_lock(tmp_path)
+    descriptor, path = WaiterLocks(tmp_path).take()
     assert path.name != f"{UID}.log"
-    assert waiter_lives(tmp_path, UID)
-    assert take_waiter_lock(tmp_path) is None
+    assert WaiterLocks(tmp_path).lives(UID)
+    assert WaiterLocks(tmp_path).take() is None
     for each in (descriptor, meddler):
         os.close(each)
 
@@ -213,11 +213,11 @@ def test_what_lies_in_the_place_of_the_log_keeps_no_waiter_from_starting(tmp_pat
         "writable by all": lambda: (place.touch(), place.chmod(0o666)),
     }
     make[thing]()
-    descriptor, path = take_waiter_lock(tmp_path)
+    descriptor, path = WaiterLocks(tmp_path).take()
     assert path.plain != place
-    assert waiter_lives(tmp_path, UID)
+    assert WaiterLocks(tmp_path).lives(UID)
     os.close(descriptor)
-    assert not waiter_lives(tmp_path, UID)
+    assert not WaiterLocks(tmp_path).lives(UID)
     assert other.read_text() == "precious"
     assert not (tmp_path / "made by mistake").exists()
 
@@ -226,6 +226,6 @@ def test_the_log_does_not_grow_for_ever(tmp_path, lock):
     locks.release_lock(lock)
     log = tmp_path / "waiters" / f"{UID}.log"
     log.write_bytes(b"x" * (MAX_LOG_BYTES + 1))
-    descriptor, _ = take_waiter_lock(tmp_path)
+    descriptor, _ = WaiterLocks(tmp_path).take()
     assert log.stat().st_size == 0
     os.close(descriptor)

@@ -7,13 +7,13 @@ import pytest
 from waiting import until
 
 from gpurun.head import waiter
-from gpurun.head.spawn import ensure_waiter
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocate import Pass
-from gpurun.leases.look import waiter_lives
-from gpurun.state.hosts import Machine, Out, note_looks, read_machines
+from gpurun.leases.look import WaiterLocks
+from gpurun.state.hosts import Machine, Machines, Out
 
 UID = os.getuid()
 INVENTORY = """\
@@ -50,9 +50,9 @@ def passes(tmp_path, job, monkeypatch, own_copy):
                 end(tmp_path, job)
 
         monkeypatch.setattr(waiter, "PASS_EVERY_S", 10_000.0)
-        monkeypatch.setattr(waiter, "run_pass_and_start", lambda *_, **__: found.append(count[0]) or Pass())
+        monkeypatch.setattr(waiter.Head, "run_pass", lambda *_, **__: found.append(count[0]) or Pass())
         own_copy(waiter, "time", sleep=tick)
-        waiter.wait_for_queue(tmp_path, {})
+        waiter.Waiter(tmp_path, {}).wait_for_queue()
         return found
 
     return run
@@ -60,24 +60,24 @@ def passes(tmp_path, job, monkeypatch, own_copy):
 
 @pytest.mark.parametrize("machine", [Machine("h1", 5.0, out=OUT), Machine("h2", 5.0)], ids=["out", "back"])
 def test_a_host_that_goes_out_or_returns_makes_a_waiter_run_a_pass_at_once(tmp_path, passes, machine):
-    note_looks(tmp_path, {"127.0.0.1:2": Machine("h2", 1.0, out=OUT)})
+    Machines(tmp_path).note({"127.0.0.1:2": Machine("h2", 1.0, out=OUT)})
     change = {f"127.0.0.1:{machine.name[1:]}": machine}
-    assert passes(lambda tick: tick == 3 and note_looks(tmp_path, change), 6) == [0, 3]
+    assert passes(lambda tick: tick == 3 and Machines(tmp_path).note(change), 6) == [0, 3]
 
 
 def test_looks_that_change_nothing_make_no_pass(tmp_path, passes):
-    assert passes(lambda tick: note_looks(tmp_path, {"127.0.0.1:1": Machine("h1", float(tick))}), 9) == [0]
+    assert passes(lambda tick: Machines(tmp_path).note({"127.0.0.1:1": Machine("h1", float(tick))}), 9) == [0]
 
 
 def test_real_processes_look_again_at_hosts_that_are_out(tmp_path, job):
     """A waiter, the process that it starts, and ssh."""
     begun_s = time.time()
-    note_looks(tmp_path, {f"127.0.0.1:{n}": Machine(f"h{n}", begun_s - 60, out=OUT) for n in (1, 2)})
-    ensure_waiter(tmp_path, os.environ)
-    until(lambda: all(known.seen_s > begun_s for known in read_machines(tmp_path, UID).values()))
-    for known in read_machines(tmp_path, UID).values():
+    Machines(tmp_path).note({f"127.0.0.1:{n}": Machine(f"h{n}", begun_s - 60, out=OUT) for n in (1, 2)})
+    Head(tmp_path).ensure_waiter()
+    until(lambda: all(known.seen_s > begun_s for known in Machines(tmp_path).read(UID).values()))
+    for known in Machines(tmp_path).read(UID).values():
         assert known.out is not None and "refused" in known.out.reason, "the words of the look, no longer the old ones"
         assert known.out.since_s == OUT.since_s
     assert job.record().state.value == "QUEUED"
     end(tmp_path, job)
-    until(lambda: not waiter_lives(tmp_path, UID))
+    until(lambda: not WaiterLocks(tmp_path).lives(UID))

@@ -13,7 +13,7 @@ from ended_jobs import SPEC, run, running, submit, uses
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
 from gpurun.history import store
-from gpurun.history.store import Wanted, collect, rebuild, rows, sources
+from gpurun.history.store import JobHistory, Wanted, rows
 from gpurun.jobs.folder import history_folder, marked, write_use
 from gpurun.state.paths import StatePath
 
@@ -24,7 +24,7 @@ def home(tmp_path):
 
 
 def shown(home, on_problem=None, **options):
-    with sources(home, on_problem or pytest.fail, **options) as found:
+    with JobHistory(home).sources(on_problem or pytest.fail, **options) as found:
         return rows(found, Wanted())
 
 
@@ -55,13 +55,13 @@ def test_a_read_that_fails_once_loses_no_row_and_no_other_job_waits_for_it(home,
     plan = plan_prune(home, wish)
     with unreadable(first, name, number):
         with pytest.raises(StateUnavailable, match=first.id):
-            collect(home)
+            JobHistory(home).collect()
         assert [row.job for row in shown(home, problems.append)] == [second.id]
         assert [first.id in str(problem) for problem in problems] == [True]
         done = carry_out(home, plan, wish)
         assert (done.jobs, list(done.failed)) == ([], [first.id])
         with pytest.raises(StateUnavailable, match=first.id):
-            rebuild(home)
+            JobHistory(home).rebuild()
     assert [mark.job for mark in marked(history_folder(home, os.getuid()))] == [first.id]
     assert len(carry_out(home, plan, wish).jobs) == 1
     (row,) = [row for row in shown(home) if row.job == first.id]
@@ -96,12 +96,12 @@ def test_a_sector_that_stays_bad_keeps_its_job_and_no_other(home, name):
 def test_only_damage_is_to_be_rebuilt_and_what_may_pass_keeps_only_new_jobs_from_prune(home, error, kind, said, hint):
     old, new = submit(home), submit(home)
     run(home, old, at_s=110.0, stopped_s=200.0)
-    collect(home)
+    JobHistory(home).collect()
     run(home, new, at_s=110.0, stopped_s=200.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "put", lambda *_: (_ for _ in ()).throw(error))
         with pytest.raises(StateError) as raised:
-            collect(home)
+            JobHistory(home).collect()
         done = carry_out(home, plan_prune(home, PruneWish()), PruneWish())
     assert type(raised.value) is kind
     assert said in str(raised.value)

@@ -21,7 +21,7 @@ from gpurun.history import store
 from gpurun.history import store as collecting
 from gpurun.history.report import accounts
 from gpurun.history.row import HistoryRow
-from gpurun.history.store import Wanted, collect, rebuild, rows, sources
+from gpurun.history.store import JobHistory, Wanted, rows
 from gpurun.jobs import folder as attempts
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Grant
@@ -41,7 +41,7 @@ def home(tmp_path, monkeypatch):
 
 def everything(home, wanted=None, **options):
     problems = []
-    with sources(home, problems.append, **options) as found:
+    with JobHistory(home).sources(problems.append, **options) as found:
         read = rows(found, wanted or Wanted())
     assert problems == []
     return read
@@ -81,9 +81,9 @@ def test_rows_rebuilt_from_the_jobs_are_the_same(home):
     a_week(home)
     before = everything(home)
     file_of(home).unlink()
-    assert rebuild(home) == (4, None)
+    assert JobHistory(home).rebuild() == (4, None)
     assert everything(home) == before
-    assert rebuild(home) == (4, None)
+    assert JobHistory(home).rebuild() == (4, None)
 
 
 def test_rows_outlive_their_jobs_also_a_rebuild(home):
@@ -92,7 +92,7 @@ def test_rows_outlive_their_jobs_also_a_rebuild(home):
     done = carry_out(home, plan_prune(home, wish), wish)  # before anybody looked at the history
     assert len(done.jobs) == 3
     assert len(everything(home)) == 4
-    assert rebuild(home) == (4, None)
+    assert JobHistory(home).rebuild() == (4, None)
 
 
 def test_a_crash_between_the_end_and_the_row_loses_nothing(home, monkeypatch):
@@ -119,10 +119,10 @@ def test_a_crash_between_row_and_mark_writes_the_row_twice(home, monkeypatch):
     run(home, submit(home), at_s=110.0, stopped_s=200.0)
     marks = attempts.history_folder(home, os.getuid())
     (mark,) = attempts.marked(marks)
-    assert collect(home) == 1
+    assert JobHistory(home).collect() == 1
     (marks / mark.name).touch()
-    assert collect(home) == 1
-    assert collect(home) == 0
+    assert JobHistory(home).collect() == 1
+    assert JobHistory(home).collect() == 0
     assert len(everything(home)) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_collector_between_the_mark_and_the_record_of_an_end_leaves_the_mark(h
     real, collected = attempts._store, []
 
     def late(folder, record):
-        collected.append(collect(home))
+        collected.append(JobHistory(home).collect())
         real(folder, record)
 
     monkeypatch.setattr(attempts, "_store", late)
@@ -152,17 +152,17 @@ def test_a_collector_that_read_an_end_before_it_was_written_again_leaves_no_old_
         attempts.keep_attempt(folder, record.but(ended_s=300.0))
 
     monkeypatch.setattr(store, "put", then_again)
-    collect(home)
+    JobHistory(home).collect()
     assert [row.ended_s for row in everything(home)] == [300.0]
 
 
 def test_a_mark_of_a_job_that_was_removed_goes(home):
     folder = submit(home)
     attempts._mark(folder, folder.record().but(attempt=1))
-    assert collect(home) == 0
+    assert JobHistory(home).collect() == 0
     assert len(list(attempts.marked(attempts.history_folder(home, os.getuid())))) == 1
     folder.path.rmtree()
-    assert collect(home) == 1
+    assert JobHistory(home).collect() == 1
     assert list(attempts.marked(attempts.history_folder(home, os.getuid()))) == []
 
 
@@ -170,12 +170,12 @@ def ends(home, folders):
     """A process that ends jobs and then collects, as supervisors do."""
     for folder in folders:
         finish(JobStore(home), folder.record(), now_s=200.0)
-        collect(home)
+        JobHistory(home).collect()
 
 
 def collects(home, stop):
     while not stop.is_set():
-        collect(home)
+        JobHistory(home).collect()
 
 
 def test_processes_that_end_jobs_and_others_that_collect_lose_no_row(home):
@@ -211,10 +211,10 @@ def may_write(home):
 def test_a_thread_that_opens_the_history_leaves_another_threads_lock(home, monkeypatch, write):
     """Closing a file drops all POSIX locks of the process on it: others then write into the same transaction."""
     a_week(home)
-    collect(home)
+    JobHistory(home).collect()
     monkeypatch.setattr(store, "BUSY_S", 0.0)
-    with store.own(home, write=True):
-        with suppress(StateError), store.own(home, write=write):
+    with store.JobHistory(home).own(write=True):
+        with suppress(StateError), store.JobHistory(home).own(write=write):
             pass
         assert not may_write(home)
     assert may_write(home)
@@ -225,7 +225,7 @@ def test_what_lies_in_the_place_of_the_history_is_refused(home, tmp_path):
     for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "elsewhere"), os.mkdir):
         make(file_of(home))
         for write in (False, True):
-            with pytest.raises(StateError, match="not a regular file"), store.own(home, write=write):
+            with pytest.raises(StateError, match="not a regular file"), store.JobHistory(home).own(write=write):
                 pass
         file_of(home).rename(tmp_path / secrets.token_hex(4))
     assert not (tmp_path / "elsewhere").exists()
@@ -254,10 +254,10 @@ def test_a_damaged_file_is_reported_and_set_aside(home):
     before = everything(home)
     file_of(home).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     problems = []
-    with sources(home, problems.append) as found:
+    with JobHistory(home).sources(problems.append) as found:
         assert rows(found, Wanted()) == []
     assert "--rebuild" in problems[0].hint
-    count, aside = rebuild(home)
+    count, aside = JobHistory(home).rebuild()
     assert count == 4
     assert aside.exists()
     assert everything(home) == before
@@ -272,7 +272,7 @@ def test_what_lies_in_the_files_place_is_not_followed(home, tmp_path, place):
     path = file_of(home)
     {"link": lambda: path.symlink_to(target), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[place]()
     with pytest.raises(StateError):
-        collect(home)
+        JobHistory(home).collect()
     assert target.read_bytes() == before
 
 
@@ -295,7 +295,7 @@ OTHER = 4242
 def theirs(home, monkeypatch):
     """Another user's history with two rows; what their gpurun would have written."""
     a_week(home)
-    collect(home)
+    JobHistory(home).collect()
     folder = home / "history" / str(os.getuid())
     folder.rename(home / "history" / str(OTHER))
     monkeypatch.setattr(collecting, "_owner_of", lambda folder: int(folder.name))
@@ -322,7 +322,7 @@ def test_a_user_keeps_the_name_after_the_account_is_gone(home, theirs):
     assert len(everything(home, Wanted(user="carol"))) == 4
     assert len(everything(home, Wanted(user=str(OTHER)))) == len(everything(home, Wanted(user=f"uid {OTHER}"))) == 4
     assert everything(home, Wanted(user="root")) == []
-    with sources(home, pytest.fail) as found:
+    with JobHistory(home).sources(pytest.fail) as found:
         assert list(accounts(found, Wanted(), now_s=600.0).users) == ["carol"]
         heir = [replace(source, user="dave") for source in found]
         assert {row.user for row in rows(heir, Wanted())} == {"carol"}
@@ -351,7 +351,7 @@ def test_a_strange_schema_of_others_is_refused(home, theirs, sql):
     connection.executescript(sql)
     connection.close()
     problems = []
-    with sources(home, problems.append) as found:
+    with JobHistory(home).sources(problems.append) as found:
         assert rows(found, Wanted()) == []
     assert "schema" in str(problems[0])
 
@@ -366,7 +366,7 @@ def test_columns_of_others_may_hold_anything(home, theirs, value):
     for row in everything(home):
         assert row == HistoryRow(**asdict(row))
         json.dumps(asdict(row), allow_nan=False)
-    with sources(home, pytest.fail) as found:
+    with JobHistory(home).sources(pytest.fail) as found:
         made = accounts(found, Wanted(), now_s=600.0)
     json.dumps(asdict(made), allow_nan=False)
 
@@ -376,7 +376,7 @@ def test_half_a_write_of_others_is_reported(home, theirs):
     database_tries, store._COPY_TRIES = store._COPY_TRIES, 1
     try:
         problems = []
-        with sources(home, problems.append) as found:
+        with JobHistory(home).sources(problems.append) as found:
             assert rows(found, Wanted()) == []
         assert "is writing the file, or was killed" in str(problems[0])
     finally:
@@ -446,11 +446,11 @@ def test_who_makes_ones_folder_first_hides_no_row_and_is_named(home):
     job = submit(home)
     run(home, job, at_s=250.0, stopped_s=350.0)
     problems = []
-    with sources(home, problems.append) as found:
+    with JobHistory(home).sources(problems.append) as found:
         assert rows(found, Wanted()) == []
     assert "uid 61002" in str(problems[0])
     (home / "history" / str(os.getuid())).rmdir()
-    assert rebuild(home) == (1, None)
+    assert JobHistory(home).rebuild() == (1, None)
     assert [row.job for row in everything(home)] == [job.id]
 
 
@@ -507,4 +507,4 @@ def test_a_folder_in_which_somebody_else_has_put_a_file_is_not_trusted(home):
     os.chown(journal, 12345, -1)
     file_of(home).parent.chmod(0o775)
     with pytest.raises(StateError, match=r"users other than .* can write to the folder"):
-        collect(home)
+        JobHistory(home).collect()

@@ -11,7 +11,7 @@ import pytest
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 
 INVENTORY = """
@@ -29,7 +29,7 @@ def home(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     spec = JobSpec("n", "i", 4, ("true",))
     JobStore(tmp_path / "home").create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    for _, lock in run_pass(tmp_path / "home", now_s=2.0).granted:
+    for _, lock in Allocator(tmp_path / "home").run_pass(now_s=2.0).granted:
         lock.close()
     return tmp_path / "home"
 

@@ -24,10 +24,10 @@ from gpurun.errors import StateError
 from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.store import JobStore
 from gpurun.lab import engine
-from gpurun.leases.look import waiter_lives
+from gpurun.leases.look import WaiterLocks
 from gpurun.leases.store import LeaseStore
 from gpurun.node.agent.processes import list_processes
-from gpurun.state.hosts import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, Cordons
 
 IMAGE = "gpurun/crashtest:3"
 LINES = 8
@@ -87,12 +87,12 @@ def fails(cluster: Cluster, role: str, number: int) -> str | None:
     """
     is_waiter, hosts = role == "waiter", [host.name for host in cluster.lab.hosts]
     if is_waiter:
-        with changing_cordons(cluster.home) as cordons:
+        with Cordons(cluster.home).changing() as cordons:
             cordons.update({host: Cordon("cordoned", "test", time.time(), "wait for the waiter") for host in hosts})
     with fault(cluster, role, number, "GPURUN_FAIL"):
         job = submit(cluster)
     if is_waiter:
-        with changing_cordons(cluster.home) as cordons:
+        with Cordons(cluster.home).changing() as cordons:
             cordons.clear()
     deadline = time.monotonic() + DEADLINE_S
     while not (found := record(cluster, job)).state.ended or LeaseStore(cluster.home).is_alive(job):
@@ -224,14 +224,14 @@ def _adopter_dies(cluster: Cluster, point: int, *command: str) -> Crash:
 def waiter_dies(cluster: Cluster, point: int) -> Crash:
     """A waiter dies before, during or after a grant: it or the next waiter grants the job exactly once."""
     hosts = [host.name for host in cluster.lab.hosts]
-    with changing_cordons(cluster.home) as cordons:
+    with Cordons(cluster.home).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "test", time.time(), "nothing may start yet") for host in hosts})
     with fault(cluster, "waiter", point):
         jobs = [submit(cluster), submit(cluster)]
-    with changing_cordons(cluster.home) as cordons:  # no command runs a pass for this: the waiter must notice it
+    with Cordons(cluster.home).changing() as cordons:  # no command runs a pass for this: the waiter must notice it
         cordons.clear()
     deadline = time.monotonic() + DEADLINE_S
-    while waiter_lives(cluster.home, os.getuid()):
+    while WaiterLocks(cluster.home).lives(os.getuid()):
         assert time.monotonic() < deadline, "the waiter neither died nor ended"
         time.sleep(0.02)
     crash = Crash(told((cluster.home / "waiters" / f"{os.getuid()}.log").read_text()))
@@ -321,7 +321,7 @@ def kill_waiter(cluster: Cluster) -> None:
         environ = Path(f"/proc/{process.pid}/environ")
         if "gpurun.head.waiter " in process.command and f"GPURUN_HOME={cluster.home}\0" in environ.read_text():
             os.kill(process.pid, signal.SIGKILL)
-    while waiter_lives(cluster.home, os.getuid()):
+    while WaiterLocks(cluster.home).lives(os.getuid()):
         time.sleep(0.01)
 
 

@@ -20,7 +20,7 @@ from waiting import until
 
 from gpurun.jobs.store import JobStore
 from gpurun.lab import LabSpec, engine
-from gpurun.state.hosts import read_machines
+from gpurun.state.hosts import Machines
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("broken hosts")]
 
@@ -118,7 +118,7 @@ def submit(cluster: Cluster, count: int, *args: str, gpus: int = 4, **changes: o
 
 def outs(cluster: Cluster) -> dict[str, float]:
     """Host → since when it is out."""
-    found = read_machines(cluster.home, os.getuid()).values()
+    found = Machines(cluster.home).read(os.getuid()).values()
     return {machine.name: machine.out.since_s for machine in found if machine.out is not None}
 
 

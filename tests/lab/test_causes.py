@@ -13,7 +13,7 @@ from own_labs import own_lab
 from gpurun.lab.gpus import FILE, change, healthy, load_gpus, save
 from gpurun.lab.spec import HostFolder
 from gpurun.leases.store import LeaseStore
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("causes")]
 
@@ -117,10 +117,10 @@ def test_a_stranger_keeps_the_gpu_out_of_use_until_it_is_gone(cluster):
     assert (row["state"], row["free"]) == ("lost", 1)
     named = f"held by pid {pid} of alice (sleep 300)"
     assert any(named in e.get("reason", "") for e in events(cluster, job) if e["kind"] == "host")
-    assert named in read_cordons(cluster.home)[host].evidence
+    assert named in Cordons(cluster.home).read()[host].evidence
     cluster.lab.run(host, ["kill", pid])
     wait_until(lambda: not list((cluster.home / "leases").glob("[!.]*")))
-    assert host not in read_cordons(cluster.home)
+    assert host not in Cordons(cluster.home).read()
 
 
 @pytest.mark.story
@@ -135,7 +135,7 @@ def test_hardware_that_fails_takes_its_host_out_of_use_and_the_gang_elsewhere(cl
     )
     hosts = wait_until_again(cluster, job)
     assert host not in hosts
-    cordon = read_cordons(cluster.home)[host]
+    cordon = Cordons(cluster.home).read()[host]
     assert (cordon.state, cordon.by) == ("cordoned", "gpurun")
     assert "Xid 79" in cordon.reason and "(rank 1)" in cordon.reason and job in cordon.reason
     assert cordon.evidence.startswith(f"NVRM: Xid (PCI:{bus}): 79")
@@ -145,12 +145,14 @@ def test_hardware_that_fails_takes_its_host_out_of_use_and_the_gang_elsewhere(cl
     wait_until(lambda: cluster.record(job)["state"] == "FAILED")
     row = row_of(cluster, hosts[1])
     assert (row["state"], row["free"]) == ("cordoned", 1)
-    assert "lost" in read_cordons(cluster.home)[hosts[1]].reason
+    assert "lost" in Cordons(cluster.home).read()[hosts[1]].reason
     for gpu in range(2):
         change(gpus, gpu, {"error": "0"})
     wait_until(lambda: not list((cluster.home / "leases").glob("[!.]*")))
     assert row_of(cluster, hosts[1])["free"] == 2
-    assert read_cordons(cluster.home)[hosts[1]].state == "cordoned", "hardware stays out of use until a person says so"
+    assert Cordons(cluster.home).read()[hosts[1]].state == "cordoned", (
+        "hardware stays out of use until a person says so"
+    )
 
 
 @pytest.mark.story
@@ -191,7 +193,7 @@ def test_three_gangs_fail_beside_each_other_and_each_learns_its_own_cause(cluste
     assert "failed first, with exit code 134" in found["reason"] and "Xid 31" in found["reason"]
     assert host not in wait_until_again(cluster, hungry)
     assert stopping_reason(cluster, hungry).startswith(f"{host}: the host ran out of memory")
-    assert read_cordons(cluster.home) == {}, "it was nobody's hardware"
+    assert Cordons(cluster.home).read() == {}, "it was nobody's hardware"
 
 
 def test_a_gang_avoids_a_host_whose_disk_is_full_before_and_after_its_start(cluster):
@@ -205,7 +207,7 @@ def test_a_gang_avoids_a_host_whose_disk_is_full_before_and_after_its_start(clus
         wait_for_cause(cluster, job, "disk-full")
         assert ends()
         assert host not in wait_until_again(cluster, job, attempt=3)
-    assert read_cordons(cluster.home) == {}
+    assert Cordons(cluster.home).read() == {}
 
 
 @pytest.mark.xfail(

@@ -26,7 +26,7 @@ from gpurun.node.claim_rules import Claimant, container_labels, volume_labels, v
 from gpurun.remote import Fleet
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.route import target_of
-from gpurun.state.sharing import state_id
+from gpurun.state.sharing import StateDirectory
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("claims")]
 
@@ -339,7 +339,7 @@ def test_a_removed_lease_and_record_free_nothing(lab, heads, tmp_path):
 
 def test_recover_fences_what_hosts_claim_for_forgotten_jobs(lab, heads, agent, tmp_path):
     side = heads[0]
-    me = Claimant("j-0000dead", 3, state_id(side.home), "root", os.getuid(), os.uname().nodename)
+    me = Claimant("j-0000dead", 3, StateDirectory(side.home).id(), "root", os.getuid(), os.uname().nodename)
     first = agent()
     take(first, me, CARDS[:2])
     take(first, BOB, CARDS[2:3])

@@ -15,7 +15,7 @@ from cluster import ONE_THREAD, TINY
 from faulting import adopt, events, hosts_of, kill_supervisor, stopping_reason, wait_until
 
 from gpurun.leases.store import LeaseStore
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
 
@@ -115,8 +115,8 @@ def test_hosts_leave_and_come_back_beside_a_supervisor_that_dies(cluster):
     # 14 to 17 s at load 12: a supervisor begins in 1 to 7 s, is sure after 10 s, and the ranks go on 2 s later. The
     # promise is 20 s. The other 5 s are for a machine that is busier: commands and training stand in line there.
     assert took_s <= 25
-    wait_until(lambda: crashed in read_cordons(cluster.home))
-    assert read_cordons(cluster.home)[crashed].state == "lost"
+    wait_until(lambda: crashed in Cordons(cluster.home).read())
+    assert Cordons(cluster.home).read()[crashed].state == "lost"
     lease = leases(cluster)[job]
     assert crashed in [grant.host for grant in lease.grants], "its GPU is free without a proof"
     assert crashed not in [grant.host for grant in lease.members]

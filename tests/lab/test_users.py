@@ -36,7 +36,7 @@ from waiting import until
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import append_only, make_shared
+from gpurun.state.sharing import StateDirectory, append_only
 
 pytestmark = [
     pytest.mark.lab,
@@ -90,7 +90,7 @@ class Head:
     def __init__(self, lab, folder: Path) -> None:
         self.lab = lab
         self.state = folder / "state"
-        make_shared(self.state, GROUP)
+        StateDirectory(self.state).make_shared(GROUP)
         docker = folder / "docker.sock"
         self.engine = OpenEngine(docker, engine.ensure())
         self.inventory = folder / "inventory.yaml"

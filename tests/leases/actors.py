@@ -22,9 +22,9 @@ from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases.allocate import mark_granted, run_pass
+from gpurun.leases.allocate import Allocator, mark_granted
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseLock, LeaseStore
 
 WARM_UP = """\
 version: 1
@@ -105,7 +105,7 @@ class _Carrier:
         return [self.jobs.create(spec, inventory=self.home / "inventory.yaml", now_s=now_s).id]
 
     def run_pass(self, now_s: float) -> list[str]:
-        granted = run_pass(self.home, now_s=now_s).granted
+        granted = Allocator(self.home).run_pass(now_s=now_s).granted
         self.held.update({lease.name: (lease, lock) for lease, lock in granted})
         return [lease.name for lease, _ in granted]
 
@@ -119,7 +119,7 @@ class _Carrier:
         if not lease.lost:
             self._stopping(lease, State.QUEUED if again else State.SUCCEEDED)
         del self.held[name]
-        with allocator_lock(self.home):
+        with AllocatorLock(self.home).held():
             self.leases.release(lock)
             if not lease.lost:
                 finish(self.jobs, self.jobs.get(lease.job).record(), now_s=1.0)
@@ -132,10 +132,10 @@ class _Carrier:
             return []
         self._stopping(lease, State.QUEUED)
         del self.held[name]
-        with allocator_lock(self.home):
+        with AllocatorLock(self.home).held():
             lost, lock = self.leases.abandon(lock, lease, {host})
         self.held[lost.name] = (lost, lock)
-        with allocator_lock(self.home):
+        with AllocatorLock(self.home).held():
             finish(self.jobs, self.jobs.get(lease.job).record(), now_s=1.0)
         return [lost.name]
 

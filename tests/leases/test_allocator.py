@@ -16,16 +16,16 @@ from forked import PopenOfCode
 from waiting import LIMIT_S, until
 
 from gpurun.errors import StateError
-from gpurun.leases.look import waiter_lives
-from gpurun.leases.store import PATIENCE_S, allocator_lock, holder
+from gpurun.leases.look import WaiterLocks
+from gpurun.leases.store import PATIENCE_S, AllocatorLock
 from gpurun.state import locks
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.store import AllocatorLock
 sys.argv = ["gpurun", "--verbose", "submit", "--token=hunter2"]
-with allocator_lock(Path({home!r})):
+with AllocatorLock(Path({home!r})).held():
     print("held", flush=True)
     sys.stdin.readline()
 print("done", flush=True)
@@ -33,13 +33,13 @@ print("done", flush=True)
 CONTEND = """
 import os, sys, time
 from pathlib import Path
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.store import AllocatorLock
 home, name = Path(sys.argv[1]), sys.argv[2]
 log = open(home / "order", "a", buffering=1)
 print("ready", flush=True)
 sys.stdin.readline()
 while not (home / "enough").exists():
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         log.write(f"+{name}\\n"); time.sleep(0.002); log.write(f"-{name}\\n")
 """
 
@@ -154,7 +154,7 @@ def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, 
     first = hold(tmp_path, processes)
     first.stdout.readline()
     first.send_signal(signal.SIGSTOP)
-    with pytest.raises(StateError) as caught, allocator_lock(tmp_path):
+    with pytest.raises(StateError) as caught, AllocatorLock(tmp_path).held():
         pass
     assert PATIENCE_S < clock.now_s < PATIENCE_S + 1
     said = capfd.readouterr().err
@@ -171,7 +171,7 @@ def test_a_supervisor_waits_for_ever(tmp_path, processes, clock):
     first = hold(tmp_path, processes)
     first.stdout.readline()
     clock.whenever = lambda: clock.now_s > 2 * PATIENCE_S and first.poll() is None and let_go(first)
-    with allocator_lock(tmp_path, patience_s=None):
+    with AllocatorLock(tmp_path).held(patience_s=None):
         assert first.stdout.readline() == "done\n"
 
 
@@ -180,10 +180,10 @@ def test_a_supervisor_waits_for_ever(tmp_path, processes, clock):
 )
 def test_what_is_in_the_lock_file_harms_nobody(tmp_path, content):
     (tmp_path / "allocator.lock").write_bytes(content)
-    found = holder(tmp_path)
+    found = AllocatorLock(tmp_path).holder()
     assert found is None or found.told(1.0).isprintable()
-    with allocator_lock(tmp_path):
-        assert holder(tmp_path).pid == os.getpid()
+    with AllocatorLock(tmp_path).held():
+        assert AllocatorLock(tmp_path).holder().pid == os.getpid()
 
 
 @pytest.mark.timeout(60)
@@ -191,6 +191,6 @@ def test_what_is_in_the_lock_file_harms_nobody(tmp_path, content):
 def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, place):
     (tmp_path / place).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / place)
-    with allocator_lock(tmp_path):
-        assert holder(tmp_path).pid == os.getpid()
-    assert not waiter_lives(tmp_path, os.getuid())
+    with AllocatorLock(tmp_path).held():
+        assert AllocatorLock(tmp_path).holder().pid == os.getpid()
+    assert not WaiterLocks(tmp_path).lives(os.getuid())

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import StateError, StateUnavailable
-from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
+from gpurun.head.spawn import Head
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases import allocate
-from gpurun.leases.allocate import grow, run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
@@ -55,7 +55,7 @@ def submit(home, inventory, gpus=4, **more):
 def running(home, inventory):
     """A job with a lease whose supervisor lives: the test holds the lock."""
     folder = submit(home, inventory)
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     folder.move(State.PREPARING)
     return folder, lease, lock
 
@@ -63,7 +63,9 @@ def running(home, inventory):
 @pytest.fixture
 def started(monkeypatch):
     names = []
-    monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_, **__: names.append(lease.name))
+    monkeypatch.setattr(
+        "gpurun.head.spawn.Head.start_supervisor", lambda _self, lease, *_, **__: names.append(lease.name)
+    )
     return names
 
 
@@ -77,9 +79,9 @@ def test_a_lease_file_that_an_editor_replaced_gets_no_second_supervisor(home, ru
     folder, _, lock = running
     copy_over(LeaseStore(home).path(folder.id).plain)
     assert not lock.is_current()
-    assert adopt_orphans(home, {}) == ()
+    assert Head(home, {}).adopt_orphans() == ()
     lock.close()
-    assert adopt_orphans(home, {}) == (folder.id,)
+    assert Head(home, {}).adopt_orphans() == (folder.id,)
     assert started == [folder.id]
 
 
@@ -91,12 +93,12 @@ def test_a_read_lock_keeps_no_job_from_adoption(home, running, started, lost):
     if lost:
         lease, lock = leases.abandon(lock, lease, {"h1"})
     reader = os.open(leases.path(lease.name).plain, os.O_RDONLY)
-    assert adopt_orphans(home, {}) == (), "its supervisor lives"
+    assert Head(home, {}).adopt_orphans() == (), "its supervisor lives"
     lock.close()
     assert locks.try_take(reader, shared=True)
-    assert adopt_orphans(home, {}) == (folder.id,)
+    assert Head(home, {}).adopt_orphans() == (folder.id,)
     assert (started, leases.is_alive(lease.name), leases.read_all().leases) == ([lease.name], True, (lease,))
-    assert adopt_orphans(home, {}) == ()
+    assert Head(home, {}).adopt_orphans() == ()
     if not lost:
         leases.path(folder.id).unlink()
         assert leases.restore(folder.id), "the new file has its second name, too"
@@ -108,10 +110,10 @@ def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable
     leases = LeaseStore(home)
     leases.second_name(folder.id).plain.write_bytes(b"{")  # both names are of one file
     leases.path(folder.id).unlink()
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert folder.record().state is State.PREPARING
     lock.close()
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert folder.record().state is State.FAILED
 
 
@@ -121,7 +123,7 @@ def test_a_removed_lease_frees_nothing_though_the_job_s_record_is_damaged_too(ho
     submit(home, inventory)
     LeaseStore(home).path(folder.id).unlink()
     (folder.path / "state.json").plain.write_bytes(damage)
-    assert run_pass(home, now_s=3.0).granted == ()
+    assert Allocator(home).run_pass(now_s=3.0).granted == ()
     lock.close()
 
 
@@ -178,7 +180,7 @@ def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_a
     assert (lost.lost, lost.grants) == (True, lease.grants)
     assert [one.name for one in leases.read_all().leases] == [f"{folder.id}.1.lost"]
     submit(home, inventory)
-    assert run_pass(home, now_s=3.0).granted == ()
+    assert Allocator(home).run_pass(now_s=3.0).granted == ()
     kept.close()
 
 
@@ -208,7 +210,7 @@ def test_a_supervisor_that_lives_on_without_its_lease_does_not_undo_the_end_that
     LeaseStore(home).second_name(folder.id).unlink()
     job = SupervisedJob(home, lease, lock)
     job.amend(uncut=("h1",))
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert folder.record().state is State.FAILED
     with pytest.raises(StateError, match="another process has changed the job: the job's state is now FAILED"):
         job.amend(uncut=())
@@ -260,11 +262,11 @@ def test_a_gang_is_still_reached_when_somebody_removed_every_host_from_the_inven
 )
 def test_a_gang_gets_the_free_machine_though_hosts_changed_names_under_a_running_gang(home, inventory, hosts):
     submit(home, inventory, gpus=2)
-    ((first, lock),) = run_pass(home, now_s=2.0).granted
+    ((first, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     assert first.machines == {"h1": "h1:22"}
     folder = submit(home, inventory, gpus=2)
     inventory.write_text(HEAD + f"racks: {{r1: {{hosts: {hosts}}}}}\n")
-    done = run_pass(home, now_s=3.0)
+    done = Allocator(home).run_pass(now_s=3.0)
     assert done.problems == ()
     ((lease, other),) = done.granted
     assert (lease.job, *lease.machines.values()) == (folder.id, "h2:22")
@@ -274,10 +276,10 @@ def test_a_gang_gets_the_free_machine_though_hosts_changed_names_under_a_running
 
 def test_a_gang_waits_while_the_only_machine_is_held_under_another_name(home, inventory):
     submit(home, inventory, gpus=4)
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     submit(home, inventory, gpus=2)
     inventory.write_text(HEAD + "racks: {r1: {hosts: {x1: {address: h1}, h1: {address: h2}}}}\n")
-    done = run_pass(home, now_s=3.0)
+    done = Allocator(home).run_pass(now_s=3.0)
     assert (done.granted, done.problems) == ((), ())
     lock.close()
 
@@ -288,7 +290,7 @@ def test_a_lease_whose_machine_is_none_is_damaged_so_nothing_is_granted(home, in
     path = LeaseStore(home).path(folder.id).plain
     path.write_text(path.read_text().replace('"h1:22"', json.dumps(machine)))
     with pytest.raises(StateError, match="not the address of a machine"):
-        run_pass(home, now_s=3.0)
+        Allocator(home).run_pass(now_s=3.0)
     lock.close()
 
 
@@ -296,7 +298,7 @@ def test_a_job_waits_when_every_port_for_a_job_s_sshd_is_in_use(home, inventory,
     monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
     submit(home, inventory, gpus=1)
     submit(home, inventory, gpus=1)
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert [lease.ssh_port for lease, _ in done.granted] == [23022]
     assert ["ports" in str(problem) for problem in done.problems] == [True]
     done.granted[0][1].close()
@@ -307,7 +309,7 @@ def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory,
     monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23031))
     for _ in range(3):
         submit(home, inventory, gpus=1, roles=Roles(ps=1, workers=1, chief=True))
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
     assert [
         "the job needs 4 consecutive ports, but too few of gpurun's 9 ports are free" in str(problem)
@@ -331,7 +333,7 @@ def test_a_lease_of_as_many_ports_as_no_host_has_is_damaged_so_nothing_is_grante
     path = LeaseStore(home).path(folder.id).plain
     path.write_text(json.dumps({**json.loads(path.read_text()), "port_count": count}))
     with pytest.raises(StateError, match="not a number of ports"):
-        run_pass(home, now_s=3.0)
+        Allocator(home).run_pass(now_s=3.0)
     lock.close()
 
 
@@ -348,7 +350,7 @@ def test_a_gang_whose_record_is_damaged_does_not_grow(home, inventory, running, 
     folder, lease, lock = running
     (folder.path / "state.json").plain.write_bytes(damage)
     smaller = replace(lease, grants=lease.grants[:1])
-    assert grow(home, (smaller, lock), load_inventory(inventory), now_s=3.0) == ((smaller, lock), ())
+    assert Allocator(home).grow((smaller, lock), load_inventory(inventory), now_s=3.0) == ((smaller, lock), ())
     lock.close()
 
 

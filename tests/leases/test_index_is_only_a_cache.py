@@ -10,7 +10,7 @@ from gpurun.jobs import store as index
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 from gpurun.state import caches
 
@@ -47,7 +47,7 @@ def in_place(path, change):
 
 
 def granted(home):
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     for _, lock in done.granted:
         lock.close()
     return [(lease.job, [grant.host for grant in lease.grants]) for lease, _ in done.granted], done.problems

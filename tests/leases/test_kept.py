@@ -7,8 +7,8 @@ import pytest
 from gpurun.jobs.record import JobRecord, Kept, State
 from gpurun.jobs.spec import Grant, JobSpec, Placement
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.scheduler.model import DEFAULT
 
 INVENTORY = """\
@@ -34,7 +34,7 @@ def submit(home, gpus, now_s, priority=0, name="n"):
 
 def granted(home, now_s):
     """The jobs that a pass starts."""
-    leases = run_pass(home, now_s=now_s).granted
+    leases = Allocator(home).run_pass(now_s=now_s).granted
     for _, lock in leases:
         lock.close()
     return [lease.job for lease, _ in leases]
@@ -46,7 +46,7 @@ def end(home, job):
     for state in (State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING, State.SUCCEEDED):
         folder.move(state)
     leases = LeaseStore(home)
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         leases.release(leases.try_lock(job))
 
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import StateError
-from gpurun.head.spawn import finish_interrupted, own_jobs
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseStore
 
 INVENTORY = """\
 version: 1
@@ -95,14 +95,14 @@ def test_a_lease_on_gpus_that_cannot_be_is_damaged(home, gpus):
     assert "is not a list of GPU indices of a host" in error.message
     submit(home, 1)
     with pytest.raises(StateError, match="gpurun grants no GPUs"):
-        run_pass(home, now_s=2.0)
+        Allocator(home).run_pass(now_s=2.0)
 
 
 def test_what_no_writer_left_is_not_swept_and_stops_nobody(home):
     submit(home, 1)
     (home / "leases" / ".x.tmp").mkdir(parents=True)
     (home / "leases" / ".y.tmp").touch()
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     lock.close()
     assert (home / "leases" / ".x.tmp").is_dir()
     assert not (home / "leases" / ".y.tmp").exists()
@@ -130,14 +130,14 @@ def test_looking_for_orphans_is_quick_while_many_run(home):
 
 def test_a_job_whose_lease_was_discarded_ends(home):
     folder = submit(home, 2)
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
-    finish_interrupted(home, own_jobs(home))
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert folder.record().state is State.GRANTED
     LeaseStore(home).path(folder.id).plain.write_bytes(b"{")
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert folder.record().state is State.GRANTED
     LeaseStore(home).release(lock)
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
     assert "somebody removed the job's lease" in folder.record().reason
 
@@ -150,7 +150,7 @@ def test_a_second_lease_of_a_job_is_refused(home):
 
 def test_first_come_first_served_until_nothing_fits(home):
     first, second, third = submit(home, 6, 1.0), submit(home, 4, 2.0), submit(home, 2, 3.0)
-    granted = {lease.job for lease, _ in run_pass(home, now_s=4.0).granted}
+    granted = {lease.job for lease, _ in Allocator(home).run_pass(now_s=4.0).granted}
     assert first.id in granted
     assert second.record().state is State.QUEUED
     assert sorted(held(home)) == sorted(set(held(home)))
@@ -159,7 +159,7 @@ def test_first_come_first_served_until_nothing_fits(home):
 
 def test_a_pass_that_only_looks_writes_nothing(home):
     folder = submit(home, 2)
-    looked = run_pass(home, now_s=2.0, commit=False)
+    looked = Allocator(home).run_pass(now_s=2.0, commit=False)
     assert [gang.id for gang, _ in looked.decisions[str(home / "inventory.yaml")].starts] == [folder.id]
     assert folder.record().state is State.QUEUED
     assert held(home) == []
@@ -167,9 +167,9 @@ def test_a_pass_that_only_looks_writes_nothing(home):
 
 def test_a_crash_between_lease_and_record_is_understood(home):
     folder = submit(home, 2)
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     folder.write(folder.record().but(state=State.QUEUED, granted=(), attempt=0))
-    assert run_pass(home, now_s=3.0).granted == ()
+    assert Allocator(home).run_pass(now_s=3.0).granted == ()
     assert len(held(home)) == 2
     lock.close()
 
@@ -177,22 +177,22 @@ def test_a_crash_between_lease_and_record_is_understood(home):
 def test_a_cancelled_job_is_not_granted(home):
     folder = submit(home, 2)
     folder.ask_to_cancel(CancelRequest("cancel", "me", 1.0))
-    assert run_pass(home, now_s=2.0).granted == ()
+    assert Allocator(home).run_pass(now_s=2.0).granted == ()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 99, b'{"kind": "cancel"'])
 def test_a_damaged_request_fails_no_pass_and_ends_no_job(home, damage):
     folder, other = submit(home, 2), submit(home, 2, now_s=2.0)
     (folder.path / "cancel.json").plain.write_bytes(damage)
-    ((_, first), (_, second)) = run_pass(home, now_s=3.0).granted
+    ((_, first), (_, second)) = Allocator(home).run_pass(now_s=3.0).granted
     submit(home, 8, now_s=4.0)
-    done = run_pass(home, now_s=5.0)
+    done = Allocator(home).run_pass(now_s=5.0)
     assert [Path(problem.where) for problem in done.problems] == [(folder.path / "cancel.json").plain]
     assert not any(running.stopping for running in next(iter(done.snapshots.values())).running)
     assert {folder.record().state, other.record().state} == {State.GRANTED}
-    finish_interrupted(home, own_jobs(home))
+    Head(home).finish_interrupted(Head(home).own_jobs())
     assert "damaged" in folder.events.read_text()
-    assert run_pass(home, now_s=6.0).problems == ()
+    assert Allocator(home).run_pass(now_s=6.0).problems == ()
     first.close()
     second.close()
 
@@ -214,7 +214,7 @@ def test_what_is_not_a_lease_stops_every_grant(home, name, content):
     (home / "leases").mkdir()
     (home / "leases" / name).write_bytes(content)
     with pytest.raises(StateError) as caught:
-        run_pass(home, now_s=2.0)
+        Allocator(home).run_pass(now_s=2.0)
     assert name in str(caught.value)
     assert caught.value.exit_code == 5
     assert (home / "leases" / name).read_bytes() == content
@@ -233,16 +233,16 @@ def test_no_bytes_are_a_lease_or_a_traceback(tmp_path_factory, data):
 
 def test_a_state_directory_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot be made"), allocator_lock(tmp_path / "file"):
+    with pytest.raises(StateError, match="cannot be made"), AllocatorLock(tmp_path / "file").held():
         pass
 
 
 RACER = """
 import sys
 from pathlib import Path
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 for line in sys.stdin:
-    granted = run_pass(Path(line.strip()), now_s=2.0).granted
+    granted = Allocator(Path(line.strip())).run_pass(now_s=2.0).granted
     print(len(granted), flush=True)
 """
 

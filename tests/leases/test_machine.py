@@ -21,12 +21,12 @@ from how_many import count
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpurun.head.spawn import finish_interrupted, own_jobs
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseStore
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2
 INVENTORY = f"""\
@@ -252,14 +252,14 @@ class LeaseMachine(RuleBasedStateMachine):
         for name in list(self.damaged):
             if name.removesuffix(".json") in set().union(*self.held.values()):
                 continue
-            with allocator_lock(self.home):
+            with AllocatorLock(self.home).held():
                 (self.home / "discarded").mkdir(exist_ok=True)
                 (self.leases.folder.plain / name).rename(self.home / "discarded" / f"{time.time_ns()}-{name}")
             self.letting_go.add(name.partition(".")[0])
             self.discarded.add(name.partition(".")[0])
             del self.damaged[name]
         if not self.damaged:
-            finish_interrupted(self.home, own_jobs(self.home))
+            Head(self.home).finish_interrupted(Head(self.home).own_jobs())
 
     def _drain(self) -> None:
         for actor in list(self.held):
@@ -279,7 +279,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.letting_go.add(name.partition(".")[0])
                 last.ask("release", name=name, again=False)
                 self._settle(last, f"release {name}")
-            finish_interrupted(self.home, own_jobs(self.home))
+            Head(self.home).finish_interrupted(Head(self.home).own_jobs())
         assert self._read() == {}
         for job in self.acknowledged | {whole}:
             state = self.jobs.get(job).record().state

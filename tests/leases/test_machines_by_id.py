@@ -15,11 +15,11 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.draining import DrainWatch, departures_of
 from gpurun.leases.look import Cluster, look
 from gpurun.leases.occupancy import known_machines
-from gpurun.state.hosts import Cordon, Machine, changing_cordons, note_looks, put_cordon, read_cordons
+from gpurun.state.hosts import Cordon, Cordons, Machine, Machines, put_cordon
 from gpurun.supervisor.stop import cordon_lost, cordon_suspect, found_again
 
 HEAD = """\
@@ -44,13 +44,13 @@ def inventory(home, name, hosts):
 def told(home, path, **ids):
     """What this user's looks at hosts of an inventory found."""
     hosts = load_inventory(path).by_name
-    note_looks(
-        home, {hosts[name].machine: Machine(name, time.time(), id_, None, str(path)) for name, id_ in ids.items()}
+    Machines(home).note(
+        {hosts[name].machine: Machine(name, time.time(), id_, None, str(path)) for name, id_ in ids.items()}
     )
 
 
 def cordon(home, path, host, state="cordoned", **more):
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         put_cordon(
             cordons, Cluster(load_inventory(path), home).known[host], Cordon(state, "gpurun", 1.0, "Xid 79", **more)
         )
@@ -63,7 +63,7 @@ def submit(home, path, **wants):
 
 def runs(home, path, **wants):
     folder = submit(home, path, **wants)
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     lock.close()
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state, reached="containers", started_s=3.0)
@@ -75,7 +75,7 @@ def test_a_cordon_holds_in_an_inventory_that_calls_the_machine_otherwise(home):
     theirs = inventory(home, "b.yaml", "node1: {address: 10.0.0.1}")
     cordon(home, ours, "h1")
     folder = submit(home, theirs)
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert done.granted == () and folder.record().state is State.QUEUED
     assert done.snapshots[str(theirs)].unusable == {"node1": "cordoned: Xid 79"}
     assert [row.state for row in Cluster(load_inventory(theirs), home).rows(look(home, now_s=2.0))] == ["cordoned"]
@@ -98,7 +98,7 @@ def test_a_name_that_is_another_machine_now_does_not_inherit_the_cordon(home):
     assert list(look(home, now_s=2.0).cordoned(load_inventory(path))) == ["h1"]
     told(home, path, h1=OTHER)
     assert look(home, now_s=2.0).cordoned(load_inventory(path)) == {}
-    assert len(submit(home, path).path.name) and len(run_pass(home, now_s=2.0).granted) == 1
+    assert len(submit(home, path).path.name) and len(Allocator(home).run_pass(now_s=2.0).granted) == 1
 
 
 def test_an_id_that_two_hosts_of_an_inventory_give_says_nothing(home):
@@ -112,7 +112,7 @@ def test_an_id_that_two_hosts_of_an_inventory_give_says_nothing(home):
     cordon(home, path, "h1")
     assert list(look(home, now_s=2.0).cordoned(load_inventory(path))) == ["h1"]
     submit(home, path, gpus=8)
-    ((lease, _),) = run_pass(home, now_s=2.0).granted
+    ((lease, _),) = Allocator(home).run_pass(now_s=2.0).granted
     assert lease.ids == {"h3": OTHER} and len(lease.grants) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_drain_asks_gangs_that_know_the_machine_by_another_name(home):
     assert (row.state, row.shown) == ("draining", "draining: 1 gang leaves")
     assert DrainWatch(home, lambda: lease).hosts(["h1"]) == ["h1"]
     assert DrainWatch(home, lambda: replace(lease, ids={"h1": OTHER})).hosts(["h1"]) == []
-    run_pass(home, now_s=11.0)
+    Allocator(home).run_pass(now_s=11.0)
     request = folder.cancel_request()
     assert request.kind == "preempt" and request.reason == "gpurun drains h1 (Xid 79)"
 
@@ -153,7 +153,7 @@ def test_a_host_that_is_renamed_while_a_gang_holds_it_is_not_free(home):
         for holder in view.occupancy.on(row.host, known_machines(load_inventory(path), view.machines)["node1"]).values()
     } == {folder.id}
     submit(home, path)
-    assert run_pass(home, now_s=6.0).granted == ()
+    assert Allocator(home).run_pass(now_s=6.0).granted == ()
     assert view.occupancy.jobs_by_machine() == {"h1:22": [folder.id]}
 
 
@@ -203,7 +203,7 @@ def test_a_failed_host_is_cordoned_by_the_id_that_it_gave_to_pre_flight(home, sa
     )
     failure = FirstFailure("Xid 79", host="h1", kind="xid", cordon=True)
     assert cordon_suspect(job, failure) is None
-    (found,) = read_cordons(home).values()
+    (found,) = Cordons(home).read().values()
     assert (found.machine, found.id) == ("h1:22", machine_id)
 
 

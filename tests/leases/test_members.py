@@ -11,7 +11,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 
 INVENTORY = """\
@@ -34,11 +34,11 @@ def submit(home: Path, gpus: int, least: int | None = None) -> str:
 
 
 def grow(home, held):
-    return allocate.grow(home, held, load_inventory(home / "inventory.yaml"), now_s=3.0)
+    return allocate.Allocator(home).grow(held, load_inventory(home / "inventory.yaml"), now_s=3.0)
 
 
 def granted(home):
-    (held,) = run_pass(home, now_s=2.0).granted
+    (held,) = Allocator(home).run_pass(now_s=2.0).granted
     return held
 
 
@@ -46,16 +46,16 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     job, store = submit(home, 6, least=2), LeaseStore(home)
     held = granted(home)
     assert [grant.host for grant in held[0].members] == ["h1", "h2", "h3"]
-    held = allocate.put_apart(home, held, ["h2"])
+    held = allocate.Allocator(home).put_apart(held, ["h2"])
     assert [grant.host for grant in store.read(job).members] == ["h1", "h3"]
     assert store.is_alive(job)
-    assert run_pass(home, now_s=2.0).granted == ()
+    assert Allocator(home).run_pass(now_s=2.0).granted == ()
     other = submit(home, 2)
-    assert run_pass(home, now_s=2.0).granted == (), "GPUs of a host that is not fenced were given away"
+    assert Allocator(home).run_pass(now_s=2.0).granted == (), "GPUs of a host that is not fenced were given away"
     held, joined = grow(home, held)
     assert joined == ()
-    held = allocate.let_go(home, held, ["h2"])
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    held = allocate.Allocator(home).let_go(held, ["h2"])
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     assert (lease.job, lease.grants) == (other, (Grant("h2", (0, 1)),))
     assert grow(home, held)[1] == ()
     store.release(lock)
@@ -63,7 +63,7 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     held, joined = grow(home, held)
     assert joined == ("h2",)
     assert store.read(job).apart == ("h2",)
-    held = allocate.take_in(home, held, joined)
+    held = allocate.Allocator(home).take_in(held, joined)
     assert (held[0].apart, held[0].joins) == ((), ("h2",))
     assert held[1].is_current() and store.read(job) == held[0]
 
@@ -74,12 +74,12 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
     held = granted(home)
     before = held[0].ssh_port
     monkeypatch.setattr(allocate.random, "randrange", lambda low, high: low)  # the first free one
-    moved = allocate.move_ports(home, held)
+    moved = allocate.Allocator(home).move_ports(held)
     assert store.read(job).ssh_port == moved[0].ssh_port == before + 1 and moved[1].is_current()
     with monkeypatch.context() as full:
         full.setattr(allocate, "free_ports", lambda *_, **__: None)
         with pytest.raises(StateError, match="all ports that gpurun uses for jobs are in use"):
-            allocate.move_ports(home, moved)
+            allocate.Allocator(home).move_ports(moved)
     assert store.read(job) == moved[0]
     submit(home, 2)
     assert granted(home)[0].ssh_port == before
@@ -87,7 +87,7 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
 
 def test_it_does_not_grow_while_a_lease_is_damaged_or_anybody_waits(home):
     submit(home, 6, least=2)
-    held = allocate.let_go(home, allocate.put_apart(home, granted(home), ["h3"]), ["h3"])
+    held = allocate.Allocator(home).let_go(allocate.Allocator(home).put_apart(granted(home), ["h3"]), ["h3"])
     waiting = submit(home, 6)
     assert grow(home, held)[1] == ()
     JobStore(home).get(waiting).path.plain.rename(home / "gone")

@@ -8,7 +8,7 @@ from gpurun.jobs.record import Kept, Restart, State
 from gpurun.jobs.spec import Grant, JobSpec, Placement
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import with_refused
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.model import Decisions, Gang, Reason, Wait
@@ -34,7 +34,7 @@ def submit(home, gpus, now_s=1.0):
 
 
 def granted(home, now_s):
-    leases = run_pass(home, now_s=now_s).granted
+    leases = Allocator(home).run_pass(now_s=now_s).granted
     for _, lock in leases:
         lock.close()
     return [lease.job for lease, _ in leases]
@@ -79,12 +79,12 @@ def test_a_job_without_free_ports_waits_and_why_says_so(home, monkeypatch):
     first, second = submit(home, 4).id, submit(home, 4, 2.0)
     assert granted(home, 3.0) == [first]
     for commit in (True, False):
-        done = run_pass(home, now_s=4.0, commit=commit)
+        done = Allocator(home).run_pass(now_s=4.0, commit=commit)
         (answer,), (seen,) = done.decisions.values(), done.snapshots.values()
         said = explain(answer, seen, second.id)
         assert said.state == "waits" and "ports" in said.message, commit
     assert "ports" in why_it_waits(home, second.id)
-    (row,) = waiting_jobs(run_pass(home, now_s=4.0, commit=False), [second.record()])
+    (row,) = waiting_jobs(Allocator(home).run_pass(now_s=4.0, commit=False), [second.record()])
     assert "ports" in row.message
     assert second.record().state is State.QUEUED
 
@@ -92,7 +92,7 @@ def test_a_job_without_free_ports_waits_and_why_says_so(home, monkeypatch):
 def test_the_first_of_two_waiting_jobs_has_the_last_port_in_a_look_ahead(home, monkeypatch):
     monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
     first, second = submit(home, 4).id, submit(home, 4, 2.0).id
-    (answer,) = run_pass(home, now_s=4.0, commit=False).decisions.values()
+    (answer,) = Allocator(home).run_pass(now_s=4.0, commit=False).decisions.values()
     assert [gang.id for gang, _ in answer.starts] == [first]
     assert "ports" in answer.waits[second].message
 

@@ -11,17 +11,17 @@ import pytest
 from waiting import LIMIT_S
 
 from gpurun.errors import StateError
-from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
+from gpurun.head.spawn import Head
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import GpuHolder, HostRefusal, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease, machines_of
 from gpurun.leases.look import Cluster, look
 from gpurun.leases.occupancy import Occupancy
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.state import durable
 
 HEAD = """\
@@ -80,7 +80,7 @@ def spellings(tmp_path, inventory):
 def test_one_machine_is_granted_once_in_a_pass_however_its_inventory_is_spelled(home, tmp_path, inventory, way):
     submit(home, inventory)
     submit(home, spellings(tmp_path, inventory)[way])
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert done.problems == ()
     assert len(granted(done)) == 4
     assert [record.state for record in JobStore(home).records(lambda _: None)].count(State.QUEUED) == 1
@@ -89,11 +89,11 @@ def test_one_machine_is_granted_once_in_a_pass_however_its_inventory_is_spelled(
 @pytest.mark.parametrize("way", ["dots", "link", "folder", "clone", "renamed"])
 def test_one_machine_is_granted_once_by_two_passes(home, tmp_path, inventory, way):
     submit(home, inventory)
-    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     second = submit(home, spellings(tmp_path, inventory)[way])
-    assert run_pass(home, now_s=3.0).granted == ()
+    assert Allocator(home).run_pass(now_s=3.0).granted == ()
     LeaseStore(home).release(lock)
-    ((lease, _),) = run_pass(home, now_s=4.0).granted
+    ((lease, _),) = Allocator(home).run_pass(now_s=4.0).granted
     assert lease.job == second.id
 
 
@@ -102,7 +102,7 @@ def test_paths_that_are_links_are_one_cluster_with_one_queue(home, tmp_path, inv
     paths = [inventory, *(others[way] for way in ("dots", "link", "folder"))]
     for path in paths:
         submit(home, path, gpus=1)
-    assert list(run_pass(home, now_s=2.0, commit=False).decisions) == [str(inventory)]
+    assert list(Allocator(home).run_pass(now_s=2.0, commit=False).decisions) == [str(inventory)]
     assert {load_inventory(path).source for path in paths} == {str(inventory)}
 
 
@@ -111,7 +111,7 @@ def test_the_same_name_at_another_address_is_another_machine(home, tmp_path, inv
     other.write_text(HEAD + "racks: {r1: {hosts: {h1: {address: 10.9.9.9}}}}\n")
     submit(home, inventory)
     submit(home, other)
-    assert len(granted(run_pass(home, now_s=2.0))) == 8
+    assert len(granted(Allocator(home).run_pass(now_s=2.0))) == 8
 
 
 def test_gpus_that_are_kept_for_a_gang_are_not_given_to_another_inventory(home, tmp_path, inventory):
@@ -165,7 +165,7 @@ def test_leases_that_overlap_on_disk_are_reported_and_neither_is_dropped(home, i
     locks = [leases.grant(replace(LEASE, job=job, machines=named), Occupancy()) for job in ("j-00000001", "j-00000002")]
     submit(home, inventory, gpus=3)
     submit(home, inventory, gpus=2)
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert ["j-00000001 and j-00000002" in str(problem) for problem in done.problems] == [True]
     assert granted(done) == [("h1:22", 2), ("h1:22", 3)]
     assert len(locks) == 2
@@ -175,7 +175,7 @@ def test_a_lease_of_an_older_version_holds_the_host_of_its_name(home, tmp_path, 
     LeaseStore(home).grant(LEASE, Occupancy()).close()
     submit(home, inventory, gpus=3)
     submit(home, spellings(tmp_path, inventory)["renamed"], gpus=3)
-    assert run_pass(home, now_s=2.0).granted == ()
+    assert Allocator(home).run_pass(now_s=2.0).granted == ()
 
 
 def test_one_inventory_with_pools_that_contradict_stops_no_other(home, tmp_path, inventory):
@@ -184,7 +184,7 @@ def test_one_inventory_with_pools_that_contradict_stops_no_other(home, tmp_path,
     first = submit(home, broken)
     second = submit(home, inventory)
     broken.write_text(HEAD + "racks: {r1: {hosts: {h9: {}}}}\npools: {a: {reservation: 300}}\n")
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert [lease.job for lease, _ in done.granted] == [second.id]
     (problem,) = done.problems
     assert "300" in str(problem)
@@ -206,7 +206,7 @@ def test_a_pass_that_fails_inside_one_inventory_goes_on_with_the_next(home, tmp_
         return real(snapshot)
 
     monkeypatch.setattr(allocate, "schedule", schedule)
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert [lease.job for lease, _ in done.granted] == [second.id]
     assert [problem.where for problem in done.problems] == [str(inventory)]
 
@@ -217,8 +217,8 @@ def test_gangs_of_others_are_asked_once_for_all_inventories(home, tmp_path, inve
     submit(home, inventory)
     submit(home, other)
     asked = []
-    monkeypatch.setattr(allocate, "ask_to_give_way", lambda home, victims: asked.append(list(victims)))
-    run_pass(home, now_s=2.0)
+    monkeypatch.setattr(Allocator, "ask_to_give_way", lambda _, victims: asked.append(list(victims)))
+    Allocator(home).run_pass(now_s=2.0)
     assert asked == [[]], "a second call would withdraw the requests of the first"
 
 
@@ -227,7 +227,7 @@ def test_a_job_with_a_damaged_spec_waits_instead_of_starting_without_its_constra
     folder = submit(home, inventory, constraints=Constraints(generations=("volta",)))
     (folder.path / "spec.json").plain.write_bytes(damage)
     fine = submit(home, inventory)
-    done = run_pass(home, now_s=2.0)
+    done = Allocator(home).run_pass(now_s=2.0)
     assert [lease.job for lease, _ in done.granted] == [fine.id]
     assert any("spec.json" in str(problem) or folder.id in str(problem) for problem in done.problems)
 
@@ -236,7 +236,7 @@ def test_a_host_that_refused_is_left_alone_by_its_owner_s_gangs_until_the_pause_
     folder = submit(home, inventory, gpus=2)
     refusal = HostRefusal("h1", GpuHolder((0, 1), "j-0000000f", 1, "eve", head="head2"), until_s=7.0, pause_s=5.0)
     folder.write(folder.record().but(refusals=(refusal,)))
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     assert lease.grants == (Grant("h1", (2, 3)),)
     rows = Cluster(load_inventory(inventory), home).rows(look(home, now_s=3.0))
     assert [(row.free, [each.user for each in row.foreign]) for row in rows] == [(0, ["eve"])]
@@ -255,12 +255,12 @@ def test_refusals_in_another_user_s_record_keep_nobody_away(home, inventory):
 def test_a_lease_that_a_crash_left_under_another_name_is_renamed_in_no_pass(home, inventory):
     """Who lists the folder while it is renamed could see it under neither name, and grant its GPUs again."""
     folder = submit(home, inventory)
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     leases = LeaseStore(home)
     leases.change(lock, replace(lease, lost=True)).close()  # `abandon`, killed before it has renamed the file
     found = []
     adopter = threading.Thread(target=lambda: found.extend(leases.take_orphans(os.getuid())))
-    with allocator_lock(home):
+    with AllocatorLock(home).held():
         adopter.start()
         adopter.join(0.3)
         assert leases.folder.names() == [f"{folder.id}.json"]
@@ -274,21 +274,21 @@ class TestARemovedLeaseFile:
     @pytest.fixture
     def running(self, home, inventory):
         folder = submit(home, inventory)
-        ((lease, lock),) = run_pass(home, now_s=2.0).granted
+        ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
         folder.move(State.PREPARING)
         return folder, lease, lock
 
     def test_frees_nothing(self, home, inventory, running):
         submit(home, inventory)
         LeaseStore(home).path(running[0].id).unlink()
-        assert run_pass(home, now_s=3.0).granted == ()
+        assert Allocator(home).run_pass(now_s=3.0).granted == ()
 
     def test_is_restored_with_the_lock_of_its_supervisor(self, home, running):
         folder, lease, lock = running
         leases = LeaseStore(home)
         leases.path(folder.id).unlink()
         assert not lock.is_current()
-        assert adopt_orphans(home, {}) == ()
+        assert Head(home, {}).adopt_orphans() == ()
         assert lock.is_current()
         assert leases.read(folder.id) == lease
         assert leases.is_alive(folder.id)
@@ -308,18 +308,20 @@ class TestARemovedLeaseFile:
 
         monkeypatch.setattr(LeaseStore, "read_all", and_then)
         submit(home, inventory)
-        assert run_pass(home, now_s=3.0).granted == ()
+        assert Allocator(home).run_pass(now_s=3.0).granted == ()
         lock.close()
 
     def test_is_adopted_if_its_supervisor_died(self, home, running, monkeypatch):
         folder, lease, lock = running
         lock.close()
         LeaseStore(home).path(folder.id).unlink()
-        finish_interrupted(home, own_jobs(home))
+        Head(home).finish_interrupted(Head(home).own_jobs())
         assert folder.record().state is State.PREPARING, "it has not been fenced"
         started = []
-        monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_, **__: started.append(lease))
-        assert adopt_orphans(home, {}) == (folder.id,)
+        monkeypatch.setattr(
+            "gpurun.head.spawn.Head.start_supervisor", lambda _self, lease, *_, **__: started.append(lease)
+        )
+        assert Head(home, {}).adopt_orphans() == (folder.id,)
         assert started == [lease]
 
     def test_stays_removed_after_a_release(self, home, inventory, running):
@@ -329,7 +331,7 @@ class TestARemovedLeaseFile:
         assert not leases.restore(folder.id)
         assert leases.folder.names() == []
         submit(home, inventory)
-        assert len(run_pass(home, now_s=3.0).granted) == 1
+        assert len(Allocator(home).run_pass(now_s=3.0).granted) == 1
 
     def test_is_not_restored_while_its_rest_is_lost(self, home, running):
         folder, lease, lock = running
@@ -357,7 +359,9 @@ class TestARemovedLeaseFile:
         durable.write_bytes(leases.second_name(folder.id), content)
         assert not leases.restore(folder.id)
         submit(home, inventory)
-        assert run_pass(home, now_s=3.0).granted, "a person who removes both names is believed; the host's claim stays"
+        assert Allocator(home).run_pass(now_s=3.0).granted, (
+            "a person who removes both names is believed; the host's claim stays"
+        )
         lock.close()
 
     def test_what_lies_in_its_place_by_now_is_not_removed_by_a_release(self, home, running):

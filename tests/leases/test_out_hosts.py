@@ -8,10 +8,10 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look_ahead, run_pass, snapshot
+from gpurun.leases.allocate import Allocator, snapshot
 from gpurun.leases.look import look
 from gpurun.scheduler.explain import explain
-from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
+from gpurun.state.hosts import Cordon, Cordons, Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -35,19 +35,19 @@ def submit(home, gpus, hosts=(), now_s=1.0):
 
 def note(home, out, *hosts):
     inventory = load_inventory(home / "inventory.yaml")
-    note_looks(home, {inventory.by_name[host].machine: Machine(host, 2.0, out=out) for host in hosts})
+    Machines(home).note({inventory.by_name[host].machine: Machine(host, 2.0, out=out) for host in hosts})
 
 
 def granted(home, now_s=3.0):
     """Job → the hosts that a pass gives to it."""
-    leases = run_pass(home, now_s=now_s).granted
+    leases = Allocator(home).run_pass(now_s=now_s).granted
     for _, lock in leases:
         lock.close()
     return {lease.job: [grant.host for grant in lease.grants] for lease, _ in leases}
 
 
 def why(home, job, now_s=3.0):
-    looked = run_pass(home, now_s=now_s, commit=False)
+    looked = Allocator(home).run_pass(now_s=now_s, commit=False)
     (answer,), (seen,) = looked.decisions.values(), looked.snapshots.values()
     return explain(answer, seen, job)
 
@@ -86,7 +86,7 @@ def test_a_gang_on_a_host_that_goes_out_keeps_it(home):
 
 def test_a_cordon_is_named_before_what_a_check_found(home):
     note(home, OUT, "h1", "h2")
-    with changing_cordons(home) as cordons:
+    with Cordons(home).changing() as cordons:
         cordons["h1"] = Cordon("cordoned", "alice", 1.0, "fan")
     view = look(home, now_s=3.0)
     assert view.unusable(load_inventory(home / "inventory.yaml")) == {
@@ -110,7 +110,7 @@ def test_a_look_ahead_for_a_job_counts_what_its_owner_knows(home):
     (home / "machines" / f"{os.getuid()}.json").rename(home / "machines" / "12345.json")
     os.chown(home / "machines" / "12345.json", 12345, -1)
     job = submit(home, 4).id
-    (mine,) = look_ahead(home, now_s=3.0).decisions.values()
-    (theirs,) = look_ahead(home, now_s=3.0, knower=12345).decisions.values()
+    (mine,) = Allocator(home).look_ahead(now_s=3.0).decisions.values()
+    (theirs,) = Allocator(home).look_ahead(now_s=3.0, knower=12345).decisions.values()
     assert [gang.id for gang, _ in mine.starts] == [job]
     assert not theirs.starts and job in theirs.waits

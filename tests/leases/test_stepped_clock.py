@@ -8,7 +8,7 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 from gpurun.scheduler.model import DEFAULT
 from gpurun.state import clock
@@ -43,7 +43,7 @@ class Head:
         return JobStore(self.home).create(spec, inventory=self.home / "inventory.yaml", now_s=clock.now_s())
 
     def granted(self):
-        found = run_pass(self.home, now_s=clock.now_s()).granted
+        found = Allocator(self.home).run_pass(now_s=clock.now_s()).granted
         for _, lock in found:
             lock.close()
         return [lease.job for lease, _ in found]

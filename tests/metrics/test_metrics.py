@@ -23,7 +23,7 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant
 from gpurun.leases.look import Cluster
 from gpurun.metrics import MetricFamily, Scraped, address_of, exposition, measure_all, server, write_textfile
-from gpurun.state.hosts import Machine, Out, machines_folder, note_looks, users_who_looked
+from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
 version: 1
@@ -92,8 +92,8 @@ def test_hosts_that_are_out_are_told_by_user_and_their_gpus_are_not_free(home, m
             inventory.by_name[name].machine: Machine(name, 940.0, out=out) for name, out in outs[user].items()
         } for uid, user in ((61001, "alice"), (61002, "bob"))
     }  # fmt: skip
-    monkeypatch.setattr(metrics, "users_who_looked", lambda _: sorted(looks))
-    monkeypatch.setattr(metrics, "read_machines", lambda _, uid: looks.get(uid, {}))
+    monkeypatch.setattr(metrics.Machines, "users", lambda _: sorted(looks))
+    monkeypatch.setattr(metrics.Machines, "read", lambda _, uid: looks.get(uid, {}))
     monkeypatch.setattr(metrics, "user_name", {61001: "alice", 61002: "bob"}.get)
     lines = text(home, now_s=1000.0).splitlines()
     for line in (
@@ -108,10 +108,12 @@ def test_hosts_that_are_out_are_told_by_user_and_their_gpus_are_not_free(home, m
     assert len([line for line in lines if line.startswith("gpurun_host_out{")]) == 3
     monkeypatch.undo()
     monkeypatch.setenv("GPURUN_HOME", str(home))
-    note_looks(home, looks[61001])
-    assert users_who_looked(home) == [me]
-    (machines_folder(home).plain / "12345.json").write_bytes((machines_folder(home).plain / f"{me}.json").read_bytes())
-    assert users_who_looked(home) == [me], "a file that another user wrote is not that user's word"
+    Machines(home).note(looks[61001])
+    assert Machines(home).users() == [me]
+    (Machines(home).folder().plain / "12345.json").write_bytes(
+        (Machines(home).folder().plain / f"{me}.json").read_bytes()
+    )
+    assert Machines(home).users() == [me], "a file that another user wrote is not that user's word"
     assert 'gpurun_hosts{state="out"} 2' in text(home, now_s=1000.0).splitlines()
 
 

@@ -24,7 +24,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.state.hosts import Cordon, changing_cordons
+from gpurun.state.hosts import Cordon, Cordons
 
 ROUNDS = 400
 MOST_CALLS = 1_000_000
@@ -79,7 +79,7 @@ class Waiter:
 
     def _main(self, *_: object) -> None:
         try:
-            waiter.hold(self.head.home, self.descriptor, {})
+            waiter.Waiter(self.head.home, {}).hold(self.descriptor)
         except Exception as error:  # noqa: BLE001 (whatever ends it)
             self.world.broken(f"the waiter ends: {error!r}")
 
@@ -129,7 +129,7 @@ class Run:
             return
         self._do("queue", self._queue)
         if self.role not in ("recover", "drain"):
-            self._do("ensure", lambda: spawn.ensure_waiter(self.head.home, {}))
+            self._do("ensure", lambda: spawn.Head(self.head.home, {}).ensure_waiter())
         if self.role in COMMANDS:
             self._fail(self.role)
 
@@ -164,23 +164,23 @@ class Run:
         for problem in problems:
             self.world.note(f"  {name}: {problem}")
         if problems:
-            self._do("resume", lambda: waiter.resume(self.head.home, {}))
+            self._do("resume", lambda: waiter.Waiter(self.head.home, {}).resume())
 
     def submit(self) -> None:
         submit_jobs(SPECS, self._inventory, self.head.home, {})
 
     def recover(self) -> None:
-        waiter.resume(self.head.home, {})
+        waiter.Waiter(self.head.home, {}).resume()
 
     def cancel(self) -> None:
         first = JobStore(self.head.home).get(min(JobStore(self.head.home).live_ids()))
         cancel(first, by="test", reason="", environ={})
 
     def drain(self) -> None:
-        with changing_cordons(self.head.home) as cordons:
+        with Cordons(self.head.home).changing() as cordons:
             cordons["m1"] = Cordon("draining", "test", self.world.now_s, "why not")
-        spawn.run_pass_and_start(self.head.home, now_s=self.world.now_s, environ={})
-        spawn.ensure_waiter(self.head.home, {})
+        spawn.Head(self.head.home, {}).run_pass(now_s=self.world.now_s)
+        spawn.Head(self.head.home, {}).ensure_waiter()
 
     def come_to_the_end(self) -> None:
         world = self.world
@@ -198,7 +198,7 @@ class Run:
             if record.state not in wanted or record.restarts:
                 world.broken(f"{job} is {record.state.value}: {record.reason}; restarts {record.restarts}")
         world.expire_agents()
-        self._do("resume", lambda: waiter.resume(self.head.home, {}))  # removes marks of jobs that have ended
+        self._do("resume", lambda: waiter.Waiter(self.head.home, {}).resume())  # removes marks of jobs that have ended
         checks.at_the_end(world)
 
     def _adopt_waiters(self) -> None:

@@ -13,8 +13,7 @@ import ownership_steps as steps
 from ownership_steps import Step
 from ownership_world import Head, World
 
-from gpurun.head import waiter
-from gpurun.head.spawn import end_queued
+from gpurun.head import spawn, waiter
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
 from gpurun.leases.store import LeaseStore
@@ -110,8 +109,8 @@ def _cancel_all(world: World, head: Head, uid: int) -> None:
     for job in store.live_ids():
         if steps.owner(head, job) == uid:
             store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.wall_s))
-            end_queued(head.home, store.get(job), now_s=world.wall_s, environ={})
-    waiter.resume(head.home, {})
+            spawn.Head(head.home, {}).end_queued(store.get(job), now_s=world.wall_s)
+    waiter.Waiter(head.home, {}).resume()
 
 
 def _clean_hosts(world: World) -> None:

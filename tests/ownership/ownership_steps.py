@@ -19,19 +19,18 @@ from ownership_world import Head, World
 from gpurun.cli import recover as recover_command
 from gpurun.errors import GpurunError
 from gpurun.head import spawn, waiter
-from gpurun.head.spawn import end_queued
 from gpurun.head.submit import submit_jobs
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
 from gpurun.leases.look import look
 from gpurun.leases.occupancy import View
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.state.hosts import Cordon, changing_cordons, cordons_file
+from gpurun.state.hosts import Cordon, Cordons
 
 Act = Callable[[World, random.Random], None]
 ACTS: dict[str, tuple[int, Act]] = {}
@@ -122,7 +121,7 @@ def rush(world: World, dice: random.Random) -> None:
                 spec, inventory=Path(load_inventory(spelled).source), now_s=world.wall_s
             )
             world.note(f"{uid}@{head.name} queues {folder.id}: {spec.gpus} GPUs on {spelled}")
-        spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={})
+        spawn.Head(head.home, {}).run_pass(now_s=world.wall_s)
 
     world.command(head, uid, "rush", do)
 
@@ -153,11 +152,11 @@ def waiter_looks(world: World, dice: random.Random) -> None:
         nonlocal lives
         lives = False
         maybe_crash(world, dice, 20)
-        if not waiter.is_needed(head.home, uid):
+        if not waiter.Waiter(head.home).is_needed(uid):
             return
         try:
-            spawn.adopt_orphans(head.home, {})
-            spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={})
+            spawn.Head(head.home, {}).adopt_orphans()
+            spawn.Head(head.home, {}).run_pass(now_s=world.wall_s)
         except GpurunError as error:
             world.note(f"  waiter {uid}@{head.name}: {error}")
         lives = True
@@ -198,7 +197,7 @@ def cancel(world: World, dice: random.Random) -> None:
     def do() -> None:
         maybe_crash(world, dice, 12)
         store.get(job).ask_to_cancel(CancelRequest("cancel", "test", world.wall_s))
-        end_queued(head.home, store.get(job), now_s=world.wall_s, environ={})
+        spawn.Head(head.home, {}).end_queued(store.get(job), now_s=world.wall_s)
 
     world.command(head, uid, "cancel", do)
 
@@ -210,7 +209,7 @@ def recover(world: World, dice: random.Random) -> None:
 
     def do() -> None:
         maybe_crash(world, dice, 20)
-        world.note(f"  adopted {waiter.resume(head.home, {})}")
+        world.note(f"  adopted {waiter.Waiter(head.home, {}).resume()}")
 
     world.command(head, uid, "recover", do)
 
@@ -219,7 +218,10 @@ def recover(world: World, dice: random.Random) -> None:
 def ask_why(world: World, dice: random.Random) -> None:
     head, uid = someone(world, dice)
     world.command(
-        head, uid, "why", lambda: checks.explained(world, head, run_pass(head.home, now_s=world.wall_s, commit=False))
+        head,
+        uid,
+        "why",
+        lambda: checks.explained(world, head, Allocator(head.home).run_pass(now_s=world.wall_s, commit=False)),
     )
 
 
@@ -230,7 +232,7 @@ def a_pass_decides_wrongly(world: World, dice: random.Random) -> None:
     world.note(f"{uid}@{head.name} runs a pass that does not see what is taken")
     seen = View.snapshot
     with mock.patch.object(View, "snapshot", lambda *args: changed(seen(*args), taken={})):
-        world.command(head, uid, "pass", lambda: spawn.run_pass_and_start(head.home, now_s=world.wall_s, environ={}))
+        world.command(head, uid, "pass", lambda: spawn.Head(head.home, {}).run_pass(now_s=world.wall_s))
 
 
 @act(6)
@@ -251,7 +253,7 @@ def cordon(world: World, dice: random.Random) -> None:
     head, uid = someone(world, dice)
 
     def do() -> None:
-        with changing_cordons(head.home) as cordons:
+        with Cordons(head.home).changing() as cordons:
             host = dice.choice([*cordons, *cordons, "m1", "m2", "m3", "m4", "m5", "x1"])
             if cordons.pop(host, None) is None:
                 ends = dice.choice((None, world.wall_s + 60.0))
@@ -521,7 +523,7 @@ def victim(head: Head, uid: int, dice: random.Random) -> Path | None:
         choices += [folder / name for name in ("state.json", "spec.json", "cancel.json", "preempt.json", "lease.json")]
     choices += [path for path in listed(head.home / "leases") if path.lstat().st_uid == uid]
     if dice.random() < 0.2:
-        choices = [cordons_file(head.home).plain]
+        choices = [Cordons(head.home).file().plain]
         if len(head.users) == 1 or not checks.ROOT:
             choices.append(head.home / "identity.json")
     return dice.choice(choices) if choices else None

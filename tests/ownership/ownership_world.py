@@ -32,7 +32,7 @@ from gpurun.state import clock, filesystem
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import append_only, make_shared
+from gpurun.state.sharing import StateDirectory, append_only
 from gpurun.supervisor import job, stop
 
 START_S = 1_700_000_000.0
@@ -257,7 +257,7 @@ class World:
         self.heads = [Head("a", self.root / "a", users), Head("b", self.root / "b", (LONER,) if checks.ROOT else users)]
         for head in self.heads:
             if len(head.users) > 1:
-                make_shared(head.home, os.getgid())
+                StateDirectory(head.home).make_shared(os.getgid())
             else:
                 head.home.mkdir(mode=0o755)
                 if checks.ROOT:

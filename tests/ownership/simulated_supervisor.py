@@ -296,10 +296,10 @@ class Members:
         """Nobody joins beside the watch."""
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
-        self._change(allocate.put_apart, failures, avoid=failures)
+        self._change(allocate.Allocator.put_apart, failures, avoid=failures)
 
     def release(self, hosts: Collection[str]) -> None:
-        self._change(allocate.put_apart, hosts)
+        self._change(allocate.Allocator.put_apart, hosts)
 
     def tend(self) -> None:
         """Grow if that is wanted; fence who has left."""
@@ -313,12 +313,14 @@ class Members:
 
     def _change(self, change: Any, hosts: Iterable[str], *, avoid: Collection[str] = ()) -> None:
         job = self._job
-        job.lease, job.lock = change(job.home, (job.lease, job.lock), tuple(hosts))
+        job.lease, job.lock = change(allocate.Allocator(job.home), (job.lease, job.lock), tuple(hosts))
         job.amend(granted=job.lease.members, avoid=job.record.avoiding(avoid))
 
     def _grow(self) -> None:
         job = self._job
-        (job.lease, job.lock), hosts = allocate.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
+        (job.lease, job.lock), hosts = allocate.Allocator(job.home).grow(
+            (job.lease, job.lock), job.inventory, now_s=job.clock()
+        )
         if not hosts:
             return
         self._supervisor.world.note(f"{job.lease.job} grows to {', '.join(hosts)}")
@@ -331,10 +333,10 @@ class Members:
             raise_first(start.go(job, plan_of(job), hosts).failed)
         except GangEnd as ended:
             refused = ended.end.refused
-            self._change(allocate.put_apart, hosts, avoid=() if refused else hosts)
+            self._change(allocate.Allocator.put_apart, hosts, avoid=() if refused else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             return
-        self._change(allocate.take_in, hosts)
+        self._change(allocate.Allocator.take_in, hosts)
 
     def _fence_apart(self) -> None:
         job = self._job
@@ -344,7 +346,7 @@ class Members:
         unproven = stop.fence(job.links, job.lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
-            self._change(allocate.let_go, fenced)
+            self._change(allocate.Allocator.let_go, fenced)
             found_again(job.home, lease, fenced)
             job.links.drop(fenced)
-            spawn.run_pass_and_start(job.home, now_s=job.clock(), environ={}, patience_s=None)
+            spawn.Head(job.home, {}).run_pass(now_s=job.clock(), patience_s=None)

@@ -26,9 +26,9 @@ from power_hosts import World, printed, printed_by_rank
 from gpurun.errors import StateError
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 
 DEADLINE_S = 120
 ROUNDS = 12
@@ -110,7 +110,7 @@ class _Boot:
                 folder.record(), folder.spec(), folder.cancel_request()
             except (StateError, FileNotFoundError) as error:
                 self.must(False, f"damaged: {error}")
-        read_cordons(self.home)
+        Cordons(self.home).read()
 
     def what_was_promised(self) -> None:
         """A command that returned has done what it said."""
@@ -123,7 +123,7 @@ class _Boot:
                 asked = request is not None and request.kind == "cancel"
                 self.must(asked or record.state.ended, f"the cancel of {job} is forgotten")
         for host in self.world.told("cordoned"):
-            self.must(host in read_cordons(self.home), f"the cordon of {host} is forgotten")
+            self.must(host in Cordons(self.home).read(), f"the cordon of {host} is forgotten")
 
     def gpus_in_use_are_leased(self) -> None:
         """What runs on a host is covered by a lease of its job."""
@@ -175,7 +175,7 @@ class _Boot:
 
     # --- what the first commands do
 
-    def start(self, home: Path, lease: object, lock: LeaseLock, _environ: object, **_: object) -> None:
+    def start(self, home: Path, lease: object, lock: LeaseLock, **_: object) -> None:
         try:
             power_hosts.carry(self.world, home, lease, lock)  # type: ignore[arg-type]
         except OSError:  # who adopts takes it for a job whose folder is gone
@@ -187,7 +187,7 @@ class _Boot:
         self.must(codes == [0, 0, 0], f"status, recover and queue exit with {codes}: {self.said.getvalue()[-1000:]}")
 
     def all_ends_well(self) -> None:
-        for host, cordon in read_cordons(self.home).items():
+        for host, cordon in Cordons(self.home).read().items():
             if cordon.state == "cordoned":
                 power_work.command("inventory", "uncordon", host)
         for _ in range(ROUNDS):
@@ -203,13 +203,13 @@ class _Boot:
         for host in self.world.hosts():
             self.must(not self.world.things(host), f"left on {host}: {self.world.things(host)}")
         self.nothing_is_lost_with_a_host()
-        self.must(not read_cordons(self.home), f"cordoned for ever: {read_cordons(self.home)}")
+        self.must(not Cordons(self.home).read(), f"cordoned for ever: {Cordons(self.home).read()}")
         whole = self.jobs.create(
             power_work.spec(len(power_work.HOSTS) * power_work.GPUS),
             inventory=Path(os.environ["GPURUN_INVENTORY"]),
             now_s=time.time(),
         )
-        granted = [lease.job for lease, _ in run_pass(self.home, now_s=time.time()).granted]
+        granted = [lease.job for lease, _ in Allocator(self.home).run_pass(now_s=time.time()).granted]
         states = {job: self.jobs.get(job).record().state.value for job in self.jobs.ids()}
         self.must(granted == [whole.id], f"of {states}, {granted} were granted, not {whole.id} for all GPUs")
         self.must("Traceback" not in self.said.getvalue(), self.said.getvalue())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +18,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from gpurun.errors import HostFailure
-from gpurun.head import spawn, submit, waiter
+from gpurun.head import spawn, submit
 from gpurun.jobs.record import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -314,7 +314,7 @@ def carry(world: World, home: Path, lease: Lease, lock: LeaseLock) -> None:
 def again(home: Path) -> None:
     """The pass that follows the end of a job."""
     if not LeaseStore(home).read_all().damaged:
-        spawn.run_pass_and_start(home, now_s=1e9, environ={})
+        spawn.Head(home, {}).run_pass(now_s=1e9)
 
 
 class _NoEngine:
@@ -327,8 +327,13 @@ class _NoEngine:
         return SimpleNamespace(id="sha256:1")
 
 
+def start_by(starts: Callable[[Path, Lease, LeaseLock], None]) -> None:
+    """Have this process's gpurun start supervisors so."""
+    spawn.Head.start_supervisor = lambda head, lease, lock, **_: starts(head.home, lease, lock)  # type: ignore[method-assign]
+
+
 def install(world: World, starts: Any) -> None:
-    """Have this process's gpurun act on the world. `starts(home, lease, lock, environ)` starts a supervisor."""
+    """Have this process's gpurun act on the world. `starts(home, lease, lock)` starts a supervisor."""
     links = cached_property(lambda job: PowerLinks(world, job.hosts, job.lease))
     links.__set_name__(SupervisedJob, "links")
     SupervisedJob.links = links  # type: ignore[assignment]
@@ -341,6 +346,6 @@ def install(world: World, starts: Any) -> None:
     stop._end_log = partial(end_log, world)
     lost.end_late_output = lambda *_: None
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
-    spawn.start_supervisor = starts
+    start_by(starts)
     submit.Engine = _NoEngine  # type: ignore[assignment,misc]
-    submit.ensure_waiter = waiter.ensure_waiter = spawn.ensure_waiter = lambda *_: False
+    spawn.Head.ensure_waiter = lambda *_: False

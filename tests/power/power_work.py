@@ -55,12 +55,12 @@ def command(*argv: str) -> int:
 
 
 class Start:
-    """In the place of `spawn.start_supervisor`: a fork, some of which are killed on their way."""
+    """In the place of `Head.start_supervisor`: a fork, some of which are killed on their way."""
 
     def __init__(self, world: power_hosts.World, chance: random.Random) -> None:
         self.world, self.chance = world, chance
 
-    def __call__(self, home: Path, lease: Lease, lock: LeaseLock, _environ: object, **_: object) -> None:
+    def __call__(self, home: Path, lease: Lease, lock: LeaseLock) -> None:
         dies_at = self.chance.randint(1, 40) if self.chance.random() < DIES else 0
         if os.fork():
             lock.close()
@@ -111,7 +111,7 @@ def run(home: Path, world: power_hosts.World, seed: int, jobs: int) -> None:
         if not os.fork():
             code = 1
             try:
-                power_hosts.spawn.start_supervisor = Start(world, random.Random(f"{seed}.{number}"))
+                power_hosts.start_by(Start(world, random.Random(f"{seed}.{number}")))
                 person(home, world, random.Random(f"{seed} {number}"), jobs // PEOPLE)
                 code = 0
             finally:

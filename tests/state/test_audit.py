@@ -49,8 +49,8 @@ def test_a_line_says_who_what_and_how(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gpurun", "cancel", "j-1\n\x1b[2J"])
     monkeypatch.setenv("SUDO_USER", "ann")
     monkeypatch.setenv("USER", "somebody else")
-    audit.note_audit(tmp_path, "cancel", job="j-1", owner="bob")
-    (entry,) = audit.read_audit(tmp_path)
+    audit.AuditLog(tmp_path).note("cancel", job="j-1", owner="bob")
+    (entry,) = audit.AuditLog(tmp_path).read()
     assert entry["user"] != "somebody else"
     assert (entry["what"], entry["sudo_user"], entry["job"], entry["owner"]) == ("cancel", "ann", "j-1", "bob")
     assert (tmp_path / "audit.jsonl").read_text().count("\n") == 1
@@ -58,16 +58,16 @@ def test_a_line_says_who_what_and_how(tmp_path, monkeypatch):
 
 def test_damaged_lines_are_shown_not_hidden(tmp_path):
     (tmp_path / "audit.jsonl").write_bytes(b'{"what": "submit"}\n\xff\xfe\n[1]\n{"what"\n' + b"[" * 5000 + b"\n")
-    assert [entry["what"] for entry in audit.read_audit(tmp_path)] == ["submit", *["damaged"] * 4]
+    assert [entry["what"] for entry in audit.AuditLog(tmp_path).read()] == ["submit", *["damaged"] * 4]
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path):
     (tmp_path / "audit.jsonl").mkdir()
-    audit.note_audit(tmp_path, "submit")
+    audit.AuditLog(tmp_path).note("submit")
 
 
 def test_nothing_noted_yet(tmp_path):
-    assert list(audit.read_audit(tmp_path)) == []
+    assert list(audit.AuditLog(tmp_path).read()) == []
 
 
 def test_entries_are_json_that_the_command_prints(tmp_path, monkeypatch, capsys):
@@ -75,7 +75,7 @@ def test_entries_are_json_that_the_command_prints(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path))
     for job in ("j-0000000a", "j-0000000b"):
-        audit.note_audit(tmp_path, "submit", job=job, name="x\x1b[2J")
+        audit.AuditLog(tmp_path).note("submit", job=job, name="x\x1b[2J")
     with pytest.raises(SystemExit):
         main(["audit", "--json", "--job", "j-0000000a"])
     assert [entry["job"] for entry in json.loads(capsys.readouterr().out)["entries"]] == ["j-0000000a"]
@@ -91,7 +91,7 @@ def test_lists_are_for_people_not_for_python(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path))
     for hosts in (["h1", "h2", "h3"], [1, 2, 4], ["h[1-", "\x1b[2J", "@x"], []):
-        audit.note_audit(tmp_path, "grant", hosts=hosts)
+        audit.AuditLog(tmp_path).note("grant", hosts=hosts)
     with pytest.raises(SystemExit):
         main(["audit"])
     shown = [line.rpartition("hosts=")[2] for line in capsys.readouterr().out.splitlines()]
@@ -109,10 +109,10 @@ def names(home):
 
 def test_it_is_bounded_and_read_from_the_oldest_on(tmp_path, small):
     for number in range(200):
-        audit.note_audit(tmp_path, "submit", number=number)
+        audit.AuditLog(tmp_path).note("submit", number=number)
     assert names(tmp_path) == ["audit.1.jsonl", "audit.jsonl"]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 4096 + 1024
-    numbers = [entry["number"] for entry in audit.read_audit(tmp_path)]
+    numbers = [entry["number"] for entry in audit.AuditLog(tmp_path).read()]
     assert numbers == list(range(200 - len(numbers), 200))
     assert len(numbers) > 10
 
@@ -123,7 +123,7 @@ from pathlib import Path
 from gpurun.state import audit
 audit.MAX_BYTES = int(sys.argv[3])
 for number in range(int(sys.argv[4])):
-    audit.note_audit(Path(sys.argv[1]), "submit", who=int(sys.argv[2]), number=number)
+    audit.AuditLog(Path(sys.argv[1])).note("submit", who=int(sys.argv[2]), number=number)
 """
 
 
@@ -137,18 +137,18 @@ def test_no_line_of_several_processes_is_lost_or_torn_when_a_new_file_begins(tmp
     writers = [write(who, limit, 300) for who in range(1, 5)]
     assert [writer.wait(LIMIT_S) for writer in writers] == [0] * 4
     assert names(tmp_path) == ["audit.1.jsonl", "audit.jsonl"]
-    found = sorted((entry["who"], entry["number"]) for entry in audit.read_audit(tmp_path))
+    found = sorted((entry["who"], entry["number"]) for entry in audit.AuditLog(tmp_path).read())
     assert found == [(0, 0), *((who, number) for who in range(1, 5) for number in range(300))]
 
 
 def test_one_who_had_it_open_writes_to_the_old_one(tmp_path, small):
-    audit.note_audit(tmp_path, "submit", number=1)
+    audit.AuditLog(tmp_path).note("submit", number=1)
     with (tmp_path / "audit.jsonl").open("a") as stream:
         while not (tmp_path / "audit.1.jsonl").exists():
-            audit.note_audit(tmp_path, "submit", number=2)
+            audit.AuditLog(tmp_path).note("submit", number=2)
         stream.write('{"what": "late"}\n')
-    audit.note_audit(tmp_path, "submit", number=3)
-    assert [entry["what"] for entry in audit.read_audit(tmp_path)][-2:] == ["late", "submit"]
+    audit.AuditLog(tmp_path).note("submit", number=3)
+    assert [entry["what"] for entry in audit.AuditLog(tmp_path).read()][-2:] == ["late", "submit"]
 
 
 @pytest.mark.parametrize("step", ["link", "rename"])
@@ -161,34 +161,34 @@ def test_a_crash_while_a_new_file_begins_loses_nothing(tmp_path, small, monkeypa
 
     def note_until_killed():
         for number in range(100):
-            audit.note_audit(tmp_path, "submit", number=number)
+            audit.AuditLog(tmp_path).note("submit", number=number)
 
     with monkeypatch.context() as patched:
         patched.setattr(StatePath, step, die)
         with pytest.raises(Killed):
             note_until_killed()
-    written = [entry["number"] for entry in audit.read_audit(tmp_path)]
+    written = [entry["number"] for entry in audit.AuditLog(tmp_path).read()]
     assert written == list(range(len(written)))
-    audit.note_audit(tmp_path, "submit", number=len(written))
-    assert [entry["number"] for entry in audit.read_audit(tmp_path)] == [*written, len(written)]
-    audit.note_audit(tmp_path, "submit", number=-1)
+    audit.AuditLog(tmp_path).note("submit", number=len(written))
+    assert [entry["number"] for entry in audit.AuditLog(tmp_path).read()] == [*written, len(written)]
+    audit.AuditLog(tmp_path).note("submit", number=-1)
     assert (tmp_path / "audit.jsonl").stat().st_size < 1024
 
 
 def test_a_new_file_is_like_the_old_one(tmp_path, small):
     (tmp_path / "audit.jsonl").touch(0o640)
     while not (tmp_path / "audit.1.jsonl").exists():
-        audit.note_audit(tmp_path, "submit")
+        audit.AuditLog(tmp_path).note("submit")
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names(tmp_path)] == [0o640, 0o640]
 
 
 @pytest.mark.timeout(60)
 def test_a_pipe_in_its_place_is_waited_for_by_nobody(tmp_path):
     os.mkfifo(tmp_path / "audit.jsonl")
-    audit.note_audit(tmp_path, "submit")
-    audit.bound(tmp_path)
+    audit.AuditLog(tmp_path).note("submit")
+    audit.AuditLog(tmp_path).bound()
     with pytest.raises(StateError, match="regular file"):
-        list(audit.read_audit(tmp_path))
+        list(audit.AuditLog(tmp_path).read())
 
 
 def test_every_way_in_which_a_job_ends_is_noted(tmp_path):
@@ -201,7 +201,7 @@ def test_every_way_in_which_a_job_ends_is_noted(tmp_path):
         finish(store, store.get(job).move(State.STOPPING, outcome=outcome, reason="because"), now_s=3.0)
     ends = {
         entry["job"]: (entry["state"], entry["reason"])
-        for entry in audit.read_audit(tmp_path)
+        for entry in audit.AuditLog(tmp_path).read()
         if entry["what"] == "end"
     }
     assert ends == dict(

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.state.hosts import (
-    Cordon,
-    KnownAs,
-    KnownMachines,
-    changing_cordons,
-    cordons_file,
-    cordons_on,
-    lift_cordons,
-    put_cordon,
-    read_cordons,
-)
+from gpurun.state.hosts import Cordon, Cordons, KnownAs, KnownMachines, cordons_on, lift_cordons, put_cordon
 
 FAN = Cordon("cordoned", "alice", 1.0, "fan")
 ONE, OTHER = "1" * 32, "2" * 32
@@ -73,19 +63,19 @@ def test_a_cordon_without_an_id_is_every_machine_of_its_name_or_address_until_it
 
 def test_a_deadline_moves_to_no_other_machine(tmp_path):
     """Members may change the cordons of a shared directory, only root its deadlines."""
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         put_cordon(cordons, KnownAs("h1", "h1:22", ONE), Cordon("draining", "root", 5.0, "fan", until_s=77.0))
-    assert read_cordons(tmp_path)["h1"].until_s == 77.0
-    file = cordons_file(tmp_path).plain
+    assert Cordons(tmp_path).read()["h1"].until_s == 77.0
+    file = Cordons(tmp_path).file().plain
     file.write_text(file.read_text().replace(ONE, OTHER))
-    assert read_cordons(tmp_path)["h1"].until_s is None
+    assert Cordons(tmp_path).read()["h1"].until_s is None
 
 
 @pytest.mark.parametrize("name", ["h/1", "/", "", "'; rm", "h\n1", "ü"])
 def test_keys_by_hand_are_only_keys(tmp_path, name):
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons[name] = FAN
-    found = read_cordons(tmp_path)
+    found = Cordons(tmp_path).read()
     host = KnownAs(name.partition("/")[0], "a:22", ONE)
     assert found == {name: FAN} and list(cordons_on(found, [host])) == [host.host]
 

@@ -11,8 +11,9 @@ import pytest
 from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.jobs import folder
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.state import audit, durable, locks
+from gpurun.state import durable, locks
 from gpurun.state import durable as syncing
+from gpurun.state.audit import AuditLog
 from gpurun.state.paths import StatePath, may_pass
 
 
@@ -88,11 +89,11 @@ def test_what_a_power_cut_left_of_a_last_line_spoils_no_other(tmp_path, left):
 
 
 def test_the_audit_log_too(tmp_path):
-    audit.note_audit(tmp_path, "submit", job="j-00000001")
-    with audit.audit_file(tmp_path).plain.open("ab") as file:
+    AuditLog(tmp_path).note("submit", job="j-00000001")
+    with AuditLog(tmp_path).file().plain.open("ab") as file:
         file.write(b'{"time_s": 17')
-    audit.note_audit(tmp_path, "grant", job="j-00000001")
-    assert [entry["what"] for entry in audit.read_audit(tmp_path)] == ["submit", "damaged", "grant"]
+    AuditLog(tmp_path).note("grant", job="j-00000001")
+    assert [entry["what"] for entry in AuditLog(tmp_path).read()] == ["submit", "damaged", "grant"]
 
 
 def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path, monkeypatch):

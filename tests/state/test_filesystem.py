@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateUnavailable, UnsafeState
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.store import AllocatorLock
 from gpurun.state import filesystem
 from gpurun.state.filesystem import check_locks, local_only, mount_of, mounts_below
 
@@ -38,8 +38,8 @@ int fcntl(int fd, int operation, ...) {
 """
 OPEN = """
 from pathlib import Path
-from gpurun.leases.store import allocator_lock
-with allocator_lock(Path({!r})):
+from gpurun.leases.store import AllocatorLock
+with AllocatorLock(Path({!r})).held():
     pass
 """
 ROOT = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n"
@@ -79,7 +79,7 @@ def test_locks_that_do_not_lock_are_refused(tmp_path, lies, said):
 
 
 def test_a_local_disk_is_fine_and_looked_at_once(tmp_path, monkeypatch):
-    with allocator_lock(tmp_path):
+    with AllocatorLock(tmp_path).held():
         pass
     assert (tmp_path / "locks.json").exists()
     monkeypatch.setattr(filesystem, "try_locks", lambda home: pytest.fail("tried again"))

@@ -9,16 +9,16 @@ import pytest
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.state import durable
-from gpurun.state.sharing import FILE, known_id, state_id
+from gpurun.state.sharing import FILE, StateDirectory
 
 
 def test_it_is_made_once_and_stays(tmp_path):
     home = tmp_path / "a" / "b"
-    assert known_id(home) is None
-    made = state_id(home)
+    assert StateDirectory(home).known_id() is None
+    made = StateDirectory(home).id()
     assert len(made) == 16
-    assert state_id(home) == known_id(home) == made
-    assert state_id(tmp_path / "other") != made
+    assert StateDirectory(home).id() == StateDirectory(home).known_id() == made
+    assert StateDirectory(tmp_path / "other").id() != made
     assert os.listdir(home) == [FILE]
 
 
@@ -28,7 +28,7 @@ def test_a_machine_that_is_short_is_told_what_to_raise_and_not_to_ask_the_owner(
 
     monkeypatch.setattr(durable, "write_record", short)
     with pytest.raises(StateUnavailable) as told:
-        state_id(tmp_path)
+        StateDirectory(tmp_path).id()
     assert told.value.hint == "raise the limit: ulimit -n"
 
 
@@ -37,7 +37,7 @@ def test_all_that_ask_at_once_get_the_same(tmp_path):
 
     def ask():
         start.wait()
-        found.append(state_id(tmp_path))
+        found.append(StateDirectory(tmp_path).id())
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -53,7 +53,7 @@ def test_all_that_ask_at_once_get_the_same(tmp_path):
 def test_a_damaged_one_is_an_error_that_says_what_to_do(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(StateError) as caught:
-        state_id(tmp_path)
+        StateDirectory(tmp_path).id()
     assert FILE in str(caught.value)
     assert caught.value.hint.startswith("remove")
     assert (tmp_path / FILE).read_text() == text
@@ -62,8 +62,8 @@ def test_a_damaged_one_is_an_error_that_says_what_to_do(tmp_path, text):
 def test_what_is_no_file_is_an_error(tmp_path):
     os.mkfifo(tmp_path / FILE)
     with pytest.raises(StateError):
-        state_id(tmp_path)
+        StateDirectory(tmp_path).id()
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).symlink_to(tmp_path / "nowhere")
     with pytest.raises(StateError):
-        state_id(tmp_path)
+        StateDirectory(tmp_path).id()

@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.errors import StateUnavailable
 from gpurun.state import hosts as store
-from gpurun.state.hosts import Machine, Out, note_looks, outs_of, own_lock, read_machines
+from gpurun.state.hosts import Machine, Machines, Out, outs_of
 
 UID = os.getuid()
 BROKEN = Out("ssh", "no route to host", 100.0, "check that it is up")
@@ -21,49 +21,49 @@ def file(home):
 
 
 def test_what_is_noted_is_read_again(tmp_path):
-    assert read_machines(tmp_path, UID) == {}
+    assert Machines(tmp_path).read(UID) == {}
     look = Machine("h1", 100.0, "a" * 32, BROKEN, "/i.yaml")
-    note_looks(tmp_path, {"10.0.0.1:22": look})
-    assert read_machines(tmp_path, UID) == {"10.0.0.1:22": look}
-    assert read_machines(tmp_path, UID + 1) == {}, "another user knows nothing"
+    Machines(tmp_path).note({"10.0.0.1:22": look})
+    assert Machines(tmp_path).read(UID) == {"10.0.0.1:22": look}
+    assert Machines(tmp_path).read(UID + 1) == {}, "another user knows nothing"
 
 
 def test_a_host_that_stays_out_is_out_since_the_first_look(tmp_path):
-    note_looks(tmp_path, {"m": Machine("h1", 100.0, "a" * 32, BROKEN)})
-    note_looks(tmp_path, {"m": Machine("h1", 130.0, "", replace(BROKEN, since_s=130.0, reason="refused"))})
-    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 130.0, "a" * 32, replace(BROKEN, reason="refused"))
-    note_looks(tmp_path, {"m": Machine("h1", 160.0)})
-    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 160.0, "a" * 32), "green: it is back, and keeps its id"
-    note_looks(tmp_path, {"m": Machine("h1", 190.0, "", replace(BROKEN, since_s=190.0))})
-    assert read_machines(tmp_path, UID)["m"].out.since_s == 190.0
+    Machines(tmp_path).note({"m": Machine("h1", 100.0, "a" * 32, BROKEN)})
+    Machines(tmp_path).note({"m": Machine("h1", 130.0, "", replace(BROKEN, since_s=130.0, reason="refused"))})
+    assert Machines(tmp_path).read(UID)["m"] == Machine("h1", 130.0, "a" * 32, replace(BROKEN, reason="refused"))
+    Machines(tmp_path).note({"m": Machine("h1", 160.0)})
+    assert Machines(tmp_path).read(UID)["m"] == Machine("h1", 160.0, "a" * 32), "green: it is back, and keeps its id"
+    Machines(tmp_path).note({"m": Machine("h1", 190.0, "", replace(BROKEN, since_s=190.0))})
+    assert Machines(tmp_path).read(UID)["m"].out.since_s == 190.0
 
 
 def test_a_clock_that_was_set_back_lengthens_no_time_out_of_use(tmp_path):
     future_s = time.time() + 1e6
-    note_looks(tmp_path, {"m": Machine("h1", future_s, out=replace(BROKEN, since_s=future_s))})
-    note_looks(tmp_path, {"m": Machine("h1", 100.0, out=BROKEN)})
-    assert read_machines(tmp_path, UID)["m"].out.since_s == 100.0
+    Machines(tmp_path).note({"m": Machine("h1", future_s, out=replace(BROKEN, since_s=future_s))})
+    Machines(tmp_path).note({"m": Machine("h1", 100.0, out=BROKEN)})
+    assert Machines(tmp_path).read(UID)["m"].out.since_s == 100.0
 
 
 def test_an_answer_that_comes_late_replaces_no_newer_one(tmp_path):
     """A pre-flight probe began, the host was mended and looked at, and then the old answer came."""
-    note_looks(tmp_path, {"m": Machine("h1", 150.0, begun_s=140.0)})
+    Machines(tmp_path).note({"m": Machine("h1", 150.0, begun_s=140.0)})
     late = Machine("h1", 160.0, "a" * 32, BROKEN, memory_mib=64, cores=2, begun_s=100.0)
-    note_looks(tmp_path, {"m": late})
-    assert read_machines(tmp_path, UID)["m"] == Machine("h1", 150.0, "a" * 32, None, "", 64, 2, 140.0)
-    note_looks(tmp_path, {"m": replace(late, begun_s=141.0)})
-    assert read_machines(tmp_path, UID)["m"].out == BROKEN
+    Machines(tmp_path).note({"m": late})
+    assert Machines(tmp_path).read(UID)["m"] == Machine("h1", 150.0, "a" * 32, None, "", 64, 2, 140.0)
+    Machines(tmp_path).note({"m": replace(late, begun_s=141.0)})
+    assert Machines(tmp_path).read(UID)["m"].out == BROKEN
 
 
 def test_a_look_in_the_future_is_the_oldest(tmp_path):
     """The clock was set back: the look at the other address of the machine is newer, and so is every look to come."""
     future_s = time.time() + 3600
     for stamps in ({"seen_s": future_s}, {"seen_s": 5.0, "begun_s": future_s}):
-        note_looks(tmp_path, {"a": Machine("h1", id=ONE, out=SICK, inventory="/i", **stamps)})
-        note_looks(tmp_path, {"b": Machine("n1", 2.0, ONE, None, "/j")})
-        assert outs_of(read_machines(tmp_path, UID)) == {}
-        note_looks(tmp_path, {"a": Machine("h1", 1.0)})
-        assert read_machines(tmp_path, UID)["a"].out is None
+        Machines(tmp_path).note({"a": Machine("h1", id=ONE, out=SICK, inventory="/i", **stamps)})
+        Machines(tmp_path).note({"b": Machine("n1", 2.0, ONE, None, "/j")})
+        assert outs_of(Machines(tmp_path).read(UID)) == {}
+        Machines(tmp_path).note({"a": Machine("h1", 1.0)})
+        assert Machines(tmp_path).read(UID)["a"].out is None
 
 
 @pytest.mark.parametrize("content", [
@@ -71,30 +71,30 @@ def test_a_look_in_the_future_is_the_oldest(tmp_path):
     b'{"machines": {"m": {"name": "h", "seen_s": 1, "out": "no"}}}', b"[" * 100_000,
 ])  # fmt: skip
 def test_a_damaged_file_tells_nothing_and_the_next_look_replaces_it(tmp_path, content):
-    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+    Machines(tmp_path).note({"m": Machine("h1", 100.0)})
     file(tmp_path).write_bytes(content)
-    assert read_machines(tmp_path, UID) == {}
-    note_looks(tmp_path, {"n": Machine("h2", 100.0)})
-    assert set(read_machines(tmp_path, UID)) == {"n"}
+    assert Machines(tmp_path).read(UID) == {}
+    Machines(tmp_path).note({"n": Machine("h2", 100.0)})
+    assert set(Machines(tmp_path).read(UID)) == {"n"}
 
 
 def test_a_file_that_cannot_be_read_for_a_moment_is_not_replaced(tmp_path, monkeypatch):
-    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+    Machines(tmp_path).note({"m": Machine("h1", 100.0)})
 
     def fails(*_, **__):
         raise StateUnavailable("too many open files")
 
     with monkeypatch.context() as patched:
         patched.setattr(store.durable, "read_signed", fails)
-        assert read_machines(tmp_path, UID) == {}
+        assert Machines(tmp_path).read(UID) == {}
         with pytest.raises(StateUnavailable):
-            note_looks(tmp_path, {"n": Machine("h2", 100.0)})
-    assert set(read_machines(tmp_path, UID)) == {"m"}
+            Machines(tmp_path).note({"n": Machine("h2", 100.0)})
+    assert set(Machines(tmp_path).read(UID)) == {"m"}
 
 
 @pytest.mark.parametrize("thing", ["folder", "pipe", "link", "hard link", "writable by all"])
 def test_what_lies_in_the_place_of_the_file_is_not_believed_and_harms_nobody(tmp_path, thing):
-    note_looks(tmp_path, {"m": Machine("h1", 100.0)})
+    Machines(tmp_path).note({"m": Machine("h1", 100.0)})
     place, other = file(tmp_path), tmp_path / "other"
     other.write_bytes(place.read_bytes())
     if thing != "writable by all":
@@ -107,7 +107,7 @@ def test_what_lies_in_the_place_of_the_file_is_not_believed_and_harms_nobody(tmp
         "writable by all": lambda: place.chmod(0o666),
     }
     make[thing]()
-    assert read_machines(tmp_path, UID) == {}
+    assert Machines(tmp_path).read(UID) == {}
     assert json.loads(other.read_bytes())["machines"]
 
 
@@ -118,10 +118,10 @@ def test_another_user_who_made_the_file_first_keeps_nobody_from_noting(tmp_path,
     squatted = tmp_path / "machines" / f"{UID}{suffix}"
     squatted.write_text(json.dumps({"machines": {"m": {"name": "h1", "seen_s": 1.0}}}))
     os.chown(squatted, 12345, -1)
-    assert read_machines(tmp_path, UID) == {}
+    assert Machines(tmp_path).read(UID) == {}
     for second in (1.0, 2.0):
-        note_looks(tmp_path, {"n": Machine("h2", second)})
-    assert read_machines(tmp_path, UID) == {"n": Machine("h2", 2.0)}
+        Machines(tmp_path).note({"n": Machine("h2", second)})
+    assert Machines(tmp_path).read(UID) == {"n": Machine("h2", 2.0)}
     assert squatted.stat().st_uid == 12345
 
 
@@ -129,40 +129,40 @@ def test_another_user_who_made_the_file_first_keeps_nobody_from_noting(tmp_path,
 def test_root_leaves_the_folder_to_the_user_of_the_state_directory(tmp_path):
     (tmp_path / "home").mkdir()
     os.chown(tmp_path / "home", 12345, 12345)
-    note_looks(tmp_path / "home", {"m": Machine("h1", 1.0)})
+    Machines(tmp_path / "home").note({"m": Machine("h1", 1.0)})
     assert (tmp_path / "home/machines").stat().st_uid == 12345, "or the user could note nothing"
     assert (tmp_path / "home/machines/0.json").stat().st_uid == 0
 
 
 def test_long_words_of_a_host_are_cut(tmp_path):
-    note_looks(tmp_path, {"m": Machine("h1", 100.0, out=Out("health", "x" * 10**6, 100.0, "y" * 10**6))})
+    Machines(tmp_path).note({"m": Machine("h1", 100.0, out=Out("health", "x" * 10**6, 100.0, "y" * 10**6))})
     assert file(tmp_path).stat().st_size < 4 * store.MOST_LETTERS
 
 
 def test_the_oldest_looks_are_forgotten_first(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "MOST_MACHINES", 3)
-    note_looks(tmp_path, {f"m{n}": Machine(f"h{n}", float(n)) for n in range(5)})
-    assert set(read_machines(tmp_path, UID)) == {"m2", "m3", "m4"}
+    Machines(tmp_path).note({f"m{n}": Machine(f"h{n}", float(n)) for n in range(5)})
+    assert set(Machines(tmp_path).read(UID)) == {"m2", "m3", "m4"}
 
 
 def test_looks_of_many_writers_are_all_kept(tmp_path):
     def write(number):
         for n in range(5):
-            note_looks(tmp_path, {f"m{number}.{n}": Machine("h", 1.0)})
+            Machines(tmp_path).note({f"m{number}.{n}": Machine("h", 1.0)})
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(read_machines(tmp_path, UID)) == 20
+    assert len(Machines(tmp_path).read(UID)) == 20
 
 
 def test_a_lock_of_this_user_is_held_by_one_process_at_a_time(tmp_path):
-    again = own_lock(tmp_path, "looking", patience_s=0.0)
-    with own_lock(tmp_path, "looking"), own_lock(tmp_path, "lock"), pytest.raises(StateUnavailable), again:
+    again = Machines(tmp_path).lock("looking", patience_s=0.0)
+    with Machines(tmp_path).lock("looking"), Machines(tmp_path).lock("lock"), pytest.raises(StateUnavailable), again:
         pass
-    with own_lock(tmp_path, "looking", patience_s=0.0):
+    with Machines(tmp_path).lock("looking", patience_s=0.0):
         assert (tmp_path / "machines" / f"{UID}.looking").stat().st_mode & 0o077 == 0
 
 

@@ -8,7 +8,7 @@ from local_agents import Hosts
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.supervisor.job import SupervisedJob
@@ -39,7 +39,7 @@ def carry(tmp_path, monkeypatch):
     def start(**wants):
         spec = JobSpec(**{"name": "n", "image": "i", "gpus": 2, "command": ("true",), **wants})
         JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
-        ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+        ((lease, lock),) = Allocator(tmp_path).run_pass(now_s=1.0).granted
         job = SupervisedJob(tmp_path, lease, lock, clock=HeadClock(lambda: ClockReading("", 100.0, 100.0)))
         jobs.append(job)
         for state in (State.PREPARING, State.STARTING, State.RUNNING):

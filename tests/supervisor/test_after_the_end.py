@@ -13,8 +13,8 @@ from gpurun.errors import BadInput, StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.supervisor import __main__ as process
 
 INVENTORY = """\
@@ -31,7 +31,7 @@ def running(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     store = JobStore(tmp_path / "home")
     folder = store.create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    ((lease, lock),) = run_pass(store.home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(store.home).run_pass(now_s=2.0).granted
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state)
     return folder, lease, lock
@@ -42,17 +42,17 @@ def done(monkeypatch):
     """What was done after the end; the attempt ends as `outcome` says."""
     said = []
     monkeypatch.setattr(process.children, "start_detached", lambda *_, **__: None)  # no process begins
-    monkeypatch.setattr(process, "ensure_waiter", lambda *_: said.append("waiter"))
+    monkeypatch.setattr(process.Head, "ensure_waiter", lambda *_: said.append("waiter"))
     monkeypatch.setattr(process, "tell_end", lambda _: said.append("people are told"))
     monkeypatch.setattr(process, "keep_asking", lambda *_: said.append("lost hosts are fenced"))
-    monkeypatch.setattr(process, "collect", lambda _: said.append("history"))
+    monkeypatch.setattr(process.JobHistory, "collect", lambda _: said.append("history"))
     return said
 
 
 def ends(monkeypatch, outcome, *, lost=False):
     def live(job):
         job.move(State.STOPPING, outcome=outcome, reason="r", code=1)
-        with allocator_lock(job.home):
+        with AllocatorLock(job.home).held():
             if lost:
                 job.lost = job.leases.abandon(job.lock, job.lease, {job.hosts[0]})
             else:
@@ -85,15 +85,19 @@ def test_lost_hosts_are_fenced_though_a_lease_is_damaged(running, done, monkeypa
 
 
 @pytest.mark.parametrize("error", [StateError("x"), OSError(errno.EMFILE, "no files"), ZeroDivisionError("a defect")])
-@pytest.mark.parametrize("name", ["run_pass_and_start", "ensure_waiter", "collect", "tell_end"])
-def test_each_step_is_done_though_another_fails(running, done, monkeypatch, name, error):
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(process.Head, "run_pass"), (process.Head, "ensure_waiter"), (process.JobHistory, "collect"),
+     (process, "tell_end")],
+)  # fmt: skip
+def test_each_step_is_done_though_another_fails(running, done, monkeypatch, owner, name, error):
     def fails(*_, **__):
         done.append("fails")
         raise error
 
     ends(monkeypatch, State.QUEUED)
-    monkeypatch.setattr(process, "run_pass_and_start", lambda *_, **__: None)  # or a supervisor lives on
-    monkeypatch.setattr(process, name, fails)
+    monkeypatch.setattr(process.Head, "run_pass", lambda *_, **__: None)  # or a supervisor lives on
+    monkeypatch.setattr(owner, name, fails)
     carry(running)
     everything = {"waiter", "history", "people are told", "fails"}
     left = {"ensure_waiter": "waiter", "collect": "history", "tell_end": "people are told"}.get(name)
@@ -136,7 +140,7 @@ def test_a_supervisor_waits_for_a_state_directory_that_cannot_be_used(running, d
 
 def test_a_supervisor_whose_lease_is_gone_ends_at_once(running, done, pauses):
     folder, _lease, lock = running
-    with allocator_lock(folder.path.home):
+    with AllocatorLock(folder.path.home).held():
         LeaseStore(folder.path.home).release(lock)
     with pytest.raises(StateError, match="the job's lease, the file that reserves its GPUs, does not exist"):
         process.carry(folder.path.home, lock)
@@ -147,7 +151,7 @@ def test_a_supervisor_outlives_a_fence_whose_last_step_failed(running, done, pau
     """The GPUs of the lost hosts are free; only what comes afterwards failed."""
     folder, lease, lock = running
     leases = LeaseStore(folder.path.home)
-    with allocator_lock(folder.path.home):
+    with AllocatorLock(folder.path.home).held():
         _, lock = leases.abandon(lock, lease, {lease.grants[0].host})
 
     def fenced(_home, _lease, held):

@@ -13,7 +13,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import mark_granted, run_pass, snapshot
+from gpurun.leases.allocate import Allocator, mark_granted, snapshot
 from gpurun.leases.look import look
 from gpurun.node.agent.frames import Call
 from gpurun.node.job import gang, parts
@@ -57,7 +57,7 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home of h1"))
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     JobStore(tmp_path).create(JobSpec("n", "i", 8, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=0.0)
-    ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+    ((lease, lock),) = Allocator(tmp_path).run_pass(now_s=1.0).granted
     made = SupervisedJob(tmp_path, lease, lock)
     made.links = Links()
     folder = Path(parts.job_folder(lease.job), "run")

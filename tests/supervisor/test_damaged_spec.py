@@ -8,7 +8,7 @@ from gpurun.errors import StateError
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
@@ -26,7 +26,7 @@ def granted(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     store = JobStore(tmp_path / "home")
     folder = store.create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    ((lease, lock),) = run_pass(tmp_path / "home", now_s=2.0).granted
+    ((lease, lock),) = Allocator(tmp_path / "home").run_pass(now_s=2.0).granted
     return tmp_path / "home", folder, lease, lock
 
 

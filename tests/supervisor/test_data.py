@@ -7,7 +7,7 @@ import pytest
 from local_agents import Hosts
 from outputs_world import outputs_job
 
-from gpurun.content.data import FilesBlob, _SourceBlob, below, pin
+from gpurun.content.data import FilesBlob, Pins, _SourceBlob, below
 from gpurun.errors import HostUnreachable
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
@@ -34,7 +34,7 @@ def job(tmp_path, monkeypatch):
     world = Hosts(tmp_path)
     job = outputs_job(tmp_path / "jobs", world, "h1", "h2", "h3")
     source = DataSource("folder", str(tmp_path / "data"))
-    job.spec.data = {"a": pin([source], tmp_path)[source]}
+    job.spec.data = {"a": Pins(tmp_path).pin([source])[source]}
     job.inventory, job.home, job.emitted = Inventory((), (), {}), tmp_path / "home", []
     job.events = SimpleNamespace(emit=lambda kind, **fields: job.emitted.append((kind, fields)))
     job.sending = SendingTold(JobFolder(StatePath(tmp_path) / "jobs"), 1, job.events)

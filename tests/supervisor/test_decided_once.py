@@ -10,12 +10,12 @@ from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
 from gpurun.jobs.record import FirstFailure, GpuHolder, Restart, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 from gpurun.supervisor import life, stop
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.verdict.ends import End, GangEnd
@@ -42,7 +42,7 @@ def running(home, monkeypatch):
     """A job in RUNNING whose gang is about to end."""
     spec = JobSpec("n", "i", 4, ("true",), max_restarts=2)
     folder = JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=1.0)
-    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state)
     monkeypatch.setattr(life, "furthest_step", lambda job: None)
@@ -102,7 +102,7 @@ def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monke
     record = running.folder.record()
     assert (record.state, record.restarts, record.avoid) == (State.QUEUED, 1, ("h1",))
     assert record.first_failure == XID
-    assert read_cordons(home)["h1"].state == "cordoned"
+    assert Cordons(home).read()["h1"].state == "cordoned"
     texts = [json.loads(line).get("text", "") for line in running.folder.events.read_text().splitlines()]
     assert len([text for text in texts if "retries" in text]) == len(pauses) == 3
 

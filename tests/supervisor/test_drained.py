@@ -10,14 +10,14 @@ import pytest
 
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints
-from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
+from gpurun.state.hosts import Cordon, Cordons
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.verdict.decide import GangSeen, decide
 from gpurun.supervisor.verdict.ends import GangEnd
 
 
 def drain(job, *hosts, until_s=None):
-    with changing_cordons(job.home) as cordons:
+    with Cordons(job.home).changing() as cordons:
         cordons.update({host: Cordon("draining", "alice", 5.0, "", until_s=until_s) for host in hosts})
 
 
@@ -75,7 +75,7 @@ def test_an_elastic_gang_releases_a_drained_host_and_blames_nobody(carry):
     assert released(job) == []
     assert gone in job.lease.apart and gone not in job.members
     assert job.folder.record().avoid == ()
-    assert read_cordons(job.home)[gone].state == "draining"
+    assert Cordons(job.home).read()[gone].state == "draining"
     said = [json.loads(line) for line in job.folder.events.read_text().splitlines()]
     assert any(one.get("state") == "left the gang" and "drained" in one["reason"] for one in said)
 

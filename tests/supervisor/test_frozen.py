@@ -10,7 +10,7 @@ from gpurun.errors import StateUnavailable
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.supervisor import life, links
 from gpurun.supervisor.job import SupervisedJob
 
@@ -38,7 +38,7 @@ def carried(tmp_path, file):
     """A function: a new supervisor's view of the job."""
     spec = JobSpec("n", "i", 8, ("true",))
     JobStore(tmp_path).create(spec, inventory=file, now_s=0.0)
-    ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+    ((lease, lock),) = Allocator(tmp_path).run_pass(now_s=1.0).granted
     yield lambda: SupervisedJob(tmp_path, lease, lock)
     lock.close()
 

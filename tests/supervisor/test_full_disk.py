@@ -12,8 +12,8 @@ from gpurun.errors import HostFailure, StateDiskError, StateError, StateUnavaila
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.state import durable
 from gpurun.supervisor import life, stop
 from gpurun.supervisor.job import SupervisedJob, raise_first
@@ -34,7 +34,7 @@ def granted(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     store = JobStore(tmp_path / "home")
     folder = store.create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    ((lease, lock),) = run_pass(tmp_path / "home", now_s=2.0).granted
+    ((lease, lock),) = Allocator(tmp_path / "home").run_pass(now_s=2.0).granted
     yield tmp_path / "home", folder, lease, lock
     lock.close()
 
@@ -96,7 +96,7 @@ def test_nothing_turns_it_into_a_failure_of_the_job():
 
 def test_a_lock_that_others_hold_for_too_long_is_one(tmp_path):
     refused = pytest.raises(StateUnavailable, match="waited 0 s for the scheduler's lock")
-    with allocator_lock(tmp_path), refused, allocator_lock(tmp_path, patience_s=0.0):
+    with AllocatorLock(tmp_path).held(), refused, AllocatorLock(tmp_path).held(patience_s=0.0):
         pass
 
 

@@ -12,7 +12,7 @@ from gpurun.errors import BadInput, StateDiskError, words_of
 from gpurun.head import children
 from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Constraints
-from gpurun.state.hosts import Cordon, Machine, Out, changing_cordons, note_looks
+from gpurun.state.hosts import Cordon, Cordons, Machine, Machines, Out
 from gpurun.supervisor import watch as grows_anew
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.life import _another, _stopping
@@ -25,10 +25,10 @@ FOUR_OF_SIX = {"launcher": "tasks", "gpus": 6, "min_gpus": 4, "reforms": True}
 @pytest.fixture
 def gang(carry, tmp_path):
     """A gang that wants three hosts and has two, because two were out of use; it failed there, has run and saved."""
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
     job = carry(**FOUR_OF_SIX, constraints=Constraints(gpus_per_host=2))
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.clear()
     job.amend(avoid=("h3", "h4"), checkpoint_s=3.0)
     return job
@@ -74,7 +74,7 @@ def test_an_end_that_was_asked_for_stays_as_it_is(gang):
 
 
 def test_it_stays_as_it_is_while_nothing_is_to_be_had(gang, tmp_path):
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
     assert not watch(gang)._ask()
     assert gang.folder.cancel_request() is None
@@ -164,11 +164,11 @@ def test_it_does_not_grow_while_its_inventory_cannot_be_loaded(gang, tmp_path):
 
 @pytest.mark.parametrize("changed", ['"h[1-2]": {}, "h5"', '<<<<<<< "h[1-2]"'])
 def test_an_elastic_gang_takes_hosts_that_the_inventory_has_now(carry, tmp_path, monkeypatch, changed):
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
     job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
     assert job.hosts == ("h1", "h2") and job.inventory is not None
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.clear()
     edit(tmp_path, '"h[1-4]"', changed)
     members, joined = Members(job, threading.Event(), on_join=lambda _: None), []
@@ -185,7 +185,7 @@ def test_an_elastic_gang_takes_hosts_that_the_inventory_has_now(carry, tmp_path,
 def go_out(home, inventory, *hosts):
     """A check found these hosts broken a while ago; since then nobody has looked: no waiter lives, and no timer."""
     out = Out("ssh", "no route to host", 1.0)
-    note_looks(home, {inventory.by_name[host].machine: Machine(host, 1.0, out=out) for host in hosts})
+    Machines(home).note({inventory.by_name[host].machine: Machine(host, 1.0, out=out) for host in hosts})
 
 
 def test_while_hosts_are_out_a_gang_that_wants_to_grow_has_them_looked_at(gang, carry, tmp_path, monkeypatch):
@@ -194,15 +194,15 @@ def test_while_hosts_are_out_a_gang_that_wants_to_grow_has_them_looked_at(gang, 
     go_out(tmp_path, gang.inventory, "h3", "h4")
     assert not watch(gang)._ask()
     assert started == [("gpurun.head.looking", gang.inventory.source)]
-    note_looks(tmp_path, {gang.inventory.by_name[host].machine: Machine(host, time.time()) for host in ("h3", "h4")})
+    Machines(tmp_path).note({gang.inventory.by_name[host].machine: Machine(host, time.time()) for host in ("h3", "h4")})
     assert watch(gang)._ask(), "they have returned"
 
 
 def test_while_hosts_are_out_an_elastic_gang_has_them_looked_at(carry, tmp_path, monkeypatch):
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
     job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
-    with changing_cordons(tmp_path) as cordons:
+    with Cordons(tmp_path).changing() as cordons:
         cordons.clear()
     started = []
     monkeypatch.setattr(children, "start_detached", lambda *words, **_: started.append(words))

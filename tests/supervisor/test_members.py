@@ -15,9 +15,9 @@ import pytest
 from gpurun.errors import HostUnreachable, StateDiskError, words_of
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
-from gpurun.leases import allocate as lease_steps
+from gpurun.leases.allocate import Allocator
 from gpurun.remote.fleet import Results
-from gpurun.state.hosts import read_cordons
+from gpurun.state.hosts import Cordons
 from gpurun.supervisor import start as elsewhere
 from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
 from gpurun.supervisor.job import raise_first
@@ -87,8 +87,8 @@ def test_a_host_that_cannot_join_is_checked_unless_the_gang_has_ended(gang, monk
     """The scheduler keeps the gang off a host that is out: it is not tried again and again."""
     members, checked = members_of(gang), []
     gang.job.spec = replace(gang.job.spec, gpus=8)
-    monkeypatch.setattr(lease_steps, "grow", lambda home, held, *_, **__: (held, ("h4",)))
-    monkeypatch.setattr(lease_steps, "put_apart", lambda home, held, hosts: held)
+    monkeypatch.setattr(Allocator, "grow", lambda _, held, *_args, **__: (held, ("h4",)))
+    monkeypatch.setattr(Allocator, "put_apart", lambda _, held, hosts: held)
     monkeypatch.setattr(elsewhere, "check_hosts", lambda job, hosts: checked.append(hosts))
 
     def bring_in(hosts):
@@ -243,7 +243,7 @@ def test_a_host_whose_outputs_could_not_be_copied_is_neither_fenced_nor_blamed_a
     leaving.lacks = [Unbrought(leaving.host, "", "it sent 1 of 2 files")]
     leaving.turn()
     assert leaving.fenced == [] and leaving.host in leaving.job.lease.apart
-    assert not list(read_cordons(leaving.job.home)), "the head may be at fault"
+    assert not list(Cordons(leaving.job.home).read()), "the head may be at fault"
     (said,) = leaving.notes
     assert leaving.host in said and "it sent 1 of 2 files" in said
     leaving.lacks = []
@@ -323,7 +323,7 @@ def test_hosts_that_cannot_be_brought_in_leave_again_whatever_failed(gang, monke
     job = gang.job
     members, left = lose_last(gang)
     lost = next(host for host in job.hosts if host not in left)
-    members._change(lease_steps.let_go, [lost])
+    members._change(Allocator.let_go, [lost])
     monkeypatch.setattr(members, "_bring_in", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     with pytest.raises(OSError, match="Too many"):
         members._take_and_bring_in()

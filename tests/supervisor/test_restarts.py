@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpurun.jobs.record import FirstFailure, JobRecord, Restart, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.supervisor.verdict import ends
 from gpurun.supervisor.verdict.ends import End
 
@@ -90,9 +90,9 @@ def test_no_pass_grants_before_the_time_has_come(tmp_path):
     folder.write(folder.record().but(restart=Restart(100.0, 2, 4), reason="a is gone"))
     record = folder.record()
     assert record.story(95.0) == "restarts in 5s (attempt 2 of 4): a is gone"
-    assert run_pass(home, now_s=95.0).granted == ()
-    assert run_pass(home, now_s=95.0, commit=False).decisions[str(inventory)].order == ()
-    ((lease, lock),) = run_pass(home, now_s=100.0).granted
+    assert Allocator(home).run_pass(now_s=95.0).granted == ()
+    assert Allocator(home).run_pass(now_s=95.0, commit=False).decisions[str(inventory)].order == ()
+    ((lease, lock),) = Allocator(home).run_pass(now_s=100.0).granted
     lock.close()
     assert (lease.job, folder.record().restart) == (folder.id, None)
 

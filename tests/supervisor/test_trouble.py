@@ -14,7 +14,7 @@ from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import LeaseStore
 from gpurun.views.reading import supervisor_trouble
 
@@ -34,7 +34,7 @@ def granted(tmp_path):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     spec = JobSpec(name="n", image="i", gpus=2, command=("true",))
     folder = JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0)
-    ((_, lock),) = run_pass(tmp_path, now_s=2.0).granted
+    ((_, lock),) = Allocator(tmp_path).run_pass(now_s=2.0).granted
     return folder, LeaseStore(tmp_path), lock
 
 

@@ -21,7 +21,7 @@ from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.store import JobStore
 from gpurun.launch.container import AUTOTUNE_FILE
 from gpurun.leases.lease import Lease
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.store import AllocatorLock
 from gpurun.node.folder import contents
 from gpurun.node.folder.contents import Listed
 from gpurun.node.job.rules import BESIDE, is_beside
@@ -204,7 +204,7 @@ def bring_left(
         unbrought = _bring(copy, links, job, sorted(hosts), onto=True, late=True, force=True)
         others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
         now_left = left_of([*unbrought, *others])
-        with allocator_lock(folder.path.home, patience_s=None):
+        with AllocatorLock(folder.path.home).held(patience_s=None):
             record = folder.record()
             if record.attempt == attempt:
                 folder.write(record.but(outputs_left=now_left, reason=_reason(record.reason, left, now_left, job)))

@@ -11,7 +11,7 @@ from shared_code import INVENTORY
 from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder
 
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import append_only, make_shared
+from gpurun.state.sharing import StateDirectory, append_only
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def state(tmp_path):
     """A shared state directory."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     home = tmp_path / "state"
-    make_shared(home, GROUP)
+    StateDirectory(home).make_shared(GROUP)
     yield home
     for pid in left_over(home):
         with suppress(ProcessLookupError):

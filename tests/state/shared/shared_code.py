@@ -20,15 +20,15 @@ racks:
 PRELUDE = """
 import os, sys, time
 from pathlib import Path
-from gpurun.state.sharing import enter
+from gpurun.state.sharing import StateDirectory
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import allocator_lock
+from gpurun.leases.allocate import Allocator
+from gpurun.leases.store import AllocatorLock
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 home = Path(os.environ["GPURUN_HOME"])
-enter(home)
+StateDirectory(home).enter()
 """
 SUBMIT = (
     PRELUDE

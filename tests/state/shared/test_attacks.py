@@ -13,18 +13,18 @@ from users import ALICE, BOB, GROUP, make_user
 
 from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
 from gpurun.jobs.spec import Grant
-from gpurun.state import audit
+from gpurun.state.audit import AuditLog
 from gpurun.state.paths import StatePath
-from gpurun.state.sharing import FILES, FOLDERS, append_only, enter, is_shared, make_shared
+from gpurun.state.sharing import FILES, FOLDERS, StateDirectory, append_only
 
 pytestmark = needs_root
 
 
 def test_making_it_twice_changes_nothing(state):
     before = {name: (state / name).stat().st_ctime_ns for name in (*FOLDERS, *FILES)}
-    make_shared(state, GROUP)
-    enter(state)
-    assert is_shared(state)
+    StateDirectory(state).make_shared(GROUP)
+    StateDirectory(state).enter()
+    assert StateDirectory(state).is_shared()
     assert {name: (state / name).stat().st_ctime_ns for name in before} == before
 
 
@@ -33,43 +33,43 @@ def test_a_wrong_mode_is_refused_and_mended(state, name):
     append_only(StatePath(state) / "audit.jsonl", on=False)
     (state / name).chmod(0o2777)
     with pytest.raises(UnsafeState) as caught:
-        enter(state)
+        StateDirectory(state).enter()
     assert caught.value.hint in (
         f"run as the owner of the directory: gpurun share {state} --group {GROUP}",
         f"run chmod o-w {state}",
     )
-    make_shared(state, GROUP)
-    enter(state)
+    StateDirectory(state).make_shared(GROUP)
+    StateDirectory(state).enter()
 
 
 def test_a_wrong_owner_group_or_kind_is_refused(state):
     os.chown(state / "leases", BOB, GROUP)
     (state / "leases").chmod(FOLDERS["leases"])
     with pytest.raises(UnsafeState, match=f"leases belongs to uid {BOB}"):
-        enter(state)
+        StateDirectory(state).enter()
     os.chown(state / "leases", 0, 0)
     (state / "leases").chmod(FOLDERS["leases"])
     with pytest.raises(UnsafeState, match="leases belongs to group 0"):
-        enter(state)
+        StateDirectory(state).enter()
     (state / "leases").rmdir()
     with pytest.raises(UnsafeState, match="leases is missing"):
-        enter(state)
+        StateDirectory(state).enter()
     (state / "leases").symlink_to("/tmp")
     with pytest.raises(UnsafeState, match="leases is not the file or folder that gpurun made"):
-        enter(state)
+        StateDirectory(state).enter()
 
 
 def test_jobs_do_not_change_hands(tmp_path):
     (tmp_path / "jobs" / "j-0000000a").mkdir(parents=True)
     with pytest.raises(BadInput, match="already a state directory of one user"):
-        make_shared(tmp_path, GROUP)
+        StateDirectory(tmp_path).make_shared(GROUP)
 
 
 def test_a_directory_that_everybody_may_write_is_refused(tmp_path):
     tmp_path.chmod(0o1777)
     with pytest.raises(UnsafeState, match="every user of this machine"):
-        enter(tmp_path)
-    enter(tmp_path / "none")
+        StateDirectory(tmp_path).enter()
+    StateDirectory(tmp_path / "none").enter()
 
 
 def test_a_place_that_can_be_no_directory_is_one_message(tmp_path):
@@ -77,7 +77,7 @@ def test_a_place_that_can_be_no_directory_is_one_message(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for place in (tmp_path / "file" / "home", tmp_path / "loop", tmp_path / ("x" * 300)):
         with pytest.raises(StateError, match="cannot be examined"):
-            enter(place)
+            StateDirectory(place).enter()
 
 
 def test_a_private_directory_is_its_owner_s(tmp_path, bob):
@@ -118,7 +118,7 @@ def test_what_one_cannot_do_to_another(state, alice, bob, attack):
     if "audit" in attack and not append_only(StatePath(state) / "audit.jsonl", on=True):
         pytest.skip("needs append-only files: put TMPDIR on a disk with ext4, xfs or btrfs")
     job = alice.python(SUBMIT, umask=0o077)
-    assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+    assert alice.python(PRELUDE + "print(len(Allocator(home).run_pass(now_s=2.0).granted))") == "1"
     said = bob.python(PRELUDE + f"job = home / 'jobs' / '{job}'\n" + attack)
     assert "PermissionError" in said
 
@@ -128,7 +128,7 @@ def test_what_members_can_do(state, alice, bob):
     job = alice.python(SUBMIT, umask=0o077)
     assert bob.python(PRELUDE + f"print(JobStore(home).get('{job}').record().owner_uid)") == str(ALICE)
     assert stat.S_IMODE((state / "jobs" / job / "state.json").stat().st_mode) == 0o640
-    cordon = PRELUDE + "from gpurun.state.hosts import *\nwith changing_cordons(home) as c:\n  "
+    cordon = PRELUDE + "from gpurun.state.hosts import *\nwith Cordons(home).changing() as c:\n  "
     assert alice.python(cordon + "c['h1'] = Cordon('cordoned', 'a', 1.0, 'r')", umask=0o077) == ""
     assert bob.python(cordon + "print(c.pop('h1').reason)", umask=0o077) == "r"
     assert "'h1'" not in alice.python(cordon + "print(c)")
@@ -137,13 +137,13 @@ def test_what_members_can_do(state, alice, bob):
 def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_the_drain(state, alice, bob):
     """A deadline ends jobs, which only their owners and root may."""
     cordon = PRELUDE + "from gpurun.state.hosts import *\n"
-    change = cordon + "with changing_cordons(home) as c:\n  "
+    change = cordon + "with Cordons(home).changing() as c:\n  "
     drained = "c['h1'] = Cordon('draining', 'root', 5.0, 'fan', until_s=%s)"
     root = make_user(0, state.parent, state)
     assert root.python(change + drained % 77.0) == ""
-    assert alice.python(cordon + "print(read_cordons(home)['h1'].until_s)", umask=0o077) == "77.0"
+    assert alice.python(cordon + "print(Cordons(home).read()['h1'].until_s)", umask=0o077) == "77.0"
     assert alice.run("-c", change + drained % 1.0).returncode != 0
-    assert bob.python(cordon + "print(read_cordons(home)['h1'].until_s)") == "77.0"
+    assert bob.python(cordon + "print(Cordons(home).read()['h1'].until_s)") == "77.0"
     assert bob.python(change + "c.clear()") == ""
     assert bob.python(change + drained % None) == ""
     assert bob.run("-c", PRELUDE + "(home / 'deadlines.json').write_text('{}')").returncode != 0
@@ -151,19 +151,19 @@ def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_th
 
 def test_one_members_drain_moves_another_s_gang_by_that_one_s_own_pass(alice, bob):
     job = bob.python(SUBMIT)
-    granted = PRELUDE + "((lease, _),) = run_pass(home, now_s=2.0).granted\nprint(lease.grants[0].host)"
+    granted = PRELUDE + "((lease, _),) = Allocator(home).run_pass(now_s=2.0).granted\nprint(lease.grants[0].host)"
     host = bob.python(granted)
-    drain = "from gpurun.state.hosts import *\nwith changing_cordons(home) as c:\n  "
-    drain += f"c[{host!r}] = Cordon('draining', 'alice', 5.0, 'fan')\nrun_pass(home, now_s=6.0)"
+    drain = "from gpurun.state.hosts import *\nwith Cordons(home).changing() as c:\n  "
+    drain += f"c[{host!r}] = Cordon('draining', 'alice', 5.0, 'fan')\nAllocator(home).run_pass(now_s=6.0)"
     assert alice.python(PRELUDE + drain) == ""
     asked = f"\nprint(JobStore(home).get({job!r}).cancel_request())"
     assert bob.python(PRELUDE + asked) == "None"
-    assert f"alice drains {host} (fan)" in bob.python(PRELUDE + "run_pass(home, now_s=7.0)" + asked)
+    assert f"alice drains {host} (fan)" in bob.python(PRELUDE + "Allocator(home).run_pass(now_s=7.0)" + asked)
 
 
 def test_the_line_holds_for_users_of_any_umask(alice, bob):
     """Alice's ticket keeps her place although her umask would hide it."""
-    hold = PRELUDE + "with allocator_lock(home): print('held', flush=True); time.sleep(1.0)\nprint(time.time())"
+    hold = PRELUDE + "with AllocatorLock(home).held(): print('held', flush=True); time.sleep(1.0)\nprint(time.time())"
     first = alice.start("-c", hold, umask=0o077)
     assert first.stdout.readline() == "held\n"
     second = bob.start("-c", hold, umask=0o077)
@@ -186,7 +186,10 @@ folder.write(folder.record().but(owner_uid={ALICE}))
     else:
         forge = f"(home / 'jobs' / 'j-0000000f').symlink_to('{alices}'); (home / 'live' / 'j-0000000f').touch()"
     assert bob.python(PRELUDE + forge) == ""
-    assert alice.python(PRELUDE + "print([l.job for l, _ in run_pass(home, now_s=2.0).granted])") == f"['{alices}']"
+    assert (
+        alice.python(PRELUDE + "print([l.job for l, _ in Allocator(home).run_pass(now_s=2.0).granted])")
+        == f"['{alices}']"
+    )
 
 
 def test_a_name_means_ones_own_job_first(alice, bob):
@@ -200,7 +203,7 @@ def test_a_name_means_ones_own_job_first(alice, bob):
 
 def test_a_lease_forged_in_another_s_name_is_not_adopted(state, alice, bob):
     job = alice.python(SUBMIT)
-    alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
+    alice.python(PRELUDE + "Allocator(home).run_pass(now_s=2.0)")
     forge = f"""
 from dataclasses import replace
 leases = LeaseStore(home)
@@ -208,8 +211,8 @@ lease = leases.read("{job}")
 leases.grant(replace(lease, job="j-0000000f"), Occupancy())
 """
     assert bob.python(PRELUDE + forge) == ""
-    adopt = PRELUDE + "from gpurun.head import spawn\nspawn.start_supervisor = lambda *a, **k: None\n"
-    assert alice.python(adopt + "print(spawn.adopt_orphans(home, {}))") == f"('{job}',)"
+    adopt = PRELUDE + "from gpurun.head import spawn\nspawn.Head.start_supervisor = lambda *a, **k: None\n"
+    assert alice.python(adopt + "print(spawn.Head(home, {}).adopt_orphans())") == f"('{job}',)"
 
 
 def test_another_s_job_is_not_cancelled(state, alice, bob):
@@ -235,7 +238,7 @@ def test_only_root_and_its_owner_stop_a_sweep(state, tmp_path, alice, bob):
     done = make_user(0, tmp_path, state).gpurun("sweep", "stop", folder.name)
     assert done.returncode == 0, done.stderr
     assert (folder / "stop").stat().st_uid == ALICE
-    assert [(entry["uid"], entry["sweep"]) for entry in audit.read_audit(state) if entry["what"] == "sweep stop"] == [
+    assert [(entry["uid"], entry["sweep"]) for entry in AuditLog(state).read() if entry["what"] == "sweep stop"] == [
         (0, folder.name)
     ]
 
@@ -263,9 +266,9 @@ time.sleep(600)
 @pytest.mark.parametrize("name", ["cordons.lock", "bench.lock"])
 def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, monkeypatch, name):
     """Also when the member's process is stopped."""
-    from gpurun.doctor.bench import Run, append
+    from gpurun.doctor.bench import BenchHistory, Run
     from gpurun.state import locks
-    from gpurun.state.hosts import Cordon, changing_cordons, read_cordons
+    from gpurun.state.hosts import Cordon, Cordons
 
     monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     holder = bob.start("-c", HOLD, name)
@@ -274,20 +277,20 @@ def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, 
     umask = os.umask(0o027)
     with pytest.raises(StateUnavailable, match=f"uid {BOB}'s process {holder.pid}") as refused:
         if name == "bench.lock":
-            append(state, Run(1.0, ()))
+            BenchHistory(state).append(Run(1.0, ()))
         else:
-            with changing_cordons(state) as cordons:
+            with Cordons(state).changing() as cordons:
                 cordons["h1"] = Cordon("cordoned", "a", 1.0, "r")
     os.umask(umask)
     assert name in refused.value.hint
-    assert read_cordons(state) == {}
+    assert Cordons(state).read() == {}
     holder.kill()
     holder.communicate()
 
 
 def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     from gpurun.state import locks
-    from gpurun.state.hosts import Cordon, read_cordons
+    from gpurun.state.hosts import Cordon, Cordons
     from gpurun.supervisor.stop import _cordon
 
     monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
@@ -305,14 +308,14 @@ def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     assert _cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
     assert not _cordon(job, {"h1": Cordon("cordoned", "gpurun", 2.0, "another")}), "the first reason stays"
     os.umask(umask)
-    assert read_cordons(state)["h1"].reason == "r"
+    assert Cordons(state).read()["h1"].reason == "r"
 
 
 def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
     bobs = bob.python(SUBMIT)
     alice.python(SUBMIT)
     bob.python(PRELUDE + f"(home / 'jobs' / '{bobs}' / 'cancel.json').write_text('x')")
-    assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+    assert alice.python(PRELUDE + "print(len(Allocator(home).run_pass(now_s=2.0).granted))") == "1"
 
 
 def test_a_lock_in_another_s_name_means_nothing(state, alice, bob):
@@ -324,20 +327,20 @@ print(locks.try_take(held), flush=True); time.sleep(60)
 """
     bobs = bob.start("-c", PRELUDE + squat)
     assert bobs.stdout.readline() == "True\n"
-    waiters = PRELUDE + "from gpurun.leases.look import take_waiter_lock, waiter_lives\n"
-    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "False"
-    take = "held = take_waiter_lock(home)\nprint(held[1].name, flush=True); time.sleep(60)"
+    waiters = PRELUDE + "from gpurun.leases.look import WaiterLocks\n"
+    assert bob.python(waiters + f"print(WaiterLocks(home).lives({ALICE}))") == "False"
+    take = "held = WaiterLocks(home).take()\nprint(held[1].name, flush=True); time.sleep(60)"
     alices = alice.start("-c", waiters + take)
     assert alices.stdout.readline() != f"{ALICE}.log\n"
-    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "True"
+    assert bob.python(waiters + f"print(WaiterLocks(home).lives({ALICE}))") == "True"
     for process in (bobs, alices):
         process.kill()
         process.communicate()
-    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "False"
+    assert bob.python(waiters + f"print(WaiterLocks(home).lives({ALICE}))") == "False"
 
 
 def test_asking_to_give_way(state, alice, bob):
-    ask = PRELUDE + "from gpurun.leases.allocate import *\nask_to_give_way(home, {})"
+    ask = PRELUDE + "from gpurun.leases.allocate import *\nAllocator(home).ask_to_give_way({})"
     alice.python(ask.format("['j-00000001', 'j-00000002']"))
     bob.python(ask.format("['j-00000001']"))
     named = {f"j-00000001.{ALICE}", f"j-00000002.{ALICE}", f"j-00000001.{BOB}"}

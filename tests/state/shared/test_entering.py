@@ -9,7 +9,7 @@ import pytest
 from shared_code import INVENTORY, PRELUDE, SUBMIT, needs_root
 from users import ALICE, Accounts
 
-from gpurun.state import audit
+from gpurun.state.audit import AuditLog
 
 pytestmark = needs_root
 
@@ -19,7 +19,7 @@ EXEC = (
     + """
 from dataclasses import replace
 from gpurun.jobs.record import State
-((lease, lock),) = run_pass(home, now_s=2.0).granted
+((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
 folder = JobStore(home).get(lease.job)
 for step in (State.PREPARING, State.STARTING, State.RUNNING):
     folder.move(step, started_s=3.0)
@@ -52,7 +52,7 @@ def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, entering):
     done = entering(alice).gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo $TOKEN=hunter2")
     assert done.returncode == 0, done.stderr
     assert "hunter2" in done.stdout
-    (entry,) = (entry for entry in audit.read_audit(state) if entry["what"] == "exec")
+    (entry,) = (entry for entry in AuditLog(state).read() if entry["what"] == "exec")
     assert (entry["job"], entry["uid"], entry["owner"], entry["rank"]) == (job, ALICE, f"uid {ALICE}", 1)
     assert entry["program"] == "sh"
     assert "hunter2" not in (state / "audit.jsonl").read_text()
@@ -69,7 +69,7 @@ def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_cha
         os.chown(tmp_path / "inventory.yaml", ALICE, ALICE)
     root = replace(entering(alice, HOME=str(tmp_path)), uid=0, groups=())
     done = root.gpurun("exec", job, "--", "true")
-    lines = [entry["uid"] for entry in audit.read_audit(state) if entry["what"] == "exec"]
+    lines = [entry["uid"] for entry in AuditLog(state).read() if entry["what"] == "exec"]
     if whose == "alice's":
         assert done.returncode == 2, done.stderr
         assert "users other than root can change" in done.stderr

@@ -59,7 +59,7 @@ def test_a_lock_file_of_an_older_version_is_closed(alice):
 def test_a_read_lock_on_a_lease_keeps_its_job_from_nobody(state, alice, bob):
     """Bob locks alice's lease, which he may read, before a command of hers adopts the job."""
     job = alice.python(SUBMIT)
-    alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
+    alice.python(PRELUDE + "Allocator(home).run_pass(now_s=2.0)")
     hold = f"""
 from gpurun.state import locks as lock
 held = os.open(home / 'leases' / '{job}.json', os.O_RDONLY)
@@ -67,8 +67,8 @@ print(lock.try_take(held, shared=True), flush=True); time.sleep(60)
 """
     bobs = bob.start("-c", PRELUDE + hold)
     assert bobs.stdout.readline() == "True\n"
-    adopt = "from gpurun.head import spawn\nspawn.start_supervisor = lambda *_, **__: None\n"
-    adopt += f"print(spawn.adopt_orphans(home, {{}}), LeaseStore(home).is_alive({job!r}))"
+    adopt = "from gpurun.head import spawn\nspawn.Head.start_supervisor = lambda *_, **__: None\n"
+    adopt += f"print(spawn.Head(home, {{}}).adopt_orphans(), LeaseStore(home).is_alive({job!r}))"
     assert alice.python(PRELUDE + adopt) == f"('{job}',) True"
     assert alice.python(PRELUDE + f"print(LeaseStore(home).read('{job}').job)") == job
     bobs.kill()
