@@ -408,6 +408,3 @@ class Pins:
     def wanted_digests(self) -> frozenset[str]:
         """Return the digests of data sets of jobs that have not ended."""
         return frozenset(self.jobs_by_digest())
-
-
-# Find the data sets that queued and running jobs need. Hosts do not remove these to free space.

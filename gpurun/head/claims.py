@@ -97,7 +97,7 @@ class Claims:
         """Turn forgotten claims of this user into lost leases. Idempotent.
 
         Returns:
-            The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. Skips a claim on GPUs that a
+            The new leases with their locks held, for `gpurun.head.spawn.Head.start_all`. Skips a claim on GPUs that a
             pass grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
         """
         claims = tuple(claims)

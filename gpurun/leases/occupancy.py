@@ -32,7 +32,7 @@ def known_machines(inventory: Inventory, machines: Mapping[str, Machine]) -> dic
     An id that several hosts of the inventory give says nothing: they were installed from one image.
 
     Args:
-        machines: what this user knows of machines (`gpurun.state.hosts.read_machines`).
+        machines: what this user knows of machines (`gpurun.state.hosts.Machines`).
     """
     known = [
         KnownAs(host.name, host.machine, machines[host.machine].id if host.machine in machines else "")
