@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpurun.cli import (
-    caches,
     config,
+    content,
+    disk,
     doctor,
     dry_run,
     follow,
@@ -37,7 +38,7 @@ from gpurun.cli import (
     scale_commands,
     sweep_commands,
     why,
-)  # fmt: skip
+)
 from gpurun.content import ship, staging
 from gpurun.history.report import Accounts
 from gpurun.lab.lab import LabStatus
@@ -89,15 +90,15 @@ SHAPES: Mapping[str, tuple[Any, ...]] = {
     "diff": (one_job.DiffShape,),
     "history": (history.HistoryShape,),
     "report": (Accounts,),
-    "du": (caches.DiskShape, caches.CachesSizeShape),
-    "prune": (caches.PruneShape, caches.CachesPruneShape),
+    "du": (disk.DiskShape, disk.CachesSizeShape),
+    "prune": (disk.PruneShape, disk.CachesPruneShape),
     "doctor": (doctor.DoctorShape,),
     "bench": (doctor.BenchShape,),
     "ship": (ship.ShipShape, ship.ShipPlanShape),
-    "images": (caches.ImagesShape,),
-    "data list": (caches.DataListShape,),
+    "images": (content.ImagesShape,),
+    "data list": (content.DataListShape,),
     "data stage": (staging.StageShape,),
-    "data evict": (caches.EvictShape,),
+    "data evict": (content.EvictShape,),
     "simulate": (Report,),
     "inventory list": (INVENTORY_LIST,),
     "inventory show": (inventory_reading.InventoryShape, INVENTORY_LIST),

@@ -37,7 +37,7 @@ def world(tmp_path, monkeypatch):
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "file").write_bytes(b"x" * 1_000_000)
     hosts = Hosts(tmp_path)
-    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda _, names: hosts.fleet(*names))
+    monkeypatch.setattr("gpurun.cli.content.fleet_of", lambda _, names: hosts.fleet(*names))
     yield tmp_path
     hosts.close()
 
@@ -86,7 +86,7 @@ LIES = [
 def test_a_host_that_lies_about_its_sets_is_named_and_left_out(gpurun, world, monkeypatch, lie):
     with agent_of(done({"sets": [SET]}), "h1") as honest, agent_of(done(lie), "h2") as liar:
         fleet = nullcontext(Fleet({"h1": honest, "h2": liar}, {}))
-        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.content.fleet_of", lambda *_: fleet)
         code, out, err = gpurun("data", "list", "h[1-2]")
         assert code == 4 and len(out.splitlines()) == 1 and " h1 " in out
         assert err.startswith("gpurun: h2: the host's answer is not valid: ")
@@ -106,7 +106,7 @@ def test_as_many_sets_as_a_host_may_have_are_noted_at_once(gpurun, world, monkey
     many = [{**SET, "digest": f"sha256:{number:064x}"} for number in range(answers.MOST_SETS)]
     with agent_of(done({"sets": many}), "h1") as agent:
         fleet = nullcontext(Fleet({"h1": agent}, {}))
-        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.content.fleet_of", lambda *_: fleet)
         written.clear()
         code, out, _ = gpurun("data", "list", "h1")
     assert code == 0 and len(out.splitlines()) == len(many) and len(written) == 1
@@ -117,7 +117,7 @@ def test_sets_are_listed_although_the_cache_cannot_be_written(gpurun, world, mon
     (world / "XDG_CACHE_HOME").write_text("no folder")
     with agent_of(done({"sets": [SET]}), "h1") as agent:
         fleet = nullcontext(Fleet({"h1": agent}, {}))
-        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: fleet)
+        monkeypatch.setattr("gpurun.cli.content.fleet_of", lambda *_: fleet)
         code, out, err = gpurun("data", "list", "h1")
     assert (code, err) == (0, "") and DIGEST[7:19] in out
 

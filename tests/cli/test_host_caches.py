@@ -30,7 +30,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "i.yaml"))
     (tmp_path / "i.yaml").write_text(INVENTORY)
     hosts = Hosts(tmp_path)
-    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda _, names: hosts.fleet(*names))
+    monkeypatch.setattr("gpurun.cli.disk.fleet_of", lambda _, names: hosts.fleet(*names))
     owner = f"{StateDirectory(tmp_path / 'GPURUN_HOME').id()}-{os.getuid()}"
     for at, name in enumerate(("old", "young"), 1):
         (tmp_path / "h1/.gpurun/caches" / owner / "gone").mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_what_names_jobs_is_refused(gpurun, world):
 def test_a_host_that_lies_fails_alone_and_steers_no_terminal(gpurun, world, monkeypatch):
     lies = {"bytes": -1, "entries": 0, "jobs": ["\x1b[2J"]}
     with agent_of(done(lies), "h1") as liar:
-        monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: Fleet({"h1": liar}, {}))
+        monkeypatch.setattr("gpurun.cli.disk.fleet_of", lambda *_: Fleet({"h1": liar}, {}))
         code, out, err = gpurun("du", "--caches", "--host", "h1")
     assert code == 4
     assert "\x1b" not in out + err

@@ -351,9 +351,9 @@ def test_a_declined_prune_exits_1_like_every_declined_question(
     from gpurun.content import images
 
     placed = {"gpu-r1-01": [SimpleNamespace(id="sha256:1", used_by=(), needed=False, present=True)]}
-    monkeypatch.setattr("gpurun.cli.caches.fleet_of", lambda *_: nullcontext())
-    monkeypatch.setattr("gpurun.cli.caches._wanted", lambda _: [])
-    monkeypatch.setattr("gpurun.cli.caches._image_lines", lambda _: ["one image"])
+    monkeypatch.setattr("gpurun.cli.content.fleet_of", lambda *_: nullcontext())
+    monkeypatch.setattr("gpurun.cli.content._wanted", lambda _: [])
+    monkeypatch.setattr("gpurun.cli.content._image_lines", lambda _: ["one image"])
     monkeypatch.setattr(images, "placed", lambda *_: SimpleNamespace(ok=placed, failed={}))
     monkeypatch.setattr(images, "prune", lambda *_: pytest.fail("pruned although a person said no"))
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))

@@ -1,6 +1,6 @@
 """``status JOB`` says how far image, data and workdir are."""
 
-from gpurun.cli.caches import say_failures
+from gpurun.cli.content import say_failures
 from gpurun.cli.shares import sending
 from gpurun.errors import BadInput, HostUnreachable
 from gpurun.jobs.events import Sent
