@@ -150,7 +150,7 @@ def recover(
     with ExitStack() as stack:
         if by_timer:
             try:
-                stack.enter_context(Machines(state).lock("recover", patience_s=0.0))
+                stack.enter_context(Machines(state).own_lock("recover", patience_s=0.0))
             except StateUnavailable as error:
                 say(f"another `gpurun recover` runs: {printable(str(error))}")
                 return

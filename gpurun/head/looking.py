@@ -292,7 +292,7 @@ def look_round(home: Path, paths: Iterable[str], *, by_timer: bool = False) -> N
         StateError: the lock of the looks cannot be opened.
     """
     try:
-        with Machines(home).lock("looking", patience_s=0.0):
+        with Machines(home).own_lock("looking", patience_s=0.0):
             Round(home, by_timer=by_timer).make(loaded(paths))
     except StateUnavailable:
         return

@@ -446,7 +446,7 @@ class Machines:
         """
         if not looks:
             return
-        with self.lock("lock"):
+        with self.own_lock("lock"):
             before = self._read(os.getuid())
             after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
             newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
@@ -454,8 +454,8 @@ class Machines:
             durable.write_record(path, _File({machine: after[machine] for machine in newest}))
 
     @contextmanager
-    def lock(self, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
-        """Hold a lock of this user's that no other user can hold.
+    def own_lock(self, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+        """Hold a lock of this user's that no other user can hold. Its file lies beside what is known of machines.
 
         Args:
             name: which one.

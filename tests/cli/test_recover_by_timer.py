@@ -60,7 +60,7 @@ def test_a_recover_that_a_person_types_starts_no_look(gpurun, home, tmp_path, mo
 
 
 def test_a_timer_starts_no_second_run_while_one_lasts(gpurun, home):
-    with Machines(home).lock("recover"):
+    with Machines(home).own_lock("recover"):
         code, out, err = gpurun("recover", "--by-timer")
         assert code == 0 and "another `gpurun recover` runs" in out + err
         assert json.loads(gpurun("recover", "--json")[1])["adopted"] == [], "a person's command does its work"

@@ -336,7 +336,7 @@ def test_a_step_of_the_heads_clock_takes_no_host_out(tmp_path, inventory, fleet,
 
 
 def test_one_round_runs_at_a_time(tmp_path, inventory, fleet):
-    with Machines(tmp_path).lock("looking"):
+    with Machines(tmp_path).own_lock("looking"):
         look_round(tmp_path, [inventory.source])
     assert fleet.asked == []
 

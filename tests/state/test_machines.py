@@ -159,10 +159,15 @@ def test_looks_of_many_writers_are_all_kept(tmp_path):
 
 
 def test_a_lock_of_this_user_is_held_by_one_process_at_a_time(tmp_path):
-    again = Machines(tmp_path).lock("looking", patience_s=0.0)
-    with Machines(tmp_path).lock("looking"), Machines(tmp_path).lock("lock"), pytest.raises(StateUnavailable), again:
+    again = Machines(tmp_path).own_lock("looking", patience_s=0.0)
+    with (
+        Machines(tmp_path).own_lock("looking"),
+        Machines(tmp_path).own_lock("lock"),
+        pytest.raises(StateUnavailable),
+        again,
+    ):
         pass
-    with Machines(tmp_path).lock("looking", patience_s=0.0):
+    with Machines(tmp_path).own_lock("looking", patience_s=0.0):
         assert (tmp_path / "machines" / f"{UID}.looking").stat().st_mode & 0o077 == 0
 
 
