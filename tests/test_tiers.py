@@ -54,10 +54,11 @@ MODULE = '"""About it."""\n\nX = 1\n"""One."""\n\ndef f():\n    """Return it."""
     ("now", "same"),
     [(MODULE.replace("One.", "1."), True), (MODULE.replace("X = 1", "X = 1  # one"), True),
      (MODULE.replace('    """Return it."""\n', ""), True), (MODULE.replace("X = 1", "X = 2"), False),
-     (MODULE.replace("return X", "return 'X'"), False), ("", False), (None, False)],
+     (MODULE.replace("return X", "return 'X'"), False), ("", False), (None, False), ("print 1", False),
+     ("\0", False)],
 )  # fmt: skip
 def test_comments_and_docstrings_are_no_change(now, same):
-    assert tiers.does_the_same(MODULE, now) is same and tiers.does_the_same(now, now) is (now is not None)
+    assert tiers.does_the_same(MODULE, now) is same and tiers.does_the_same(now, MODULE) is same
 
 
 def test_a_file_that_comes_or_goes_is_a_change(tmp_path):

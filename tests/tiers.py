@@ -121,14 +121,19 @@ def rooms_changed(top: Path, base: str) -> set[str]:
 
 def _content(top: Path, commit: str, path: str) -> str | None:
     """Return a Python file as it is in a commit; None if it is another file, or is not there."""
+    if not path.endswith(".py"):
+        return None
     argv = ["git", "-C", str(top), "show", f"{commit}:{path}"]
     found = subprocess.run(argv, check=False, capture_output=True, text=True, errors="replace")
-    return found.stdout if path.endswith(".py") and found.returncode == 0 else None
+    return found.stdout if found.returncode == 0 else None
 
 
 def does_the_same(one: str | None, other: str | None) -> bool:
     """Whether two texts of a module differ in nothing but comments, docstrings and layout."""
-    return one is not None and other is not None and _statements(one) == _statements(other)
+    try:
+        return one is not None and other is not None and _statements(one) == _statements(other)
+    except (SyntaxError, ValueError):  # one of them is no Python
+        return False
 
 
 def _statements(text: str) -> str:
