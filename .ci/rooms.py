@@ -148,4 +148,4 @@ def picture() -> str:
         colour = PURE if f"gpurun.{room}" in pure else OTHER
         drawing.box(x[room,] - left - BOX_WIDTH / 2, y[room] - BOX_HEIGHT / 2, BOX_WIDTH, BOX_HEIGHT, colour)
         drawing.text(x[room,] - left, y[room] + 5, room, anchor="middle", size=14)
-    return str(drawing)
+    return drawing.svg()

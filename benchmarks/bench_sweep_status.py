@@ -21,8 +21,9 @@ from bench_status import in_terminal, piped, report
 import gpurun
 from gpurun.jobs.spec import JobSpec
 from gpurun.state import durable
-from gpurun.studies.sweep_plan import JournalEntry, Wish
-from gpurun.studies.sweep_store import Journal, SweepStore
+from gpurun.studies.store import Journal, SweepStore
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.trials import JournalEntry
 
 TARGET_S = 0.5
 JOB = JobSpec(name="train", image="gpurun/tiny:1", gpus=1, command=("train",))

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.jobs.spec import JobSpec
-from gpurun.studies.search import searcher_for
+from gpurun.studies.search import Searcher
 from gpurun.studies.sweep_pictures import curves, picture
-from gpurun.studies.sweep_plan import JournalEntry, Point, SweepPlan, Trials, Wish
+from gpurun.studies.sweep_plan import SweepPlan, Wish
+from gpurun.studies.trials import JournalEntry, Point, Trials
 
 SPACE = {"lr": ("log:1e-5..1e-1",), "dropout": ("0.1..0.5",), "layers": ("2..8",), "optimizer": ("adam", "sgd")}
 TRIALS, STEPS, AT_ONCE, STEP_S = 40, 27, 8, 4.0
@@ -30,7 +31,7 @@ def accuracy(point: Point, step: int) -> float:
 
 def journal(plan: SweepPlan) -> Iterator[JournalEntry]:
     """Return the entries that a real sweep's journal would have."""
-    searcher, now_s, asked = searcher_for(plan), 0.0, 0
+    searcher, now_s, asked = Searcher(plan), 0.0, 0
     running: dict[int, tuple[Point, int]] = {}
     while running or asked < plan.trials:
         while len(running) < AT_ONCE and asked < plan.trials:

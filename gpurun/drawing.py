@@ -1,14 +1,13 @@
-"""Draw SVG pictures without a library: shapes, the positions of axes, and colours for values."""
+"""Draw SVG pictures without a library: shapes, colours for values, axes, and charts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Protocol
 
-from gpurun.documents.plain import printable
+from gpurun.markup import Markup, element, markup
 
 # Map a number to a colour. Pure.
 
@@ -52,8 +51,9 @@ class Drawing:
         self.box(0, 0, width, height, "white")
         self.text(10, 24, title, size=16)
 
-    def __str__(self) -> str:
-        return "\n".join([*self._parts, "</svg>", ""])
+    def svg(self) -> Markup:
+        """Return the document."""
+        return Markup("\n".join([*self._parts, "</svg>", ""]))
 
     def text(
         self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = "#222",
@@ -66,7 +66,7 @@ class Drawing:
         turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"{turned}{halo}>'
-            f"{_escaped(text)}{_tip(tip)}</text>"
+            f"{markup(text)}{_tip(tip)}</text>"
         )
 
     def line(
@@ -108,11 +108,7 @@ def _points(places: Iterable[Place]) -> str:
 
 
 def _tip(text: str) -> str:
-    return f"<title>{_escaped(text)}</title>" if text else ""
-
-
-def _escaped(text: str) -> str:
-    return escape(printable(text))
+    return element("title", text) if text else ""
 
 
 # Positions of values on an axis, from 0 to 1, and the axis's labels. Pure.
@@ -196,6 +192,21 @@ class Choices:
                 for number in range(0, len(self._values), stride)]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Labelled:
+    """Parts of the axis itself, from 0 to 1, with labels of their own, such as dates."""
+
+    labels: Sequence[Mark]
+
+    def place(self, value: object) -> float | None:
+        """Return the part."""
+        return Numbers(0.0, 1.0).place(value)
+
+    def marks(self) -> Sequence[Mark]:
+        """Return the labels."""
+        return self.labels
+
+
 def around(values: Sequence[float]) -> Numbers:
     """Return an axis for these finite numbers, logarithmic if they are positive and differ a thousandfold."""
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -220,3 +231,89 @@ def written(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.10g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+# A plot with two axes. Pure.
+
+
+FRAME, GRID = "#444", "#ddd"
+MOST_LABEL = 14
+Point = tuple[object, object]
+
+
+class Chart:
+    """A plot with two axes on a sheet: first its frame and grid, then curves over them.
+
+    Args:
+        box: left, top, width and height on the sheet.
+        names: of the axes, across and up; "" = none.
+    """
+
+    def __init__(
+        self, sheet: Drawing, box: tuple[float, float, float, float], across: Axis, up: Axis, names: tuple[str, str]
+    ) -> None:
+        self._sheet, self._across, self._up = sheet, across, up
+        self._left, self._top, self._width, self._height = box
+        left, top, right, bottom = self._left, self._top, self._left + self._width, self._top + self._height
+        for part, text in up.marks():
+            y = bottom - self._height * part
+            sheet.line([(left, y), (right, y)], GRID)
+            sheet.text(left - 6, y + 4, clipped(text, MOST_LABEL), anchor="end", size=11, tip=text)
+        for part, text in across.marks():
+            x = left + self._width * part
+            sheet.line([(x, bottom), (x, bottom + 4)], FRAME)
+            sheet.text(x, bottom + 17, text, anchor="middle", size=11)
+        sheet.line([(left, top), (left, bottom), (right, bottom)], FRAME)
+        name = f"{names[1]} (log)" if isinstance(up, Numbers) and up.is_log else names[1]
+        if name:
+            sheet.text(left, top - 10, clipped(name, 60), size=13, tip=names[1])
+        if names[0]:
+            sheet.text(left + self._width / 2, bottom + 34, names[0], anchor="middle", size=13)
+
+    def at(self, x: object, y: object) -> Place | None:
+        """Return the place of a point on the sheet; None if an axis has no place for it."""
+        right, up = self._across.place(x), self._up.place(y)
+        if right is None or up is None:
+            return None
+        return self._left + self._width * right, self._top + self._height * (1 - up)
+
+    def curve(
+        self, points: Iterable[Point], colour: str, *, width: float = 2.0, opacity: float = 1.0,
+        is_dashed: bool = False, tip: str = "",
+    ) -> None:  # fmt: skip
+        """Draw a line through points, with gaps where an axis has no place for them."""
+        for stretch in stretches(self.at(*point) for point in points):
+            self._sheet.line(stretch, colour, width=width, opacity=opacity, is_dashed=is_dashed, tip=tip)
+
+    def dot(self, x: object, y: object, colour: str, *, tip: str = "") -> None:
+        """Mark one point."""
+        if (place := self.at(x, y)) is not None:
+            self._sheet.dot(*place, colour, radius=4, tip=tip)
+
+    def band(self, spans: Sequence[tuple[object, float, float]], colour: str) -> None:
+        """Fill the area between low and high values: ``(x, low, high)``."""
+        ends = [self.at(x, high) for x, _, high in spans] + [self.at(x, low) for x, low, _ in reversed(spans)]
+        places = [place for place in ends if place is not None]
+        if len(places) > 2:
+            self._sheet.area(places, colour)
+
+    def columns(self, values: Sequence[float], colour: str) -> None:
+        """Fill the area below values, each of which stands for an equal part of the axis."""
+        bottom, step = self._top + self._height, self._width / max(1, len(values))
+        places: list[Place] = [(self._left, bottom)]
+        for number, value in enumerate(values):
+            part = self._up.place(value)
+            y = bottom - self._height * (1.0 if part is None else part)  # a sum that rounding made a little too large
+            places += [(self._left + number * step, y), (self._left + (number + 1) * step, y)]
+        self._sheet.area([*places, (self._left + self._width, bottom)], colour)
+
+
+def stretches(places: Iterable[Place | None]) -> Iterator[list[Place]]:
+    """Yield the lines between gaps. A single place is a line of no length, which is drawn as a dot."""
+    stretch: list[Place] = []
+    for place in (*places, None):
+        if place is not None:
+            stretch.append(place)
+        elif stretch:
+            yield stretch if len(stretch) > 1 else [*stretch, *stretch]
+            stretch = []

@@ -76,7 +76,7 @@ def sweeps(incomplete: str) -> Iterable[str]:
     """Complete ids and names of sweeps."""
     from gpurun.errors import StateError
     from gpurun.state.paths import home
-    from gpurun.studies.sweep_store import SweepStore
+    from gpurun.studies.store import SweepStore
 
     store = SweepStore(home(os.environ))
     ids, names = store.ids()[:MOST_JOBS], list[str]()
@@ -97,7 +97,7 @@ def campaigns(incomplete: str) -> Iterable[str]:  # noqa: ARG001 - the caller fi
     from gpurun.state.paths import home
     from gpurun.studies.campaigns import CampaignStore
 
-    return CampaignStore(home(os.environ)).names()
+    return CampaignStore(home(os.environ)).ids()
 
 
 @_quietly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.folder import FolderUsage
     from gpurun.jobs.store import JobStore
     from gpurun.leases.look import Cluster
+    from gpurun.views.lines import Cell
 
 
 # ``gpurun du``: how much of the head's disk each job takes.
@@ -112,6 +114,10 @@ def du(
     names = [store.find(job).id for job in dict.fromkeys(jobs)] if jobs else _all_names(store)
     found = [name for name in names if (store.folder / name).exists()]
     usages = each_counted_once([measure(store.folder / name) for name in found])
+    for name in () if jobs else store.codes():
+        if (left := measure(store.folder / name).unlinked()).files:  # jobs have links to all other stored code
+            found.append(name)
+            usages.append(left)
     rows = [_row(store, name, usage) for name, usage in zip(found, usages, strict=True)]
     rows.sort(key=lambda row: (-row["bytes"]["total"], row["id"]))
     sums = _sizes(usages)
@@ -124,7 +130,10 @@ def du(
 
 def _all_names(store: JobStore) -> list[str]:
     """Return the names of all job folders, and of folders that killed submissions and prunes left behind."""
-    return sorted(store.folder.names()) if store.folder.exists() else []
+    from gpurun.jobs.folder import CODES
+
+    names = store.folder.names() if store.folder.exists() else []
+    return sorted(name for name in names if not name.startswith(CODES))
 
 
 def _row(store: JobStore, name: str, usage: FolderUsage) -> DiskRowShape:
@@ -156,12 +165,12 @@ def _sizes(usages: Sequence[FolderUsage]) -> SizesShape:
 def _print(rows: list[DiskRowShape], sums: SizesShape, free: int | None) -> None:
     from gpurun.cli.tables import print_table
 
-    table = []
+    table: list[list[Cell]] = []
     for row in rows:
         sizes = [size_text(row["bytes"][column]) for column in COLUMNS]
         sizes[-1] += "+" if row["unread"] else ""
-        table.append(([*(printable(row[key]) for key in ("id", "owner", "name", "state")), *sizes], ""))
-    table.append((["sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS)], "head"))
+        table.append([row["id"], row["owner"], row["name"], row["state"], *sizes])
+    table.append([(text, "head") for text in ("sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS))])
     if rows:
         print_table(["job", "owner", "name", "state", *COLUMNS], table, figures=len(COLUMNS))
     else:
@@ -403,16 +412,23 @@ def prune(
             "give --yes to prune without a question",
         )  # fmt: skip
     done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
-    if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():
-        from gpurun.studies.sweep_store import SweepStore
-
-        SweepStore(store.home).remove_spent(lambda job: store.get(job).path.exists())
+    if not dry_run and not outputs_only:
+        _remove_what_no_job_has(store)
     if as_json:
         print_json(_document(plan, done, dry_run=dry_run))
     elif not dry_run:
         what = "the outputs of " if outputs_only else ""
         say(f"removed {what}{count(len(done.jobs), 'job')}, {_sum(done.jobs)}")
     _end_of_prune(plan, done, wish.keep_below_bytes)
+
+
+def _remove_what_no_job_has(store: JobStore) -> None:
+    """Remove sweeps without jobs, and code that neither jobs nor sweeps have."""
+    if (store.home / "sweeps").is_dir():
+        from gpurun.studies.store import SweepStore
+
+        SweepStore(store.home).remove_spent(lambda job: store.get(job).path.exists())
+    store.sweep(now_s=time.time())
 
 
 def _sum(jobs: list[Prunable]) -> str:

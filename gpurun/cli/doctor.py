@@ -177,41 +177,33 @@ def _carried(state: Path) -> set[tuple[str, int]]:
     return {(lease.job, lease.attempt) for lease in view.leases}
 
 
-STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
+MARKS = {"error": "bad", "warning": "wait", "note": "dim"}
 
 
 def _print(findings: Sequence[Finding], chosen: Sequence[str], bad: frozenset[str]) -> None:
-    from rich.text import Text
-
-    from gpurun.cli.tables import console
+    from gpurun.cli.tables import print_lines
     from gpurun.inventory.folding import fold
 
     healthy = [host for host in chosen if host not in bad]
     if healthy:
-        console(soft_wrap=True).print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
+        print_lines([[(f"{fold(healthy)}: ", ""), ("ok", "good")]])
     print_findings(findings)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print each finding: hosts, severity, check and evidence; below it the remedy."""
-    from rich.text import Text
-
-    from gpurun.cli.tables import console
+    from gpurun.cli.tables import print_lines
     from gpurun.inventory.folding import fold
 
-    out = console(soft_wrap=True)
     for finding in findings:
         severity = finding.severity.value
         place = fold(finding.hosts) if finding.hosts else "the fabric"
-        out.print(
-            Text.assemble(
-                f"{place}: ",
-                (f"{severity} {finding.check}", STYLES[severity]),
-                f"  {printable(finding.evidence)}",
-            )
-        )
+        print_lines([[
+            (f"{place}: ", ""), (f"{severity} {finding.check}", MARKS[severity]),
+            (f"  {printable(finding.evidence)}", ""),
+        ]])  # fmt: skip
         if finding.remedy:
-            out.print(Text(f"    → {printable(finding.remedy)}", style="dim"))
+            print_lines([[(f"    → {printable(finding.remedy)}", "dim")]])
 
 
 def _cordon(findings: Sequence[Finding], inventory: Inventory) -> list[str]:
@@ -507,7 +499,7 @@ def _print_of_bench(result: BenchResult, findings: Sequence[Finding], rates: Map
         for one in result.collectives
     ]  # fmt: skip
     heads = ("allreduce", "bytes", "time µs", "algbw GB/s", "busbw GB/s")
-    tables.print_table(heads, [(cells, "") for cells in rows], figures=len(heads) - 1)
+    tables.print_table(heads, rows, figures=len(heads) - 1)
     for engine, why in result.skipped.items():
         say(f"{engine} not measured: {printable(why)}")
     if rates:

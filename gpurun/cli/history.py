@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ import typer
 
 from gpurun.cli.options import WHEN, InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
-from gpurun.documents.plain import cell, printable
+from gpurun.documents.plain import csv_text, printable
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.moments import UNKNOWN, date_minute, date_time, day_minute, zone_name
 from gpurun.quantities import count, duration
@@ -83,7 +82,9 @@ def history(
     if as_json:
         print_json(HistoryShape(attempts=found))
     elif as_csv:
-        _print_csv(found)
+        from gpurun.history.row import COLUMNS
+
+        sys.stdout.write(csv_text(COLUMNS, ([getattr(row, column) for column in COLUMNS] for row in found)))
     elif found:
         _print_table(found[:SHOWN])
         if len(found) > SHOWN:
@@ -145,15 +146,6 @@ def _rebuild() -> None:
     say(f"your history has {count(attempts, 'attempt')}")
 
 
-def _print_csv(found: Sequence[HistoryRow]) -> None:
-    from gpurun.history.row import COLUMNS
-
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for row in found:
-        table.writerow([cell(getattr(row, column)) for column in COLUMNS])
-
-
 def _print_table(found: Sequence[HistoryRow]) -> None:
     from gpurun.cli.tables import print_table
     from gpurun.inventory.folding import fold
@@ -172,7 +164,7 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
         )
         for row in found
     ]  # fmt: skip
-    print_table(heads, [([*map(printable, cells)], "") for cells in rows])
+    print_table(heads, rows)
 
 
 # ``gpurun report``: GPU hours by user, waiting times, and wasted GPU time.
@@ -199,7 +191,7 @@ def report(
 
     gpurun report --pool vision --since 30d --html report.html
     """
-    from gpurun.history.report import accounts
+    from gpurun.history.report import accounts, report_page
     from gpurun.history.store import JobHistory
 
     wanted, now_s = wanted_of(user, pool, project, since, until), time.time()
@@ -207,10 +199,8 @@ def report(
     with JobHistory(home(os.environ)).sources(problems.append, now_s=now_s) as found:
         made = accounts(found, wanted, now_s=now_s, capacity=_capacity(inventory))
     if html is not None:
-        from gpurun.history.report import page
-
         try:
-            html.write_text(page(made), encoding="utf-8")
+            html.write_text(report_page(made), encoding="utf-8")
         except OSError as error:
             raise BadInput(f"the report cannot be written: {error.strerror}", where=str(html)) from error
         say(f"the report is in {html}")
@@ -273,18 +263,10 @@ def _timeline(made: Accounts) -> str:
 
 def _print_shares(name: str, shares: Mapping[str, Share]) -> None:
     from gpurun.cli.tables import print_table
-    from gpurun.history.report import hours, percent
+    from gpurun.history.report import share_cells
 
     heads = (name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
-    rows = [
-        (
-            label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
-            duration(share.mean_wait_s), duration(share.longest_wait_s),
-            percent(share.busy_percent), hours(share.idle_gpu_s),
-        )
-        for label, share in list(shares.items())[:SHOWN_ROWS]
-    ]  # fmt: skip
-    print_table(heads, [([*map(printable, cells)], "") for cells in rows])
+    print_table(heads, [*map(share_cells, list(shares.items())[:SHOWN_ROWS])])
     if len(shares) > SHOWN_ROWS:
         typer.echo(f"{len(shares) - SHOWN_ROWS} more; --json and --html show all")
 

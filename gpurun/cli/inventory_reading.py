@@ -227,11 +227,8 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
         labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
         row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host, states), labels)
         rows.setdefault(row, []).append(host.name)
-    cells = [(rack, fold(names), *rest) for (rack, *rest), names in rows.items()]
-    print_table(
-        ("rack", "hosts", "generation", "GPUs", "fabric", "state", "labels"),
-        [([*map(printable, row)], "") for row in cells],
-    )
+    heads = ("rack", "hosts", "generation", "GPUs", "fabric", "state", "labels")
+    print_table(heads, [(rack, fold(names), *rest) for (rack, *rest), names in rows.items()])
     say(f"{_sum(found.inventory)} in {found.inventory.source}")
 
 

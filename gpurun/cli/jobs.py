@@ -35,112 +35,11 @@ from gpurun.quantities import count, duration
 from gpurun.state import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from rich.table import Table
-    from rich.text import Text
-
-    from gpurun.facts import GpuSample, HostSample
-    from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
     from gpurun.jobs.store import JobStore
     from gpurun.leases.look import Cluster
-
-
-# ``gpurun status --watch``: show the use of every leased GPU, live, over one SSH session per host.
-
-
-REFRESH_S = 0.5
-HOT_C, FULL = 85, 0.95
-
-
-def watch_gpus(
-    inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, str]]], interval_s: float = 2.0
-) -> None:
-    """Show leased GPUs until Ctrl-C, also on hosts that get a lease later. Retries hosts that fail.
-
-    Args:
-        leased: returns host → GPU → job; called at every refresh.
-    """
-    from rich.live import Live
-
-    from gpurun.cli.tables import console
-    from gpurun.remote.fleet import Fleet
-    from gpurun.remote.route import target_of
-    from gpurun.views.feed import Sampling
-
-    now = leased()
-
-    def opened(hosts: Iterable[str]) -> Fleet:
-        return Fleet.open([target_of(inventory.by_name[host], inventory) for host in hosts])
-
-    sampling = Sampling(opened, lambda: list(now), interval_s)
-    sampling.start()
-    try:
-        with Live(console=console(), auto_refresh=False, screen=False) as live:
-            while True:
-                live.update(table(now, sampling.latest()), refresh=True)
-                time.sleep(REFRESH_S)
-                now = leased()
-    except KeyboardInterrupt:
-        return
-    finally:
-        sampling.close()
-
-
-def table(leased: Mapping[str, Mapping[int, str]], samples: Mapping[str, HostSample]) -> Table:
-    """Return one line per leased GPU. A host that does not answer has one line with the reason."""
-    from rich.text import Text
-
-    from gpurun.cli.tables import table_of
-    from gpurun.documents.plain import printable
-
-    found = table_of("HOST", "GPU", "JOB", "USE", "MEMORY", "TEMP", "POWER", "")
-    for host, gpus in leased.items():
-        sample = samples.get(host)
-        if sample is None or sample.problem:
-            why = sample.problem if sample else "connecting"
-            found.add_row(
-                host, _indices(gpus), "", "", "", "", "", Text(printable(why), style="red" if sample else "dim")
-            )
-            continue
-        by_index = {gpu.index: gpu for gpu in sample.gpus}
-        for index, job in sorted(gpus.items()):
-            gpu = by_index.get(index)
-            if gpu is None:
-                found.add_row(host, str(index), job, "", "", "", "", Text("does not answer", style="red"))
-            else:
-                found.add_row(host, str(index), job, *_figures(gpu))
-    return found
-
-
-def _figures(gpu: GpuSample) -> tuple[str | Text, ...]:
-    from rich.text import Text
-
-    from gpurun.documents.plain import printable
-
-    use = "–" if gpu.utilization_percent is None else f"{gpu.utilization_percent} %"
-    memory, style = "–", ""
-    if gpu.memory_used_mib is not None and gpu.memory_mib:
-        memory = f"{gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB"
-        style = "yellow" if gpu.memory_used_mib > gpu.memory_mib * FULL else ""
-    hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
-    temperature = "–" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
-    power = "–" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-    trouble = gpu.problem or ", ".join(gpu.throttle)
-    return (
-        Text(use),
-        Text(memory, style=style),
-        Text(temperature, style="red" if hot else ""),
-        power,
-        Text(printable(trouble), style="red"),
-    )
-
-
-def _indices(gpus: Mapping[int, str]) -> str:
-    return ",".join(map(str, sorted(gpus)))
 
 
 QUEUED_SHOWN = 20
@@ -183,7 +82,8 @@ def status(
         typer.Option(
             "--watch",
             "-w",
-            help="Show a live view with the use, memory, temperature and power of each GPU that a job holds.",
+            help="Show a live view of jobs, the queue, and GPUs that jobs hold. In a pipe, print the lines of "
+            "`gpurun top --plain`.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -203,7 +103,9 @@ def status(
         return
     found = _hosts_of(inventory, store, are_needed=watch)
     if watch:
-        watch_gpus(found.inventory, lambda: _leased(found, store))
+        from gpurun.cli.serve import watch_cluster
+
+        watch_cluster(store, inventory)
         return
     from gpurun.views.reading import read_cluster
 
@@ -271,15 +173,6 @@ def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cl
         from gpurun.leases.look import Cluster
 
         return Cluster(Inventory(hosts=(), racks=(), fabrics={}), store.home)
-
-
-def _leased(found: Cluster, store: JobStore) -> dict[str, dict[int, str]]:
-    """Return host → GPU → job for the hosts of the inventory."""
-    from gpurun.leases.look import look
-
-    occupancy = look(store.home, now_s=clock.now_s(), despite_damage=True).occupancy
-    by_host = {host.name: occupancy.on(host, found.known[host.name]) for host in found.inventory.hosts}
-    return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:

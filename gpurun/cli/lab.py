@@ -226,7 +226,7 @@ def _print_status(now: LabStatus) -> None:
         for each in now.hosts
     ]
     if rows:
-        print_table(("host", "rack", "address", "state", "GPUs", "memory MiB"), [(cells, "") for cells in rows])
+        print_table(("host", "rack", "address", "state", "GPUs", "memory MiB"), rows)
 
 
 def main() -> None:

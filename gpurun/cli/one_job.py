@@ -165,7 +165,7 @@ def rerun(
             f"the secret file {missing[0]} does not exist any more", job=folder.id, hint="create the file again"
         )
     if spec.code:
-        _code(folder)  # raises if the stored code is missing or damaged
+        _code(folder, spec.code)  # raises if the stored code is missing or damaged
     _look_for_data(folder, spec)
     again = spec if name is None else replace(spec, name=name)
     if record.owner_uid != os.getuid():
@@ -270,14 +270,14 @@ def _told(folder: JobFolder) -> _Told:
     speakers: defaultdict[str, Speaker] = defaultdict(Speaker)
     for report in LogTail(folder.log).new_reports():
         metrics |= {name: value for name, value in report.metrics.items() if speakers[name].counts(report)}
-    return _Told(folder, inputs, _code(folder) if spec["code"] else None, metrics)
+    return _Told(folder, inputs, _code(folder, spec["code"]) if spec["code"] else None, metrics)
 
 
-def _code(folder: JobFolder) -> Code:
+def _code(folder: JobFolder, digest: str) -> Code:
     from gpurun.content.workdir import Code
 
     try:
-        return Code(folder.code)
+        return Code(folder.code, digest)
     except FileNotFoundError as error:
         raise StateError(
             "the job's copy of its code does not exist any more", job=folder.id, where=str(folder.code)
@@ -716,8 +716,7 @@ def exec_(
     from gpurun.remote.system_ssh import live
     from gpurun.state.audit import AuditLog
     from gpurun.supervisor.links import Links
-    from gpurun.supervisor.log import Seating
-    from gpurun.supervisor.log_copy import ask_places, host_of
+    from gpurun.supervisor.ranks import Seating, ask_places, host_of
 
     command = context.obj or ("sh",)
     folder = find_job(job)

@@ -129,8 +129,6 @@ def _document(
 
 
 def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]]) -> None:
-    from rich.text import Text
-
     from gpurun.cli import tables
     from gpurun.inventory.folding import fold
 
@@ -138,18 +136,17 @@ def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple
     for name, hardware in survey.hardware.items():
         interface = inventory.fabric_of(inventory.by_name[name]).interface
         rows.setdefault(_row(hardware, interface), []).append(name)
-    cells = [([fold(names), *map(printable, row)], "") for row, names in rows.items()]
-    tables.print_table(("hosts", "GPUs", "driver", "fabric", "HCAs", "Docker"), cells)
-    console = tables.console()
+    heads = ("hosts", "GPUs", "driver", "fabric", "HCAs", "Docker")
+    tables.print_table(heads, [(fold(names), *row) for row, names in rows.items()])
     for name, error in survey.failures.items():
-        console.print(Text(f"{name}: {printable(error.message)}", style="red"))
+        tables.print_lines([[(f"{name}: {printable(error.message)}", "bad")]])
     folded: dict[tuple[str, str, str], list[str]] = {}
     for name, found in differences.items():
         for one in found:
             folded.setdefault((one.key, _plain(one.stated), _plain(one.found)), []).append(name)
     for (key, stated, actual), names in folded.items():
         text = f"{fold(names)}: {key} is {actual}, but the inventory says {stated}"
-        console.print(Text(printable(text), style="yellow"))
+        tables.print_lines([[(printable(text), "wait")]])
 
 
 def _row(hardware: Hardware, interface: str) -> tuple[str, ...]:

@@ -261,7 +261,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.route import target_of
     from gpurun.state.sharing import StateDirectory
-    from gpurun.supervisor.job import holder_of
+    from gpurun.supervisor.hosts import holder_of
 
     found = cluster(inventory).inventory
     with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:

@@ -22,8 +22,7 @@ from gpurun.quantities import count, duration
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.record import JobRecord
-    from gpurun.scaling.model import LinkRates
-    from gpurun.studies.campaign_plan import CampaignPlan, RunKey, RunRecord
+    from gpurun.studies.campaign_plan import CampaignPlan, RunRecord
     from gpurun.studies.campaign_report import CampaignReport, CampaignRowShape
     from gpurun.studies.campaigns import CampaignFolder, CampaignStore
 
@@ -88,11 +87,12 @@ def run(
     """
     from gpurun.inventory.read import find_inventory, load_inventory
     from gpurun.jobs.recipe import read_recipe
+    from gpurun.scaling.model import LinkRates
     from gpurun.state.paths import home
     from gpurun.studies.campaign_plan import parse_sizes
     from gpurun.studies.campaigns import begin_campaign, plan_of
 
-    sizes, rates = parse_sizes(gpus), _rates(link)
+    sizes, rates = parse_sizes(gpus), LinkRates(rack=None if link is None else float(link))
     read = read_recipe(Path(recipe)) if recipe is not None else None
     found = load_inventory(find_inventory(inventory, os.environ))
     launchers = tuple(dict.fromkeys(word.strip() for word in launcher.split(","))) if launcher else ()
@@ -105,7 +105,7 @@ def run(
         return
     folder, is_older = begin_campaign(plan, found, home(os.environ), os.environ)
     if is_older:
-        say(f"{folder.name} keeps its first image and code; to measure the current image and code, use another --name")
+        say(f"{folder.id} keeps its first image and code; to measure the current image and code, use another --name")
     plan = folder.plan()
     _say_refused(plan)
     _carry(folder)
@@ -116,7 +116,7 @@ def _show_plan(plan: CampaignPlan, inventory: Inventory, *, as_json: bool) -> No
     """Show the job of the largest size."""
     from gpurun.cli.dry_run import show_plan
 
-    runs = len(list(plan.runs()))
+    runs = plan.trials
     largest = max(plan.jobs, key=lambda job: job.gpus)
     if not as_json:
         _say_refused(plan)
@@ -132,23 +132,15 @@ def _say_refused(plan: CampaignPlan) -> None:
         )
 
 
-def _rates(link: int | None) -> LinkRates:
-    from gpurun.scaling.model import LinkRates
-
-    return LinkRates(rack=None if link is None else float(link))
-
-
 def _carry(folder: CampaignFolder) -> None:
-    from gpurun.state.paths import home
     from gpurun.studies.campaigns import Carrier
 
     try:
         with folder.carried():
-            Carrier(home(os.environ), folder, os.environ, CampaignProgress()).run()
+            Carrier(folder, os.environ, CampaignProgress()).run()
     except KeyboardInterrupt:
         say(
-            f"\ncampaign {folder.name} is stopped; repeat the command to continue, "
-            f"or run `gpurun scale show {folder.name}`"
+            f"\ncampaign {folder.id} is stopped; repeat the command to continue, or run `gpurun scale show {folder.id}`"
         )
         raise
 
@@ -174,7 +166,7 @@ class CampaignProgress:
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
-    def begins(self, run: RunKey, at: int, of: int, left_s: float | None) -> None:
+    def begins(self, run: RunRecord, at: int, of: int, left_s: float | None) -> None:
         """Report that a run begins."""
         left = f"; about {duration(left_s)} left" if left_s is not None else ""
         say(f"run {at} of {of}: {run.words}{left}")
@@ -190,10 +182,10 @@ class CampaignProgress:
         else:
             say(("\r\x1b[K" if sys.stderr.isatty() else "") + printable(text))
 
-    def ends(self, run: RunKey, record: RunRecord) -> None:
+    def ends(self, run: RunRecord) -> None:
         """Report that the run has ended."""
-        what = f"{record.rate.name} {record.rate.value:.4g}" if record.rate is not None else record.reason
-        say(f"        {run.words}: {record.outcome}, {printable(what)}")
+        what = f"{run.rate.name} {run.rate.value:.4g}" if run.rate is not None else run.reason
+        say(f"        {run.words}: {run.outcome}, {printable(what)}")
 
 
 SHOWN = ("launcher", "GPUs", "rate", "of linear", "of one host", "GPU hours", "step s")
@@ -211,7 +203,7 @@ class CampaignsShape(TypedDict):
 def list_(as_json: JsonOption = False) -> None:
     """List all campaigns with their progress."""
     store, rows, damaged = _store(), [], []
-    for name in store.names():
+    for name in store.ids():
         try:
             rows.append(_report(name))
         except StateError as error:
@@ -284,8 +276,8 @@ def print_curve(told: CampaignReport) -> None:
     from gpurun.studies.campaign_report import CURVE_HEADS, curve_row
 
     shown = [number for number, head in enumerate(CURVE_HEADS) if head in SHOWN]
-    heads = [printable(told.unit) if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown]
-    print_table(heads, [([printable(row[number]) for number in shown], "") for row in map(curve_row, told.curve)])
+    heads = [told.unit if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown]
+    print_table(heads, [[row[number] for number in shown] for row in map(curve_row, told.curve)])
     for each in told.plan.refused:
         typer.echo(
             printable(f"{each.launcher or 'the recipe'} with {count(each.gpus, 'GPU')} cannot run: {each.reason}")
@@ -295,11 +287,10 @@ def print_curve(told: CampaignReport) -> None:
 
 def summary(told: CampaignReport) -> str:
     """Describe the campaign's progress in one line."""
-    of = sum(1 for _ in told.plan.runs())
     done = sum(record.outcome == "measured" for record in told.records)
     cost = sum(record.gpu_hours for record in told.records)
     state = "done" if told.is_done else "not done; repeat the command of the campaign to continue"
-    return f"{told.plan.name}: {done} of {count(of, 'run')} measured, {cost:.3f} GPU hours; {state}"
+    return f"{told.plan.name}: {done} of {count(told.plan.trials, 'run')} measured, {cost:.3f} GPU hours; {state}"
 
 
 def _store() -> CampaignStore:
@@ -311,7 +302,7 @@ def _store() -> CampaignStore:
 def _report(name: str) -> CampaignReport:
     from gpurun.studies.campaign_report import CampaignReport
 
-    folder = _store().get(name)
+    folder = _store().find(name)
     plan = folder.plan()
     return CampaignReport(plan, folder.records(plan))
 

@@ -138,7 +138,7 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
     """
     from gpurun.cli.stores import open_store
     from gpurun.jobs.record import Ambiguous
-    from gpurun.studies.sweep_store import SweepStore
+    from gpurun.studies.store import SweepStore
     from gpurun.views.tensorboard import ShownRun, run_name
 
     store = open_store()
@@ -226,6 +226,10 @@ def web(
 # ``gpurun metrics``: the cluster for Prometheus.
 
 
+FRESH_S = 5.0
+"""Scrapes within this time get the same text: several of them cost no more than one."""
+
+
 def metrics(
     textfile: Annotated[
         Path | None,
@@ -263,15 +267,23 @@ def metrics(
 
 def _text(inventory: str | None) -> str:
     from gpurun.cli.stores import cluster
-    from gpurun.metrics import exposition, measure_all
+    from gpurun.metrics import measure_all
 
-    return exposition(measure_all(cluster(inventory), now_s=clock.now_s(), wall_s=time.time()))
+    return measure_all(cluster(inventory), now_s=clock.now_s(), wall_s=time.time()).text()
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """``9836``, ``:9836`` or ``HOST:9836``; loopback unless a host is named. Raises BadInput."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
+        raise BadInput(f"--serve: {text!r} is not an address", hint="give a port, or HOST:PORT such as 10.0.0.1:9836")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _serve(address: str, inventory: str | None) -> None:
-    from gpurun.metrics import Scraped, address_of, server
+    from gpurun.views.loopback import Remade, scrapes, server
 
-    with server(address_of(address), Scraped(lambda: _text(inventory))) as made:
+    with server(address_of(address), scrapes(Remade(lambda: _text(inventory), FRESH_S))) as made:
         host, port = made.server_address[:2]
         host = host.decode() if isinstance(host, bytes) else host
         say(f"the metrics are at http://{f'[{host}]' if ':' in host else host}:{port}/metrics; Ctrl-C ends the server")
@@ -281,6 +293,8 @@ def _serve(address: str, inventory: str | None) -> None:
 
 PLAIN_EVERY_S = 5.0
 FIRST_SAMPLES_S = 10.0
+REDRAW_S, REDRAW_SHARE = 0.5, 0.05
+"""The least pause between pictures, and the share of a core for drawing: a large cluster is drawn less often."""
 
 
 def top(
@@ -308,7 +322,7 @@ def top(
     store = open_store()
     if plain:
         with Feed(store, lambda: cluster(inventory)) as feed:
-            _print_lines(feed)
+            _print_changes(feed)
         return
     from gpurun.views.app import Actions, TopApp
 
@@ -336,7 +350,28 @@ def _check_screen() -> None:
         )
 
 
-def _print_lines(feed: Feed) -> None:
+def watch_cluster(store: JobStore, inventory: str | None) -> None:
+    """Show what `gpurun top` shows until Ctrl-C: tables that are drawn again; in a pipe, lines for changes."""
+    from gpurun.cli.stores import cluster
+    from gpurun.cli.tables import redrawn, terminal_columns
+    from gpurun.views.feed import Feed
+    from gpurun.views.rows import moment_lines
+
+    with Feed(store, lambda: cluster(inventory)) as feed:
+        if not sys.stdout.isatty():
+            _print_changes(feed)
+            return
+        drawn = None
+        with suppress(KeyboardInterrupt), redrawn() as draw:
+            while True:
+                began_s = time.thread_time()
+                if (moment := feed.latest()) != drawn:
+                    draw(moment_lines(moment, duration, terminal_columns()))
+                    drawn = moment
+                time.sleep(max(REDRAW_S, (time.thread_time() - began_s) / REDRAW_SHARE))
+
+
+def _print_changes(feed: Feed) -> None:
     """Print until Ctrl-C or until the reader of the output exits."""
     from gpurun.views.rows import changed_lines, first_lines, leased_hosts
 

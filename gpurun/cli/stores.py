@@ -86,7 +86,7 @@ def open_store() -> JobStore:
         with suppress(StateError):  # `status` and `recover` report damage; other commands do not
             Waiter(state).resume()
     if (state / "sweeps").is_dir():
-        from gpurun.studies.sweep_runner import Conductors
+        from gpurun.studies.runner import Conductors
 
         Conductors(state).ensure()
     return JobStore(state)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpurun.cli.job_options import DryRunOption, Given, flags_of, job_options
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say, say_problem
 from gpurun.cli.submit import spec_of
-from gpurun.documents.plain import cell, printable
+from gpurun.documents.plain import csv_text, printable
 from gpurun.errors import BadInput, NotYours, StateError
 from gpurun.jobs.recipe_keys import SETTINGS, SWEEP
 from gpurun.quantities import count, duration
@@ -27,12 +26,13 @@ from gpurun.quantities import count, duration
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
-    from gpurun.cli.tables import Rows
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.recipe import Recipe
     from gpurun.jobs.store import JobStore
-    from gpurun.studies.sweep_plan import Metric, SweepPlan, Trial, Trials, Wish
-    from gpurun.studies.sweep_store import SweepFolder, SweepStore
+    from gpurun.studies.store import SweepFolder, SweepStore
+    from gpurun.studies.sweep_plan import SweepPlan, Wish
+    from gpurun.studies.trials import Metric, Trial, Trials
+    from gpurun.views.lines import Cell
 
 
 # ``gpurun sweep run | stop | resume``.
@@ -77,8 +77,8 @@ def run(
     from gpurun.content.build import BuildLines
     from gpurun.inventory.read import find_inventory, load_inventory
     from gpurun.jobs.recipe import lines_of, read_recipe
-    from gpurun.studies.sweep_runner import submit_sweep
-    from gpurun.studies.sweep_store import SweepStore
+    from gpurun.studies.runner import submit_sweep
+    from gpurun.studies.store import SweepStore
 
     recipe_path, ranges = _split(words or ())
     recipe = read_recipe(Path(recipe_path)) if recipe_path is not None else None
@@ -106,10 +106,10 @@ def run(
 def _show_plan(plan: SweepPlan, inventory: Inventory, said: Sequence[str], *, as_json: bool) -> None:
     """Show the job of the first trial."""
     from gpurun.cli.dry_run import show_plan
-    from gpurun.studies.search import searcher_for
+    from gpurun.studies.search import Searcher
     from gpurun.studies.sweep_plan import job_of
 
-    trial = job_of(plan, NO_SWEEP, 0, searcher_for(plan).next_point(0))
+    trial = job_of(plan, NO_SWEEP, 0, Searcher(plan).next_point(0))
     if not as_json:
         typer.echo(f"{count(plan.trials, 'trial')}; the first trial:")
     show_plan(trial, inventory, said, as_json=as_json, more={"trials": plan.trials})
@@ -151,7 +151,7 @@ def stop(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     gpurun sweep stop mnist
     """
     from gpurun.state.audit import AuditLog
-    from gpurun.studies.sweep_runner import Conductors
+    from gpurun.studies.runner import Conductors
 
     folder = own_sweep(sweep, or_root=True)
     if folder.done.exists():  # as `gpurun cancel` of a job that has ended
@@ -177,7 +177,7 @@ def resume(
 
     gpurun sweep resume mnist --failed
     """
-    from gpurun.studies.sweep_runner import Conductors, reopen
+    from gpurun.studies.runner import Conductors, reopen
 
     folder = own_sweep(sweep)
     again = reopen(folder, also_failed=failed)
@@ -211,7 +211,7 @@ def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:
 def open_sweeps() -> SweepStore:
     """Recover what a crash left behind, then return the sweep store."""
     from gpurun.cli.stores import open_store
-    from gpurun.studies.sweep_store import SweepStore
+    from gpurun.studies.store import SweepStore
 
     return SweepStore(open_store().home)
 
@@ -225,21 +225,26 @@ def _home() -> Path:
 def _follow(folder: SweepFolder) -> int:
     """Show the sweep's progress until it ends. Returns 0 if a trial is complete, else 1."""
 
-    said = ""
-    while True:
-        is_done = folder.done.exists()
-        trials = folder.trials()
+    said, trials = "", folder.trials()
+    for trials in _looks(folder):
         if (text := summary(folder, folder.plan(), trials)) != said:
             said = text
             say(text)
+    return 0 if trials.counts()["complete"] else 1
+
+
+def _looks(folder: SweepFolder) -> Iterator[Trials]:
+    """Yield the sweep's trials as they are now, until the sweep ends."""
+    while True:
+        is_done = folder.done.exists()
+        yield folder.trials()
         if is_done:
-            return 0 if trials.counts()["complete"] else 1
+            return
         open_sweeps()  # restarts a conductor that died
         time.sleep(POLL_S)
 
 
 SHOWN = 20
-REFRESH_S = 1.0
 
 
 def status(
@@ -304,34 +309,26 @@ def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
 
 
 def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
-    from rich.console import Group
-    from rich.live import Live
+    from gpurun.cli.tables import redrawn, terminal_columns
+    from gpurun.views.lines import table_lines
 
-    from gpurun.cli.tables import console, text_of_table
-
-    with Live(console=console(), auto_refresh=False) as live:
-        while True:
-            is_done = folder.done.exists()
-            trials = folder.trials()
-            shown = text_of_table(*_table(folder, plan, trials, SHOWN))
-            live.update(Group(shown, printable(summary(folder, plan, trials))), refresh=True)
-            if is_done:
-                return
-            open_sweeps()
-            time.sleep(REFRESH_S)
+    with redrawn() as draw:
+        for trials in _looks(folder):
+            shown = table_lines(*_table(folder, plan, trials, SHOWN), terminal_columns())
+            draw([*shown, [(printable(summary(folder, plan, trials)), "")]])
 
 
-def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> tuple[list[str], Rows]:
+def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> tuple[list[str], list[list[Cell]]]:
     """Return columns and rows, best trial first; the best complete one is bold. Open trials show their job's state."""
     from gpurun.jobs.store import JobStore
 
     jobs, best = JobStore(folder.path.home), trials.best(plan.metric) if plan.metric else None
     columns = ["trial", *([plan.metric.name, "step"] if plan.metric else []), *plan.space, "state", "time", "job"]
-    rows = []
+    rows: list[list[Cell]] = []
     for trial in trials.ranked(plan.metric)[:most]:
         row = _row(plan, trial, "best" if trial is best else _state_of_job(jobs, trial))
-        rows.append(([*map(printable, row)], "head" if trial is best else ""))
-    return [*map(printable, columns)], rows
+        rows.append([(text, "head" if trial is best else "") for text in row])
+    return columns, rows
 
 
 def _state_of_job(jobs: JobStore, trial: Trial) -> str:
@@ -431,12 +428,12 @@ def table(
         print_table(*_table(folder, plan, trials, len(trials.by_number)))
         return
     own: tuple[TrialKey, ...] = ("trial", "state", "value", "step", "job", "reason")
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*own, *(cell(f"parameter.{name}" if name in own else name) for name in plan.space)])
+    heads = [*own, *(f"parameter.{name}" if name in own else name for name in plan.space)]
+    rows = []
     for trial in trials.ranked(plan.metric):
         told = trial_document(trial)
-        values = [*(told[name] for name in own), *(trial.parameters.get(name, "") for name in plan.space)]
-        writer.writerow(map(cell, values))
+        rows.append([*(told[name] for name in own), *(trial.parameters.get(name, "") for name in plan.space)])
+    sys.stdout.write(csv_text(heads, rows))
 
 
 def plot(
@@ -456,7 +453,7 @@ def plot(
     gpurun sweep plot mnist --to mnist.svg
     """
     from gpurun.studies.sweep_pictures import curves, picture
-    from gpurun.studies.sweep_plan import Trials
+    from gpurun.studies.trials import Trials
 
     folder = open_sweeps().find(sweep)
     plan = folder.plan()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import say, wants_colour
@@ -13,6 +14,7 @@ from gpurun.documents.plain import printable
 from gpurun.inventory.folding import fold
 from gpurun.quantities import count, duration
 from gpurun.views.lines import (
+    Cell,
     Line,
     job_lines,
     mark_line,
@@ -28,8 +30,6 @@ from gpurun.views.lines import (
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-    from rich.table import Table
-    from rich.text import Text
 
     from gpurun.cli.printing import HostShape
     from gpurun.views.picture import Picture
@@ -56,7 +56,7 @@ def print_status(
         most_queued: print at most this many queued jobs, the first in the picture's order; None = all.
         unheard: as `gpurun.views.reading.Reading.unheard`.
     """
-    columns = _columns()
+    columns = terminal_columns()
     waiting = [job.id for job in picture.jobs if job.state.value == "QUEUED"]
     left_out = set() if most_queued is None else set(waiting[most_queued:])
     lines = [*rack_lines(picture, fold, columns)]
@@ -80,57 +80,61 @@ def print_status(
 
 def print_jobs(picture: Picture) -> None:
     """Print the jobs of a picture as `print_status` does, without its hosts."""
-    columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
-    print_lines([*job_lines(picture, picture.jobs, columns, duration)])
+    print_lines(job_lines(picture, picture.jobs, terminal_columns(), duration))
 
 
-Rows = Sequence[tuple[Sequence[str], str]]
-"""For each row: printable cells, and the row's mark."""
-
-
-def print_table(heads: Sequence[str], rows: Rows, *, figures: int = 0) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, figures: int = 0) -> None:
     """Print a table; its last `figures` columns are right-aligned. A pipe gets whole rows of any length.
 
     Prints nothing, not even heads, if there is no row.
     """
     if rows:
-        print_lines(table_lines(heads, rows, _columns(), figures=figures))
+        print_lines(table_lines(heads, rows, terminal_columns(), figures=figures))
 
 
 def print_text(text: str) -> None:
     """Print a printable text, on a terminal wrapped between words: names and ids stay whole."""
-    columns = _columns()
+    columns = terminal_columns()
     lines = [text] if columns is None else wrapped(text, columns, whole_words=True)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
-def _columns() -> int | None:
+def terminal_columns() -> int | None:
+    """Return the width of the terminal; None if stdout is no terminal."""
     return max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
 
 
-def text_of_table(heads: Sequence[str], rows: Rows) -> Text:
-    """Return the table for a live view of Rich's."""
+@contextmanager
+def redrawn() -> Iterator[Callable[[Iterable[Line]], None]]:
+    """Yield a function that draws lines on the terminal, in place of those that it drew before.
+
+    Counts the lines for which a terminal has no room. A pipe gets the last picture, whole.
+    """
+    from rich.live import Live
     from rich.text import Text
 
-    return Text("\n").join(
-        Text(plain(line), style="bold" if line[0][1] == "head" else "") for line in table_lines(heads, rows, _columns())
-    )
+    def draw(lines: Iterable[Line]) -> None:
+        shown = list(lines)
+        room = shutil.get_terminal_size().lines - 1 if sys.stdout.isatty() else len(shown)
+        if len(shown) > room:
+            shown = [*shown[: room - 1], [(f"… {count(len(shown) - room + 1, 'more line')}", "dim")]]
+        live.update(Text.from_ansi("\n".join(map(painted, shown))), refresh=True)
+
+    with Live(console=console(), auto_refresh=False) as live:
+        yield draw
 
 
-def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return a Rich console for text as it is: what looks like markup or a number stays plain.
 
     A pipe gets whole lines of any length. Without colours (`wants_colour`), the output has no escape sequence at all.
-
-    Args:
-        soft_wrap: leave lines that are wider than the terminal to the terminal.
     """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     made = Console(
-        stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap,
+        stderr=stderr, highlight=False, markup=False, emoji=False,
         color_system="auto" if wants_colour(stream) else None,
     )  # fmt: skip
     if not made.is_terminal:
@@ -138,16 +142,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     return made
 
 
-def table_of(*heads: str) -> Table:
-    """Return a Rich table with these columns, for live views. A cell that is too wide takes several lines."""
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    columns = (Column(Text(head), overflow="fold") for head in heads)
-    return Table(*columns, box=None, header_style="bold", pad_edge=False)
-
-
-def print_lines(lines: Sequence[Line]) -> None:
+def print_lines(lines: Iterable[Line]) -> None:
     """Write lines to stdout, coloured if stdout is a terminal that wants colours."""
     paint = painted if wants_colour(sys.stdout) else plain
     sys.stdout.write("".join(f"{paint(line)}\n" for line in lines))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from gpurun.content.export import default_folder
 from gpurun.content.store import Stored
-from gpurun.content.tree import DigestMemory, Entry, digest_of, unreadable
+from gpurun.content.tree import DigestMemory, FolderTree, changed, digest_unchanged, unreadable
 from gpurun.errors import BadInput, GpurunError, HostFailure
 from gpurun.jobs.spec import DataSource
 from gpurun.jobs.store import JobStore
 from gpurun.node import data
 from gpurun.node.agent.frames import OpError
 from gpurun.node.folder import below
-from gpurun.node.folder.below import ContentDigest, Found, blocks, walk
+from gpurun.node.folder.below import ContentDigest, Entry, Found, blocks, digest_of, walk
 from gpurun.node.transfer.spool import Blob, ChunkHashes, FilesBlob, ManyFiles, stored_of
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
@@ -34,21 +34,8 @@ CHANGED = "the data changed after gpurun read it"
 HINT = "try again when no program writes to the data"
 
 
-class DataFolder:
-    """A folder as a data set, as it was when gpurun read it.
-
-    Attributes:
-        top: the folder.
-        entries: what it holds, each folder before its entries.
-    """
-
-    def __init__(self, top: Path, entries: list[Entry], memory: DigestMemory) -> None:
-        self.top, self.entries, self._memory = top, tuple(entries), memory
-
-    @property
-    def digest(self) -> str:
-        """Return the set's digest."""
-        return digest_of(self.entries)
+class DataFolder(FolderTree):
+    """A folder as a data set, as it was when gpurun read it."""
 
     @property
     def size(self) -> int:
@@ -93,7 +80,7 @@ class DataFolder:
             raise unreadable(OSError(error.errno, error.strerror), self.top / entry.path) from None
         if (str(whole), whole.size) != (entry.digest, entry.size):
             self._memory.forget()  # or it remembers wrongly
-            raise BadInput("the file changed while gpurun read it", where=str(self.top / entry.path), hint=HINT)
+            raise changed(self.top / entry.path, HINT)
 
 
 class _SourceBlob(FilesBlob):
@@ -159,7 +146,7 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
             f"the path is a {kind}; a data set can hold only files, folders and links", where=f"{top}/{path}"
         )
     mode = PROGRAM_MODE if status.st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) else FILE_MODE
-    digest = memory.digest(path, status, partial(_digest, top, found))
+    digest = memory.digest(path, status, partial(_digest, top, found, status))
     return Entry(path, kind, mode, status.st_mtime_ns, status.st_size, digest)
 
 
@@ -169,23 +156,15 @@ def _leads_out(path: str, target: str) -> bool:
     return target.startswith("/") or meant == ".." or meant.startswith("../")
 
 
-def _digest(top: Path, found: Found) -> str:
-    whole = ContentDigest()
-    descriptor, before = below.open_regular(found.above, found.parts[-1])
+def _digest(top: Path, found: Found, status: os.stat_result) -> str:
+    descriptor = below.open_file(found.above, found.parts[-1])
     try:
-        for zeros, piece in blocks(descriptor, before.st_size):
-            whole.add(zeros, piece)
-        after = os.fstat(descriptor)
+        digest = digest_unchanged(descriptor, status)
     finally:
         os.close(descriptor)
-    if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_ctime_ns,
-    ):
-        where = f"{top}/{below.text_of_path(found.parts)}"
-        raise BadInput("the file changed while gpurun read it", where=where, hint=HINT)
-    return str(whole)
+    if digest is None:
+        raise changed(top / below.text_of_path(found.parts), HINT)
+    return digest
 
 
 def hashes_of(tree: DataFolder) -> bytes:
@@ -283,7 +262,7 @@ def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) ->
     Raises:
         BadInput: the folder has changed.
     """
-    entries, hashes = data.packed(entry.as_json() for entry in tree.entries), hashes_of(tree)
+    entries, hashes = data.packed(tree.entries), hashes_of(tree)
     return DataContent(
         tree.digest, tree.size, entries, hashes, lambda: tree.blob(tree.digest, hashes), fleet, holders, str(tree.top)
     )
@@ -302,7 +281,7 @@ def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], 
     entries = _described(fleet, holder, digest, data.ENTRIES, check)
     hashes = _described(fleet, holder, digest, data.HASHES, check)
     try:
-        listed = [Entry(*row) for row in data.unpacked(entries)]
+        listed = data.unpacked(entries)
         size = sum(entry.size for entry in listed)
         blob = _AbsentBlob(digest, size, hashes)
     except OpError as error:

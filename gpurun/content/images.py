@@ -186,7 +186,7 @@ class Engine:
 
     def _connect(self, timeout_s: float | None = 60.0) -> docker.Connection:
         try:
-            return docker.connect(None, self._docker_host, timeout_s)
+            return docker.open_engine(None, self._docker_host, timeout_s)
         except OpError as error:
             raise HostNotReady(
                 f"on the head, {error.message}",

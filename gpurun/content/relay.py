@@ -8,16 +8,17 @@ or the head, the head sends over SSH. Hosts keep what has arrived and never ask 
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Container, Sequence, Set
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from gpurun.content.chain import (
     HEAD,
     HEAD_OVER_SSH,
+    MIN_AGE_S,
     ChainLane,
     Event,
     Hop,
@@ -31,107 +32,9 @@ from gpurun.content.chain import (
 from gpurun.content.seats import Options, Seats
 from gpurun.content.store import Stored
 from gpurun.errors import GpurunError, HostFailure, HostNotReady, HostUnreachable
-from gpurun.node.transfer.spool import CHUNK, Blob, pack
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
 from gpurun.remote.agent import BAD_ANSWER
-
-# Decide during the transfer whether compressing chunks makes it faster. Pure, except for the sample.
-
-
-WARM_UP_S = 1.0
-MEASURE_S = 1.0
-GAIN = 1.15
-# What is packed must leave faster than the link takes it, or packing is the new bottleneck.
-MARGIN = 1.2
-SAMPLES = 4
-# How long the rest must take for a trial to be worth its cost.
-MIN_LEFT_S = 20.0
-
-
-@dataclass(frozen=True)
-class PackingSample:
-    """The effect of compression on some chunks: compressed bytes for each byte, and bytes compressed in a second."""
-
-    ratio: float
-    bytes_per_s: float
-
-
-def sample(blobs: Sequence[Blob]) -> PackingSample | None:
-    """Compress a few chunks from all over the blobs; return None if there are none."""
-    buffer = memoryview(bytearray(CHUNK))
-    raw = packed = 0
-    began = time.perf_counter()
-    for blob in blobs:
-        for part in range(SAMPLES if blob.count >= SAMPLES else 0):
-            piece = blob.read_into(part * blob.count // SAMPLES, buffer)
-            raw += len(piece)
-            packed += len(pack(piece) or piece)
-    took = time.perf_counter() - began
-    return PackingSample(packed / raw, raw / took) if raw else None
-
-
-def promises(found: PackingSample | None, link_bytes_per_s: float) -> bool:
-    """Return whether compression could make this link carry more than now."""
-    if found is None or found.ratio * GAIN > 1:
-        return False
-    return min(link_bytes_per_s / found.ratio, found.bytes_per_s / MARGIN) > GAIN * link_bytes_per_s
-
-
-class PackingTrial:
-    """Switches compression on or off while a transfer runs.
-
-    Args:
-        switch: switches compression on or off.
-        take: makes the sample.
-        now: the clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        switch: Callable[[bool], object],
-        take: Callable[[], PackingSample | None],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._switch = switch
-        self._take = take
-        self._now = now
-        self._began_s: float | None = None
-        self._mark = (0.0, 0, 0)
-        self._before: float | None = None
-        self._over = False
-
-    def step(self, first: int, everywhere: int, left: int) -> None:
-        """Take the next decision. Call it often.
-
-        Args:
-            first: bytes that the first host has received so far.
-            everywhere: bytes that all hosts together have.
-            left: bytes that the first host does not have yet.
-        """
-        now = self._now()
-        if self._over or everywhere == 0:
-            return
-        if self._began_s is None:
-            self._began_s = now
-        if now - self._began_s < WARM_UP_S:
-            self._mark = (now, first, everywhere)
-        if now - self._began_s < WARM_UP_S + MEASURE_S:
-            return
-        since, first_then, everywhere_then = self._mark
-        rate = (everywhere - everywhere_then) / (now - since)
-        if self._before is None:
-            self._try_it(rate, (first - first_then) / (now - since), left)
-        else:
-            self._over = True
-            self._switch(rate >= GAIN * self._before)
-
-    def _try_it(self, rate: float, link: float, left: int) -> None:
-        if rate <= 0 or link <= 0 or left / link < MIN_LEFT_S or not promises(self._take(), link):
-            self._over = True
-            return
-        self._before, self._began_s = rate, None
-        self._switch(True)
-
 
 # Decide whether the first host of a chain or its link is slow. No host is before it to compare with, so gpurun tries
 # the next.
@@ -258,7 +161,6 @@ class Relay:
         self._announced: dict[str, set[str]] = {}
         self._accusers: dict[str, set[str]] = {}
         self._trials: dict[int, list[LinkTrial]] = {number: [] for number in range(self._count)}
-        self._packing = PackingTrial(self._pack, lambda: sample(list(self.seats.blobs.values())))
         self._first_hosts = [FirstHostTrial(number, self._count, self.seats, fleet) for number in range(self._count)]
 
     @property
@@ -311,7 +213,7 @@ class Relay:
                     host, HostUnreachable("gpurun lost the connection while the host received data", host=host)
                 )
         self._spare_others_the_slow()
-        self._consider_packing()
+        self._measure_link()
         for lane in self.lanes.values():
             self._start(lane)
 
@@ -421,15 +323,13 @@ class Relay:
         if blob is not None and type(index) is int and 0 <= index < blob.count and not blob.holds(index):
             raise DamagedBlob(blob.digest, receiver)
 
-    def _consider_packing(self) -> None:
-        """Compress chunks if a trial has shown a gain."""
+    def _measure_link(self) -> None:
+        """Measure the head's link, until chunks are compressed. A pull waits for nothing but the link and the host."""
         firsts = [lane for lane in self.lanes.values() if lane.source in (HEAD, HEAD_OVER_SSH)]
-        first = sum(lane.received for lane in firsts)
-        whole = sum(self.seats.blobs[digest].size for lane in firsts for digest in lane.asked) // self._count
-        self._packing.step(first, sum(lane.received for lane in self.lanes.values()), whole - first)
-
-    def _pack(self, on: bool) -> None:
-        self.seats.packing.on = on
+        paces = [lane.pace(firsts) for lane in firsts]
+        rates = [pace.rate for pace in paces if pace.rate is not None and pace.age_s >= MIN_AGE_S]
+        if rates and len(rates) == len(paces) and not self.seats.packing.on:
+            self.seats.packing.link_bytes_s = sum(rates)
 
     # -- who pulls from whom ------------------------------------------------------------------------------
 
@@ -467,6 +367,8 @@ class Relay:
 
     def _demote(self, slow: ChainLane, lanes: Sequence[ChainLane], pace: HostPace) -> str | None:
         """Let no host pull from this host any more. Returns the rack in which it was first, if it was."""
+        if pace.upstream is None:
+            self.seats.packing.link_bytes_s = math.inf  # it was the host that is slow
         first = pace.upstream is None or self.lanes[f"{slow.number}/{pace.upstream}"].hop.rack != slow.hop.rack
         for lane in lanes:
             lane.upstreams = [name for name in lane.upstreams if name != slow.host]

@@ -18,8 +18,9 @@ from typing import Any
 
 from gpurun.content.export import default_folder
 from gpurun.errors import BadInput, GpurunError, HostNotReady
-from gpurun.node import data
+from gpurun.node.folder.below import Entry, digest_of, digest_of_file
 from gpurun.node.transfer.spool import CHUNK
+from gpurun.node.transfer.tree import LIKE
 from gpurun.state.paths import may_pass
 
 # Find which files of a folder are code: those that git does not ignore. Source: gitignore(5).
@@ -234,7 +235,7 @@ def _repository(top: Path) -> Path | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="surrogateescape")
+        return file.read_text(errors="surrogateescape") if file.is_file() else ""  # a pipe would never end
     except OSError:
         return ""
 
@@ -351,36 +352,7 @@ def _paths(tops: Iterable[Path]) -> Iterable[Path]:
 
 # A file changed this recently may change again within the same time stamp: its digest is not remembered.
 RACY_S = 2.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One name in a folder.
-
-    Attributes:
-        path: relative, with ``/``.
-        kind: ``file``, ``dir`` or ``link``.
-        mode: permission bits; 0 for links.
-        digest, size: of a file's content.
-        target: of a link, as it is.
-    """
-
-    path: str
-    kind: str
-    mode: int
-    mtime_ns: int = 0
-    size: int = 0
-    digest: str = ""
-    target: str = ""
-
-    def as_json(self) -> list[Any]:
-        """Return the entry as sent to hosts."""
-        return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
-
-
-def digest_of(entries: Iterable[Entry]) -> str:
-    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
-    return data.digest_of(entry.as_json() for entry in entries)
+HINT = "try again when no program writes to the file"
 
 
 class FileTree(ABC):
@@ -409,6 +381,9 @@ class FolderTree(FileTree):
 
     Args:
         memory: caches the digests of its files.
+
+    Attributes:
+        top: the folder.
         left_out: what ignore rules left out and a rank may miss.
     """
 
@@ -416,7 +391,7 @@ class FolderTree(FileTree):
         self, top: Path, entries: Iterable[Entry], memory: DigestMemory, left_out: tuple[str, ...] = ()
     ) -> None:
         super().__init__(entries)
-        self._top, self._memory = top, memory
+        self.top, self._memory = top, memory
         self.left_out = left_out
 
     def content(self, digest: str) -> Iterator[bytes]:
@@ -425,7 +400,7 @@ class FolderTree(FileTree):
         Raises:
             BadInput: it has changed, or cannot be read.
         """
-        path = self._top / self.files[digest].path
+        path = self.top / self.files[digest].path
         seen = hashlib.sha256()
         try:
             with path.open("rb", buffering=0) as file:
@@ -436,11 +411,12 @@ class FolderTree(FileTree):
             raise unreadable(error, path) from None
         if f"sha256:{seen.hexdigest()}" != digest:
             self._memory.forget()  # or it remembers wrongly
-            raise BadInput(
-                "the file changed while gpurun read it",
-                where=str(path),
-                hint="try again when no program writes to the file",
-            )
+            raise changed(path, HINT)
+
+
+def changed(path: Path, hint: str) -> BadInput:
+    """Return the error for a user's file that a program changes at the moment."""
+    return BadInput("the file changed while gpurun read it", where=str(path), hint=hint)
 
 
 def unreadable(error: OSError, path: Path, what: str = "gpurun cannot read the file or folder") -> GpurunError:
@@ -480,7 +456,7 @@ def scan(top: Path) -> FolderTree:
             elif stat.S_ISLNK(status.st_mode):
                 entries.append(Entry(path, "link", 0, target=os.readlink(found.path)))  # noqa: PTH115 - bytes as they are
             elif stat.S_ISREG(status.st_mode):
-                digest = memory.digest(path, status, partial(_digest, found.path))
+                digest = memory.digest(path, status, partial(_digest, found.path, status))
                 entries.append(Entry(path, "file", mode, status.st_mtime_ns, status.st_size, digest))
     except OSError as error:
         raise unreadable(error, top) from None
@@ -503,7 +479,7 @@ class DigestMemory:
 
     def digest(self, path: str, status: os.stat_result, read: Callable[[], str]) -> str:
         """Return a file's digest from the cache, or from `read`."""
-        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        mark = _marks(status)
         known = self._known.get(path)
         if known is None or known[:-1] != mark:
             digest = read()
@@ -524,12 +500,22 @@ class DigestMemory:
         self._place.unlink(missing_ok=True)
 
 
-def _digest(path: str) -> str:
-    whole = hashlib.sha256()
+def _digest(path: str, status: os.stat_result) -> str:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path of any bytes
-        while piece := file.read(1 << 20):
-            whole.update(piece)
-    return f"sha256:{whole.hexdigest()}"
+        digest = digest_unchanged(file.fileno(), status, LIKE)
+    if digest is None:
+        raise changed(Path(path), HINT)
+    return digest
+
+
+def digest_unchanged(descriptor: int, status: os.stat_result, like: str = "") -> str | None:
+    """Return the digest of an open file; None if the file is no longer as `status` says."""
+    digest, after = digest_of_file(descriptor, like), os.fstat(descriptor)
+    return digest if _marks(status) == _marks(after) else None
+
+
+def _marks(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _load(memory: Path) -> dict[str, list[Any]]:

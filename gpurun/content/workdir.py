@@ -5,24 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpurun import faults
 from gpurun.content import seats
 from gpurun.content.chain import Want
 from gpurun.content.export import default_folder
 from gpurun.content.relay import Relay
 from gpurun.content.ship import chains_of
 from gpurun.content.store import LayerStore, Stored
-from gpurun.content.tree import Entry, FileTree
+from gpurun.content.tree import FileTree
 from gpurun.errors import GpurunError, HostUnreachable, StateError
+from gpurun.jobs.folder import CODES
 from gpurun.msgspec_types import ready
 from gpurun.node.agent import frames
+from gpurun.node.folder.below import Entry
 from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import Agent, Fleet, Results
 from gpurun.remote.agent import bad_answer
@@ -36,8 +41,7 @@ if TYPE_CHECKING:
 # A job's code as it was at submit: one file in the job's folder, which every attempt and every join reads.
 
 
-Rows = list[tuple[str, str, int, int, int, str, str]]
-"""What `Entry.as_json` gives, of all entries."""
+Entries = list[Entry]
 
 
 def write_code(path: StatePath, tree: FileTree) -> None:
@@ -47,7 +51,7 @@ def write_code(path: StatePath, tree: FileTree) -> None:
         BadInput: a file changed while it was read, or cannot be read.
         StateError: it cannot be written, for example because the disk is full.
     """
-    first = json.dumps([entry.as_json() for entry in tree.entries]).encode() + b"\n"
+    first = json.dumps(tree.entries).encode() + b"\n"
     with os.fdopen(path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
         try:
             for piece in _pieces(first, tree):
@@ -78,19 +82,27 @@ def kept_code(path: StatePath) -> Callable[[StatePath], None]:
 class Code(FileTree):
     """The code that a job keeps.
 
+    Args:
+        digest: what the job was submitted with; "" = whatever is there.
+
     Raises:
         FileNotFoundError: there is no such file.
-        StateError: it is damaged.
+        StateError: it is damaged, or has another digest.
     """
 
-    def __init__(self, path: StatePath) -> None:
+    def __init__(self, path: StatePath, digest: str = "") -> None:
         self._path = path
         with path.reader(linked=True) as file:
-            first = file.readline()
+            try:
+                first = file.readline()
+            except OSError as error:
+                raise state_error(error, path, "read") from error
         try:
-            super().__init__(Entry(*row) for row in msgspec.convert(json.loads(first), ready(Rows)))
+            super().__init__(msgspec.convert(json.loads(first), ready(Entries)))
         except (ValueError, RecursionError):
             raise self._damaged("gpurun cannot read the list of files") from None
+        if digest and self.digest != digest:
+            raise self._damaged("the list of files differs from the submitted list")
         ends = accumulate((entry.size for entry in self.files.values()), initial=len(first))
         self._starts = dict(zip(self.files, ends, strict=False))
 
@@ -100,24 +112,121 @@ class Code(FileTree):
         Raises:
             StateError: it is damaged.
         """
-        seen, at, left = hashlib.sha256(), self._starts[digest], self.files[digest].size
         descriptor = self._path.open_file(os.O_RDONLY, linked=True)
         try:
-            while left and (piece := os.pread(descriptor, min(CHUNK, left), at)):
-                seen.update(piece)
-                at, left = at + len(piece), left - len(piece)
-                yield piece
-        except OSError as error:
-            raise state_error(error, self._path, "read") from error
+            yield from self._content(descriptor, digest)
         finally:
             os.close(descriptor)
+
+    def compare(self, tree: FileTree) -> None:
+        """Read both to their ends.
+
+        Raises:
+            BadInput: a file of the tree changed after its scan, or cannot be read.
+            StateError: this is not the tree's code, apart from times, or it cannot be read.
+        """
+        if _untimed(self) != _untimed(tree):
+            raise self._damaged("the list of files differs from the submitted list")
+        descriptor, is_same = self._path.open_file(os.O_RDONLY, linked=True), True
+        try:
+            for digest, start in self._starts.items():
+                at = start
+                for piece in tree.content(digest):  # its end tells a change of the tree from damage here
+                    is_same = is_same and self._read(descriptor, len(piece), at) == piece
+                    at += len(piece)
+        finally:
+            os.close(descriptor)
+        if not is_same:
+            raise self._damaged("it differs from the submitted files")
+
+    def _content(self, descriptor: int, digest: str) -> Iterator[bytes]:
+        seen, at, left = hashlib.sha256(), self._starts[digest], self.files[digest].size
+        while left and (piece := self._read(descriptor, min(CHUNK, left), at)):
+            seen.update(piece)
+            at, left = at + len(piece), left - len(piece)
+            yield piece
         if f"sha256:{seen.hexdigest()}" != digest:
             raise self._damaged(f"the file {self.files[digest].path!r} differs from the submitted file")
+
+    def _read(self, descriptor: int, size: int, at: int) -> bytes:
+        try:
+            return os.pread(descriptor, size, at)
+        except OSError as error:
+            raise state_error(error, self._path, "read") from error
 
     def _damaged(self, why: str) -> StateError:
         return StateError(
             f"the job's copy of its code is damaged: {why}", where=str(self._path), hint="submit the job again"
         )
+
+
+def _untimed(tree: FileTree) -> list[Entry]:
+    return [entry._replace(mtime_ns=0) for entry in tree.entries]
+
+
+class CodeStore:
+    """The code of a user's jobs: each content once. Jobs, sweeps and campaigns have hard links to its file.
+
+    A name in the store keeps no code: `JobStore.sweep` removes the names of files that have no other name. So a process
+    that is killed at any step leaves at most a second copy of the code.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._folder = StatePath(home) / "jobs" / f"{CODES}{os.getuid()}"
+
+    def add(self, path: StatePath, tree: FileTree) -> None:
+        """Give a new job this code: by a hard link to the stored file, else by a new file, which is then stored.
+
+        Compares the stored file with the tree first: a damaged file is replaced, for the jobs that come from now on.
+
+        Raises:
+            BadInput, StateError: as `write_code`.
+        """
+        digest = tree.digest
+        if self._link(digest, tree, path):
+            return
+        write_code(path, tree)
+        faults.point()
+        with suppress(FileNotFoundError, StateError):  # a file system without links: each job has its copy
+            with suppress(FileExistsError):
+                self._folder.mkdir(0o700)
+            if _is_mine_alone(self._folder):
+                self._keep(digest, path)
+
+    def _link(self, digest: str, tree: FileTree, path: StatePath) -> bool:
+        """Link the stored file, if there is one and it is sound. No longer offers one that cannot be used."""
+        kept = self._folder / digest.removeprefix("sha256:")
+        try:
+            if not _is_mine_alone(self._folder):
+                return False
+            Code(kept).compare(tree)
+            kept.link(path)
+        except FileNotFoundError:
+            return False
+        except StateError:
+            with suppress(FileNotFoundError, StateError):
+                kept.unlink()
+            return False
+        return True
+
+    def _keep(self, digest: str, path: StatePath) -> None:
+        """Store a job's file; if another submission was quicker, let the job have that one's."""
+        try:
+            path.link(self._folder / digest.removeprefix("sha256:"))
+        except FileExistsError:
+            quicker = path.sibling(f"{path.name}.new")
+            if self._link(digest, Code(path), quicker):
+                quicker.rename(path)
+
+
+def _is_mine_alone(folder: StatePath) -> bool:
+    """Return whether a folder is this user's, and nobody else can write there. Raises FileNotFoundError."""
+    found = folder.stat()
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
 
 
 # Up to here each host is sent its own over its SSH channel: a chain takes longer to set up than that takes.
@@ -167,9 +276,8 @@ def sync_workdir(
     elif lacking:
         failed.update(_send_through_chains(fleet, tree, lacking, union, inventory, told))
         sent.update(dict.fromkeys(lacking, size))
-    entries = [entry.as_json() for entry in tree.entries]
     made = fleet.map(
-        lambda agent: agent.call("tree.make", dest=folders[agent.host], entries=entries, timeout_s=_MAKE_LIMIT_S),
+        lambda agent: agent.call("tree.make", dest=folders[agent.host], entries=tree.entries, timeout_s=_MAKE_LIMIT_S),
         [host for host in asked.ok if host not in failed],
     )
     failed.update(made.failed)

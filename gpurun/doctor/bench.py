@@ -137,7 +137,7 @@ def svg(result: BenchResult, title: str) -> str:
     for row, source in enumerate(hosts):
         for column, target in enumerate(hosts):
             _cell(sheet, row, column, f"{source} → {target}", figures.get((source, target)), best, len(hosts))
-    return str(sheet)
+    return sheet.svg()
 
 
 def _cell(sheet: Drawing, row: int, column: int, link: str, figure: float | None, best: float, count: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
 from gpurun.errors import BadInput
@@ -72,6 +73,8 @@ _COLOURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-2]?K)")
 
 def printable(text: str) -> str:
     """Return text from outside with control characters made visible."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -101,6 +104,15 @@ def _overwritten(text: str) -> str:
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FORMULA = re.compile(r"[\s\ufeff\u200b-\u200f\u2060]*[=+\-@\uff1d\uff0b\uff0d\uff20]|\t")
+
+
+def csv_text(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV, each cell as `cell` returns it."""
+    import csv  # noqa: PLC0415  each command loads this file
+
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(map(cell, row) for row in (heads, *rows))
+    return stream.getvalue()
 
 
 def cell(value: object) -> object:

@@ -120,7 +120,7 @@ def plan_prune(home: Path, wish: PruneWish) -> PrunePlan:
         if matches and why is None:
             found.append((record, mine[job].outputs_alone() if wish.outputs_only else mine[job]))
     found.sort(key=lambda each: (each[0].ended_s or 0.0, each[0].id))
-    return _chosen(found, mine.values(), wish, skipped)
+    return _chosen(store, found, mine.values(), wish, skipped)
 
 
 def _matches(record: JobRecord, wish: PruneWish) -> bool:
@@ -131,10 +131,12 @@ def _matches(record: JobRecord, wish: PruneWish) -> bool:
 
 
 def _chosen(
-    found: Sequence[tuple[JobRecord, FolderUsage]], mine: Collection[FolderUsage], wish: PruneWish,
+    store: JobStore, found: Sequence[tuple[JobRecord, FolderUsage]], mine: Collection[FolderUsage], wish: PruneWish,
     skipped: dict[str, str],
 ) -> PrunePlan:  # fmt: skip
     freed, going = Freed(), []
+    for name in store.codes():
+        freed.add(measure(store.folder / name))  # what is stored there goes with the last job that has it
     left = _whole(mine)
     for record, usage in found:
         if wish.keep_below_bytes is not None and left <= wish.keep_below_bytes:

@@ -142,10 +142,6 @@ class Head:
                 text = "somebody removed the job's lease, which reserves its GPUs; gpurun restored the lease"
                 EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
 
-    def own_jobs(self) -> list[LiveJob]:
-        """Return this user's jobs that have not ended. Sets damaged requests aside and adds an event to their jobs."""
-        return self._own(*self.live_jobs())
-
     def live_jobs(self) -> tuple[list[LiveJob], list[StateError]]:
         """Return all users' jobs that have not ended, and the errors of jobs that cannot be read."""
         problems = list[StateError]()

@@ -811,7 +811,7 @@ def pin(
     """Return specs with the current image of each name, and the current code and data of each folder.
 
     Returns:
-        The specs; and for each digest of code, a function that writes the code.
+        The specs; and for each digest of code, a function that gives a new job the code.
 
     Builds environments that the head does not have.
 
@@ -820,7 +820,7 @@ def pin(
         HostNotReady: an environment cannot be built.
     """
     from gpurun.content.data import Pins  # noqa: PLC0415  a dry run pins nothing
-    from gpurun.content.workdir import write_code  # noqa: PLC0415
+    from gpurun.content.workdir import CodeStore  # noqa: PLC0415
 
     engine = Engine(inventory.docker_host)
     specs = _with_environments(specs, engine, environ, on_build)
@@ -837,7 +837,7 @@ def pin(
         )
         for spec in specs
     ]  # fmt: skip
-    return pinned, {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
+    return pinned, {code[top]: partial(CodeStore(home).add, tree=tree) for top, tree in trees.items()}
 
 
 def _with_environments(

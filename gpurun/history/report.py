@@ -6,13 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
-from gpurun.documents.plain import printable
-from gpurun.drawing import Drawing
+from gpurun.drawing import Chart, Drawing, Labelled, Numbers
 from gpurun.history.row import FINAL, HistoryRow
 from gpurun.history.store import GROUPED, MOST_NUMBER, HistorySource, Wanted, row_of_attempt
+from gpurun.markup import Markup, element, markup, page, table
 from gpurun.moments import date_minute
 from gpurun.quantities import count, duration
 
@@ -235,57 +234,37 @@ def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -
     return tuple(LargestAttempt(**vars(row), use=row.use_words) for _, row in found[:LARGEST_SHOWN])
 
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 40, 24
+WIDTH, HEIGHT = 960.0, 264.0
+BOX = (80.0, 40.0, WIDTH - 160, HEIGHT - 64)
 COLOUR = "#2f6fb0"
 SPARK_WIDTH, SPARK_HEIGHT = 96, 18
-STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#1b1f24;background:#fff}
-h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;width:100%;margin:.5em 0}
-th,td{padding:.25em .6em;border-bottom:1px solid #d8dee4;text-align:right;vertical-align:top}
-th:first-child,td:first-child,td.text,th.text{text-align:left}td.text{overflow-wrap:anywhere}
-th{font-weight:600;color:#57606a}svg{max-width:100%;height:auto}
-@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}th{color:#9198a1}}
-"""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SHARES = (("user", "users"), ("pool", "pools"), ("project", "projects"), ("generation", "generations"))
 
 
-def page(made: Accounts) -> str:
+def report_page(made: Accounts) -> Markup:
     """Return the whole document."""
-    title = f"GPU use, {date_minute(made.since_s)} to {date_minute(made.until_s)}"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            f'<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>{STYLE}</style></head><body>",
-            body(made),
-            "</body></html>",
-            "",
-        ]
-    )
+    return page(f"GPU use, {_period(made)}", body(made))
 
 
-def body(made: Accounts) -> str:
+def body(made: Accounts) -> Markup:
     """Return the report's content, for a page with its own head."""
-    parts = [
-        f"<h1>GPU use, {_text(date_minute(made.since_s))} to {_text(date_minute(made.until_s))}</h1>",
-        f"<p>{_text(history_summary(made))}</p>",
-        timeline(made),
-    ]
+    parts = [element("h1", f"GPU use, {_period(made)}"), element("p", history_summary(made)), timeline(made)]
     for name, attribute in _SHARES:
         shares = getattr(made, attribute)
         if len(shares) > 1 or name == "user":
-            parts += [f"<h2>By {name}</h2>", _shares(name, shares)]
-    parts += ["<h2>Outcomes</h2>", _counts("outcome", made.outcomes)]
+            parts += [element("h2", f"By {name}"), _shares(name, shares)]
+    parts += [element("h2", "Outcomes"), _counts("outcome", made.outcomes)]
     if made.causes:
-        parts += ["<h2>Failures by cause</h2>", _counts("cause", made.causes)]
+        parts += [element("h2", "Failures by cause"), _counts("cause", made.causes)]
     if made.failed_hosts:
-        parts += ["<h2>Failures by host</h2>", _counts("host", made.failed_hosts)]
+        parts += [element("h2", "Failures by host"), _counts("host", made.failed_hosts)]
     if made.largest:
-        parts += ["<h2>Largest attempts</h2>", _largest_of_page(made.largest)]
-    return "\n".join(parts)
+        parts += [element("h2", "Largest attempts"), _largest_of_page(made.largest)]
+    return markup(*parts)
+
+
+def _period(made: Accounts) -> str:
+    return f"{date_minute(made.since_s)} to {date_minute(made.until_s)}"
 
 
 def history_summary(made: Accounts) -> str:
@@ -300,76 +279,52 @@ def history_summary(made: Accounts) -> str:
     return "; ".join(said) + "."
 
 
-def timeline(made: Accounts) -> str:
+def timeline(made: Accounts) -> Markup:
     """Draw the number of leased GPUs over the period as SVG."""
     most = max([1.0, float(made.capacity or 0), *made.timeline])
-    right, bottom = WIDTH - 10, TOP + HEIGHT
-    step = (right - LEFT) / max(1, len(made.timeline))
-    places: list[tuple[float, float]] = [(LEFT, bottom)]
-    for number, value in enumerate(made.timeline):
-        y = bottom - HEIGHT * min(1.0, value / most)
-        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
-    drawing = Drawing(WIDTH, bottom + BOTTOM, "Leased GPUs")
-    drawing.area([*places, (right, bottom)], COLOUR)
-    drawing.line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], "#888")
-    for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        drawing.text(LEFT - 6, bottom - HEIGHT * part + 4, f"{most * part:.4g}", anchor="end")
-        when = date_minute(made.since_s + (made.until_s - made.since_s) * part)
-        drawing.text(LEFT + (right - LEFT) * part, bottom + 16, when, anchor=anchor)
-    return str(drawing)
+    dates = [
+        (part, date_minute(made.since_s + (made.until_s - made.since_s) * part)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    sheet = Drawing(WIDTH, HEIGHT, "Leased GPUs")
+    Chart(sheet, BOX, Labelled(dates), Numbers(0.0, most), ("", "")).columns(made.timeline, COLOUR)
+    return sheet.svg()
 
 
-def _shares(name: str, shares: Mapping[str, Share]) -> str:
-    head = (name, "GPU hours", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU hours")
-    return _table(
-        head,
-        (
-            (
-                label, hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
-                duration(share.mean_wait_s), duration(share.longest_wait_s), percent(share.busy_percent),
-                hours(share.idle_gpu_s),
-            )
-            for label, share in shares.items()
-        ),
-    )  # fmt: skip
+def _shares(name: str, shares: Mapping[str, Share]) -> Markup:
+    heads = (name, "GPU hours", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU hours")
+    return table(heads, map(share_cells, shares.items()), figures=range(1, len(heads)))
 
 
-def _counts(name: str, counts: Mapping[str, int]) -> str:
-    return _table((name, "attempts"), ((label, str(count)) for label, count in counts.items()))
+def share_cells(share: tuple[str, Share]) -> list[str]:
+    """Return a row of a table of shares, of the share's name and value."""
+    label, use = share
+    return [
+        label, hours(use.gpu_s), str(use.jobs), str(use.attempts), str(use.failed), duration(use.mean_wait_s),
+        duration(use.longest_wait_s), percent(use.busy_percent), hours(use.idle_gpu_s),
+    ]  # fmt: skip
 
 
-def _largest_of_page(found: Iterable[HistoryRow]) -> str:
-    head = '<tr><th>job</th><th class="text">name</th><th>GPU hours</th><th class="text">use</th><th>over time</th>'
-    lines = [f"{head}<th>outcome</th></tr>"]
-    for row in found:
-        lines.append(
-            f'<tr><td>{_text(row.job)}</td><td class="text">{_text(f"{row.user}: {row.name}")}</td>'
-            f'<td>{hours(row.gpu_s)}</td><td class="text">{_text(row.use_words)}</td><td>{_spark(row)}</td>'
-            f"<td>{_text(row.outcome)}</td></tr>"
-        )
-    return f"<table>{''.join(lines)}</table>"
+def _counts(name: str, counts: Mapping[str, int]) -> Markup:
+    return table((name, "attempts"), counts.items(), figures={1})
 
 
-def _spark(row: HistoryRow) -> str:
+def _largest_of_page(found: Iterable[HistoryRow]) -> Markup:
+    rows = [
+        (row.job, f"{row.user}: {row.name}", hours(row.gpu_s), row.use_words, _spark(row), row.outcome) for row in found
+    ]
+    return table(("job", "name", "GPU hours", "use", "over time", "outcome"), rows, figures={2})
+
+
+def _spark(row: HistoryRow) -> Markup | str:
     values = [min(100.0, float(word)) for word in row.sparks.split() if word.isascii() and word.isdigit()][:100]
     if len(values) < 2:
         return ""
     step = SPARK_WIDTH / (len(values) - 1)
     points = " ".join(f"{number * step:.1f},{SPARK_HEIGHT * (1 - v / 100):.1f}" for number, v in enumerate(values))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" role="img" '
-        f'aria-label="use over time"><polyline points="{points}" fill="none" stroke="{COLOUR}"/></svg>'
-    )
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{_text(word)}</th>" for word in head)
-    rows = "".join(f"<tr>{''.join(f'<td>{_text(word)}</td>' for word in line)}</tr>" for line in lines)
-    return f"<table><tr>{cells}</tr>{rows}</table>"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))
+    return element(
+        "svg", element("polyline", points=points, fill="none", stroke=COLOUR), xmlns="http://www.w3.org/2000/svg",
+        width=SPARK_WIDTH, height=SPARK_HEIGHT, role="img", aria_label="use over time",
+    )  # fmt: skip
 
 
 def hours(seconds: float) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -276,8 +277,9 @@ class History:
                 continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(
-                    f"gpurun cannot read the recorded change of the inventory: {error}", where=str(path)
-                ) from error
+                    f"gpurun cannot read the recorded change of the inventory: {error}", where=str(path),
+                    hint=_set_aside(path, "the other recorded changes stay"),
+                ) from error  # fmt: skip
             if path.name == self._record(change.number).name:  # else a member has renamed it
                 found.append(change)
         return tuple(found)
@@ -300,10 +302,14 @@ class History:
                 data = stream.read(MAX_BYTES + 1)
         except OSError as error:
             raise StateError(
-                f"cannot read the recorded text of the inventory: {error.strerror}", where=str(path)
-            ) from error
+                f"cannot read the recorded text of the inventory: {error.strerror}", where=str(path),
+                hint=_set_aside(self.folder, "gpurun then starts a new history of the inventory"),
+            ) from error  # fmt: skip
         if _digest(data) != digest:
-            raise StateError("the recorded text of the inventory is damaged", where=str(path))
+            raise StateError(
+                "the recorded text of the inventory is damaged", where=str(path),
+                hint=_set_aside(self.folder, "gpurun then starts a new history of the inventory"),
+            )  # fmt: skip
         return data
 
     def catch_up(self, now: bytes | None, author: Author) -> None:
@@ -409,6 +415,12 @@ class History:
             for name in texts.names():
                 if name not in needed:
                     (texts / name).unlink(missing_ok=True)
+
+
+def _set_aside(path: StatePath, result: str) -> str:
+    """Return the hint for something damaged in a history."""
+    damaged = shlex.quote(str(path))
+    return f"move it away with `mv {damaged} {damaged}.damaged`; {result}"
 
 
 def _is_sticky(status: os.stat_result) -> bool:

@@ -1,41 +1,41 @@
 """Edits of an inventory file that a user owns: as small as if the user had made them by hand.
 
-An edit is a value; `apply` converts bytes to bytes. It changes the values in ruamel.yaml's round-trip tree, and
-`gpurun.inventory.merge` merges the difference into the text. `apply` then parses the result and compares it with the
+An edit is a value; `apply` converts bytes to bytes. It finds the entries of the edit's hosts, and changes their text
+between the marks of their YAML (`gpurun.inventory.marks`). `apply` then parses the result and compares it with the
 edit, so that no edit can change a host that it does not name.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import yaml
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import ScalarNode, SequenceNode
 
 from gpurun.documents.convert import compose_document, convert, convert_node, did_you_mean
 from gpurun.documents.plain import DocumentError, shown
 from gpurun.errors import BadInput, StateError
-from gpurun.inventory import fields, merge
+from gpurun.inventory import fields
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import expand
-from gpurun.inventory.merge import (
-    containers,
-    flow_map,
-    is_flow,
-    merge_trees,
-    read_tree,
-    shared,
-    styled_like,
-    twin,
-    write_tree,
+from gpurun.inventory.marks import (
+    Changes,
+    MarkedNode,
+    NewPair,
+    TextEdit,
+    flow,
+    in_double_quotes,
+    key_like,
+    nested,
+    pair_of,
+    plain_or_quoted,
 )
-from gpurun.inventory.model import Host, Inventory, rack_lines
+from gpurun.inventory.model import Host, Inventory
 from gpurun.inventory.read import collector_at_rest, parse_inventory
 from gpurun.quantities import count
 
@@ -62,13 +62,13 @@ class HostSetting:
     label: str | None = None
 
     @property
-    def tree(self) -> object:
-        """The value in the form that roundtrip writes."""
+    def yaml(self) -> str:
+        """The value as YAML in one line."""
         if self.label is not None:
-            return _scalar_tree(self.text, text_kind=False)
+            return _scalar(self.text, is_text=False)
         if fields.HOST[self.field].item is not None:
-            return _tree(_composed(self.text))
-        return _scalar_tree(self.text, text_kind=not isinstance(self.value, (int, float)) or "B" in self.text)
+            return _listed(_composed(self.text))
+        return _scalar(self.text, is_text=not isinstance(self.value, (int, float)) or "B" in self.text)
 
 
 def parse_settings(words: Iterable[str]) -> tuple[HostSetting, ...]:
@@ -137,7 +137,7 @@ def _resolved(text: str) -> str:
     return str(resolver.resolve(ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
 
 
-def _composed(text: str) -> Node:
+def _composed(text: str) -> yaml.Node:
     """Parse a value with structure as one line of YAML: ``[0, 1]``, ``0-3``."""
     try:
         node = compose_document(text.encode(), "value")
@@ -148,20 +148,18 @@ def _composed(text: str) -> Node:
     return node
 
 
-def _scalar_tree(text: str, *, text_kind: bool) -> str:
-    """Return the text as YAML: in quotes if YAML would read it as another type."""
+def _scalar(text: str, *, is_text: bool) -> str:
+    """Return the text as YAML: in double quotes if YAML would read it as another type."""
     tag = _resolved(text)
-    if tag == _TAG + "null" or (text_kind and tag != _TAG + "str"):
-        quoted: str = DoubleQuotedScalarString(text)
-        return quoted
-    return text
+    if tag == _TAG + "null" or (is_text and tag != _TAG + "str"):
+        return in_double_quotes(text)
+    return plain_or_quoted(text)
 
 
-def _tree(node: Node) -> object:
+def _listed(node: yaml.Node) -> str:
     if isinstance(node, SequenceNode):
-        return merge.flow_list([_tree(child) for child in node.value])
-    assert isinstance(node, ScalarNode) and not isinstance(node, MappingNode)
-    return str(node.value)
+        return f"[{', '.join(_listed(child) for child in node.value)}]"
+    return _scalar(str(node.value), is_text=False)
 
 
 # Check that an edit made exactly the change that the user asked for.
@@ -179,6 +177,8 @@ def check_edit(
     """
     named = dict.fromkeys(hosts)
     _check_others(before, after, named, set(named) if settings is None else set())
+    if settings is not None and (missing := named.keys() - after.by_name.keys()):
+        raise _fault(f"the edit would leave out hosts {fold(missing)}")
     for name in named if settings is not None else ():
         _check_host(before.by_name.get(name), after.by_name[name], settings or ())
     for setting in settings or ():
@@ -268,288 +268,7 @@ def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
     return folded
 
 
-def with_part(value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
-    """Reduce an entry's ranges of addresses to those of the chosen hosts. Changes `value`."""
-    for field in PER_HOST:
-        addresses = expand(str(value[field])) if "[" in str(value.get(field) or "") else ()
-        if len(addresses) == len(names):
-            part = [at for name, at in zip(names, addresses, strict=True) if name in set(chosen)]
-            value[field] = merge.styled_like(fold(part), value[field])
-    return value
-
-
-# The mappings of an inventory in the round-trip tree, and the edits of them.
-
-
-@dataclass(frozen=True)
-class _HostEntry:
-    """One entry and some of its hosts: the parent mapping, the key as written, all names, and the chosen names."""
-
-    parent: CommentedMap
-    key: str
-    names: tuple[str, ...]
-    chosen: tuple[str, ...]
-
-    @property
-    def rest(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name not in set(self.chosen))
-
-
-class InventoryTree:
-    """The round-trip tree of an inventory."""
-
-    def __init__(self, original: str) -> None:
-        self._original = original
-        self._root = read_tree(original.replace("\r\n", "\n"))
-        self._indent = _indent_of(original)
-        self._base = write_tree(self._root, self._indent)
-        self._shared = shared(self._root)
-        self._renamed: dict[str, str] = {}
-        self._moved: set[str] = set()
-
-    def merged(self) -> str:
-        """Return the user's text with the changes."""
-        for rack in _merged_values(self._root.get("racks")):
-            for holder in _with_merged(rack):
-                section = holder.get("hosts")
-                if isinstance(section, CommentedMap) and not section and not is_flow(section):
-                    holder["hosts"] = None  # "hosts:" keeps its form, with nothing below it
-        return merge_trees(self._original, self._base, write_tree(self._root, self._indent), self._renamed, self._moved)
-
-    def set(self, hosts: Sequence[str], settings: Sequence[HostSetting]) -> None:
-        """Set or remove values of hosts. Splits an entry if the change concerns only some of its hosts."""
-        own = [setting for setting in settings if setting.field != "rack"]
-        addresses = {setting.field: shares(setting, hosts) for setting in own if setting.field in PER_HOST}
-        if own:
-            for whole in self._entries(hosts):
-                if not _concerns(own, whole.parent[whole.key]):
-                    continue
-                entry = self._split(whole)
-                mapping = self._own_mapping(entry)
-                for setting in own:
-                    share = addresses.get(setting.field)
-                    tree = folded_share(share, entry.chosen) if share else None
-                    self._put(mapping, setting, tree)
-        for setting in settings:
-            if setting.field == "rack":
-                self._move(hosts, setting.text)
-
-    def add(self, hosts: Sequence[str], rack: str, settings: Sequence[HostSetting]) -> None:
-        """Add new hosts as one entry at the end of a rack."""
-        values = flow_map()
-        for setting in settings:
-            share = shares(setting, hosts) if setting.field in PER_HOST else None
-            self._put(values, setting, folded_share(share, tuple(hosts)) if share else None)
-        section = self._rack_hosts(rack)
-        section[_key(fold(hosts), section)] = values
-
-    def remove(self, hosts: Sequence[str]) -> None:
-        """Remove hosts from their entries, and entries without hosts from their racks."""
-        for entry in self._entries(hosts):
-            if entry.rest:
-                self._shrink(entry)
-            else:
-                self._delete(entry)
-
-    def _move(self, hosts: Sequence[str], rack: str) -> None:
-        section = self._rack_hosts(rack)
-        for whole in self._entries(hosts):
-            if whole.parent is section:
-                continue
-            entry = self._split(whole)
-            value = self._movable(entry.parent[entry.key])
-            self._delete(entry)
-            self._moved.add(str(entry.key))
-            section[_key(entry.key, section)] = value
-
-    def _movable(self, value: object) -> object:
-        """Return an entry's value. Resolves aliases of other entries, whose anchors may now come later."""
-        of_entries = {id(node) for node in containers(self._root.get("racks"))}
-        sources = list(_with_merged(value))
-        if not any(self._shared.get(id(source), (0, ""))[0] in of_entries for source in sources):
-            return value
-        flat = flow_map()
-        for source in sources:
-            for key, inner in source.items():
-                if key != "<<":
-                    flat.setdefault(key, twin(inner, {}))
-        return flat
-
-    def _entries(self, hosts: Sequence[str]) -> list[_HostEntry]:
-        """Return the entries of these hosts, in the file's order."""
-        wanted = set(hosts)
-        found = []
-        for section in self._sections():
-            for key in section:
-                if key == "<<":
-                    continue
-                names = expand(str(key))
-                chosen = tuple(name for name in names if name in wanted)
-                if chosen:
-                    found.append(_HostEntry(section, key, names, chosen))
-        missing = wanted - {name for entry in found for name in entry.chosen}
-        if missing:
-            raise BadInput(f"the inventory has no host {shown(fold(missing))}")
-        return found
-
-    def _sections(self) -> list[CommentedMap]:
-        """Return the mappings that contain host entries, each once, including merged mappings."""
-        sections: dict[int, CommentedMap] = {}
-        for rack in _merged_values(self._root.get("racks")):
-            for holder in _with_merged(rack):
-                for section in _with_merged(holder.get("hosts")):
-                    sections[id(section)] = section
-        return list(sections.values())
-
-    def _split(self, entry: _HostEntry) -> _HostEntry:
-        """Move the chosen hosts into their own entry, directly after the entry of the other hosts."""
-        if not entry.rest:
-            return entry
-        value = entry.parent[entry.key]
-        copy = value if id(value) in self._shared else twin(value, self._shared)
-        parent, position = entry.parent, list(entry.parent).index(entry.key)
-        if isinstance(copy, CommentedMap):
-            copy = with_part(copy, entry.names, entry.chosen)
-        self._shrink(entry)
-        key = styled_like(fold(entry.chosen), entry.key)
-        parent.insert(position + 1, key, copy)
-        return _HostEntry(parent, key, entry.chosen, entry.chosen)
-
-    def _shrink(self, entry: _HostEntry) -> None:
-        """Reduce an entry to the hosts that are not chosen."""
-        parent, position = entry.parent, list(entry.parent).index(entry.key)
-        value = parent.pop(entry.key)
-        if isinstance(value, CommentedMap):
-            value = with_part(value, entry.names, entry.rest)
-        key = styled_like(fold(entry.rest), entry.key)
-        self._renamed[key] = self._renamed.get(entry.key, str(entry.key))
-        parent.insert(position, key, value)
-
-    def _own_mapping(self, entry: _HostEntry) -> CommentedMap:
-        """Return a mapping that only this entry uses, so that an edit changes no other entry."""
-        value = entry.parent[entry.key]
-        if not isinstance(value, CommentedMap):
-            own = flow_map()
-        elif id(value) in self._shared:
-            if self._shared[id(value)] == (id(entry.parent), entry.key):
-                own = twin(value, self._shared)
-            else:
-                own = flow_map()
-                own["<<"] = value
-        else:
-            own = value
-        entry.parent[entry.key] = own
-        return own
-
-    def _put(self, mapping: CommentedMap, setting: HostSetting, share: str | None) -> None:
-        if setting.label is not None:
-            self._put_label(mapping, setting)
-        elif setting.value is None:
-            self._inline(mapping, setting.field)
-            mapping.pop(setting.field, None)
-        else:
-            new = setting.tree if share is None else share
-            old = mapping.get(setting.field)
-            plain = type(new) is str and old is not None  # a value that needs quotes has them already
-            mapping[setting.field] = styled_like(str(new), old) if plain else new
-
-    def _put_label(self, mapping: CommentedMap, setting: HostSetting) -> None:
-        inherited = next((m["labels"] for m in _with_merged(mapping) if m.get("labels")), None)
-        labels = mapping.get("labels")
-        if not isinstance(labels, CommentedMap) or id(labels) in self._shared:
-            labels = twin(inherited, self._shared) if inherited else flow_map()
-        assert isinstance(labels, CommentedMap)
-        if setting.value is None:
-            self._inline(labels, setting.label or "")
-            labels.pop(setting.label, None)
-        else:
-            labels[setting.label] = setting.tree
-        if labels:
-            mapping["labels"] = labels
-        else:
-            mapping.pop("labels", None)
-
-    def _inline(self, mapping: CommentedMap, key: str) -> None:
-        """Replace a merge by its values if `key`, which the edit removes, comes from it."""
-        sources = list(_with_merged(mapping))[1:]
-        if "<<" not in mapping or not any(key in source for source in sources):
-            return
-        mapping.pop("<<")
-        for source in sources:
-            for name, value in source.items():
-                if name not in mapping and name != "<<":
-                    mapping[name] = value if id(value) in self._shared else twin(value, self._shared)
-
-    def _delete(self, entry: _HostEntry) -> None:
-        del entry.parent[entry.key]
-
-    def _rack_hosts(self, rack: str) -> CommentedMap:
-        """Return the mapping for new hosts of a rack. Creates the mapping, and the rack, if there is none."""
-        racks = self._root.get("racks")
-        if not isinstance(racks, CommentedMap):
-            racks = self._root["racks"] = CommentedMap()
-        for holder in _with_merged(racks):
-            if rack in holder:
-                racks = holder
-                break
-        else:
-            racks[rack] = _like_its_neighbours(racks)
-        if not isinstance(racks[rack], CommentedMap):
-            racks[rack] = flow_map()
-        for holder in _with_merged(racks[rack]):
-            if isinstance(holder.get("hosts"), CommentedMap):
-                section = holder["hosts"]
-                assert isinstance(section, CommentedMap)
-                return section
-        section = flow_map() if is_flow(racks[rack]) else CommentedMap()
-        racks[rack]["hosts"] = section
-        return section
-
-
-def _concerns(settings: Sequence[HostSetting], value: object) -> bool:
-    """Return True if a setting changes an entry: it sets a value or removes an existing value."""
-    keys = {key for mapping in _with_merged(value) for key in mapping}
-    return any(setting.value is not None or setting.field in keys for setting in settings)
-
-
-def _like_its_neighbours(racks: CommentedMap) -> CommentedMap:
-    """Return an empty rack in the style of the last rack."""
-    last = next((rack for rack in reversed(list(racks.values())) if isinstance(rack, CommentedMap)), None)
-    return flow_map() if last is not None and is_flow(last) else CommentedMap()
-
-
-def _with_merged(node: object) -> Iterator[CommentedMap]:
-    """Return a mapping and the mappings that it merges, highest precedence first."""
-    if not isinstance(node, CommentedMap):
-        return
-    yield node
-    merged = node.get("<<")
-    for source in merged if isinstance(merged, list) else [merged]:
-        yield from _with_merged(source)
-
-
-def _merged_values(node: object) -> Iterator[object]:
-    seen: set[str] = set()
-    for mapping in _with_merged(node):
-        for key, value in mapping.items():
-            if key != "<<" and key not in seen:
-                seen.add(key)
-                yield value
-
-
-def _key(text: str, section: CommentedMap) -> str:
-    """Return the key of a new entry, with the quotes of the section's other ranges."""
-    example = next((key for key in reversed(list(section)) if "[" in str(key)), None)
-    return styled_like(text, example if "[" in text else None)
-
-
-def _indent_of(text: str) -> int:
-    """Return the user's indentation, from the first indented line."""
-    for line in text.splitlines():
-        bare = line.lstrip(" ")
-        if bare and bare[0] not in "#-" and len(bare) < len(line):
-            return max(2, min(len(line) - len(bare), 8))
-    return 2
+# The edits.
 
 
 @dataclass(frozen=True)
@@ -589,7 +308,313 @@ class SetEach:
 
 
 Edit = SetFields | SetEach | AddHosts | RemoveHosts
-_SECTION = "racks:\n"
+
+
+# The entries of hosts in the text of an inventory, and the edits of them.
+
+
+@dataclass(frozen=True)
+class _HostEntry:
+    """An entry of a rack: the mapping that contains it, its key and value, and the names of its hosts."""
+
+    section: MarkedNode
+    key: MarkedNode
+    value: MarkedNode
+    names: tuple[str, ...]
+
+    def without(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the other hosts of the entry."""
+        return tuple(name for name in self.names if name not in names)
+
+
+class _RacksEdit(TextEdit):
+    """Edits of the racks of an inventory: one pass over its text."""
+
+    def entries(self) -> Iterator[_HostEntry]:
+        """Return all entries of hosts, in the order of the racks, also those in merged mappings."""
+        racks = self.root.get("racks")
+        sections: dict[int, MarkedNode] = {}
+        for rack in racks.effective().values() if racks is not None else ():
+            sections |= {id(section): section for section in self._sections(rack)}
+        for section in sections.values():
+            for key, value in section.pairs:
+                if not key.is_merge:
+                    yield _HostEntry(section, key, value, expand(key.value))
+
+    @staticmethod
+    def _sections(rack: MarkedNode) -> Iterator[MarkedNode]:
+        for holder in rack.merged():
+            yield from (hosts.merged() if (hosts := holder.get("hosts")) is not None else ())
+
+    def give_anchors_away(self, hosts: Collection[str]) -> None:
+        """Move the anchors in entries of only these hosts, with the values, to their first alias in another entry.
+
+        Then a change of these entries changes no others. Aliases in these entries become values.
+        """
+        mine = [entry for entry in self.entries() if hosts and not entry.without(hosts)]
+        inside = {id(node) for entry in mine for node in entry.value.walk()}
+        aliases: dict[int, list[MarkedNode]] = {}
+        for node in self.root.walk():
+            if node.target is not None and id(node.target) in inside:
+                aliases.setdefault(id(node.target), []).append(node)
+        for node in (node for entry in mine for node in entry.value.walk() if id(node) in aliases):
+            users = aliases[id(node)]
+            heir = next((user for user in users if id(user) not in inside), None)
+            text = flow(node, inside)
+            for user in users[: users.index(heir) + 1] if heir is not None else users:
+                self.replace(user.start, user.end, f"&{node.anchor} {text}" if user is heir else text)
+            self.drop_anchor(node)
+
+    def changed(self, edits: Mapping[str, SetFields]) -> Iterator[tuple[_HostEntry, dict[tuple[str, ...], Changes]]]:
+        """Return the entries that edits of hosts change, and for each the changes of groups of its hosts."""
+        distinct = {id(edit): edit for edit in edits.values()}
+        addresses = {key: _addresses(edit) for key, edit in distinct.items()}
+        for entry in self.entries():
+            groups: dict[int, list[str]] = {}
+            for name in entry.names:
+                if name in edits:
+                    groups.setdefault(id(edits[name]), []).append(name)
+            found: dict[tuple[str, ...], Changes] = {}
+            for key, names in groups.items():
+                if changes := _changes(entry.value, distinct[key].settings, addresses[key], names):
+                    found[tuple(names)] = changes
+            if found:
+                yield entry, found
+
+    def changed_hosts(self, edits: Mapping[str, SetFields]) -> set[str]:
+        """Return the hosts that edits change."""
+        return {name for _, groups in self.changed(edits) for names in groups for name in names}
+
+    def set(self, edits: Mapping[str, SetFields]) -> None:
+        """Set or remove values of hosts. Splits an entry if the change concerns only some of its hosts."""
+        for entry, groups in self.changed(edits):
+            rest = entry.without({name for names in groups for name in names})
+            self._split(entry, [(rest, {}), *groups.items()] if rest else [*groups.items()])
+
+    def _split(self, entry: _HostEntry, groups: Sequence[tuple[tuple[str, ...], Changes]]) -> None:
+        """Divide an entry into groups of its hosts, each with changes of the values. The first is in the old place."""
+        (kept, first), *others = [(part, changes) for names, changes in groups for part in _parts(names, entry.names)]
+        self._reduce(entry, kept, first)
+        if others:
+            copies = [self._copied(entry, names, changes) for names, changes in others]
+            self.add_after(entry.section, entry.key, entry.value, copies)
+
+    def _reduce(self, entry: _HostEntry, names: tuple[str, ...], changes: Changes) -> None:
+        """Reduce an entry to some of its hosts, and change its values."""
+        if names != entry.names:
+            self.replace(entry.key.start, entry.key.end, key_like(fold(names), entry.key))
+        self.change(entry.key, entry.value, {**_part(entry, names), **changes})
+
+    def _copied(self, entry: _HostEntry, names: tuple[str, ...], changes: Changes) -> NewPair:
+        """Return a new entry for some of an entry's hosts, with changes of its values."""
+        text = f" {_in_one_line(entry.value)}"
+        if not entry.value.is_flow:
+            indent = "\n" + " " * (self.column(entry.value.children[0]) - self.column(entry.key))
+            text = "".join(f"{indent}{flow(name)}: {flow(each)}" for name, each in entry.value.pairs)
+        return _changed_entry(f"{key_like(fold(names), entry.key)}:{text}", entry, {**_part(entry, names), **changes})
+
+    def move(self, racks: Mapping[str, str]) -> None:
+        """Move hosts, each with its comments to the end of its new rack."""
+        going: dict[str, list[NewPair]] = {}
+        has_aliases = any(node.target is not None for node in self.root.walk())
+        of_entries = {id(node) for entry in self.entries() for node in entry.value.walk()} if has_aliases else set()
+        of_entries |= self._below(racks.values()) if has_aliases else set()
+        for entry in self.entries():
+            groups: dict[str, list[str]] = {}
+            for name in entry.names:
+                if name in racks:
+                    groups.setdefault(racks[name], []).append(name)
+            parts = [(rack, part) for rack, names in groups.items() for part in _parts(tuple(names), entry.names)]
+            if parts:
+                moved = self._leaving(entry, [part for _, part in parts], of_entries)
+                for (rack, _), pair in zip(parts, moved, strict=True):
+                    going.setdefault(rack, []).append(pair)
+        self._put(going)
+
+    def _below(self, racks: Collection[str]) -> frozenset[int]:
+        """Return the nodes with anchors that come after the first of these racks: an alias there cannot name them."""
+        holder = self.root.get("racks")
+        there = holder.effective() if holder is not None else {}
+        ends = [(there[rack].target or there[rack]).end for rack in racks if rack in there]
+        first = min(ends, default=len(self.text))
+        return frozenset(id(node) for node in self.root.walk() if node.anchor and node.start > first)
+
+    def _leaving(
+        self, entry: _HostEntry, groups: Sequence[tuple[str, ...]], of_entries: Collection[int]
+    ) -> Iterator[NewPair]:
+        """Remove groups of an entry's hosts. Returns an entry for each; the entry's comments go with its last hosts."""
+        rest = entry.without({name for names in groups for name in names})
+        lines, comments = list[str](), list[str]()
+        if rest:
+            self._split(entry, [(rest, {})])
+        else:
+            lines, comments = self.taken(entry.section, entry.key, entry.value)
+        keeps_lines = not any(id(node.target) in of_entries for node in entry.value.walk())
+        for names in groups:
+            key = flow(entry.key) if names == entry.names else key_like(fold(names), entry.key)
+            text = f"{key}: {_in_one_line(entry.value, of_entries)}"
+            one_line, above = _changed_entry(text, entry, _part(entry, names)).flow, [f"# {each}" for each in comments]
+            if not (lines and keeps_lines and names == entry.names):
+                lines = [f"{one_line}  {above[0]}"] if len(above) == 1 else [*above, one_line]
+            yield NewPair(tuple(lines), one_line, tuple(f"{entry.key.value}: {comment}" for comment in comments))
+            comments = []
+
+    def remove(self, hosts: Collection[str]) -> None:
+        """Remove hosts from their entries, and entries without hosts from their racks."""
+        for entry in self.entries():
+            rest = entry.without(hosts)
+            if not rest:
+                self.delete(entry.section, entry.key, entry.value)
+            elif rest != entry.names:
+                self._split(entry, [(rest, {})])
+
+    def add(self, edits: Sequence[AddHosts]) -> None:
+        """Add new hosts at the ends of racks: one entry for each edit, more if YAML cannot read its key."""
+        examples = {rack: self._example(rack) for rack in {edit.rack for edit in edits}}
+        new: dict[str, list[NewPair]] = {}
+        for edit in edits:
+            for part in _parts(edit.hosts):
+                key = fold(part)
+                entry = TextEdit(f"{key_like(key, examples[edit.rack] if '[' in key else None)}: {{}}")
+                name, value = entry.root.pairs[0]
+                entry.change(name, value, _changes(value, edit.settings, _addresses(edit), part))
+                new.setdefault(edit.rack, []).append(pair_of(entry.result()))
+        self._put(new)
+
+    def _example(self, rack: str) -> MarkedNode | None:
+        """Return the last key of a rack that is a range: new ranges get its quotes."""
+        racks = self.root.get("racks")
+        value = racks.effective().get(rack) if racks is not None else None
+        section = next(self._sections(value), None) if value is not None else None
+        ranges = [key for key, _ in section.pairs if "[" in key.value] if section is not None else []
+        return ranges[-1] if ranges else None
+
+    def _put(self, pairs_of: Mapping[str, Sequence[NewPair]]) -> None:
+        """Add entries at the ends of racks. Creates the racks that are missing."""
+        key, racks = next(((key, value) for key, value in self.root.pairs if key.value == "racks"), (None, None))
+        holders = reversed(list(racks.merged())) if racks is not None else ()
+        there = {name.value: (name, rack) for holder in holders for name, rack in holder.pairs}
+        for rack in pairs_of:
+            if rack in there:
+                self._put_into(*there[rack], pairs_of[rack])
+        in_flow = next((rack.is_flow for _, rack in reversed(there.values()) if rack.children), False)
+        new = [
+            nested(rack, [nested("hosts", pairs, self._indent, in_flow=in_flow)], self._indent, in_flow=in_flow)
+            for rack, pairs in pairs_of.items()
+            if rack not in there
+        ]
+        if new and (key is None or racks is None):
+            self.append(self.root, [nested("racks", new, self._indent, in_flow=False)])
+        elif new and key is not None and racks is not None:
+            mapping = racks.target or racks
+            if mapping.kind == "mapping":
+                self.append(mapping, new)
+            else:
+                self.fill_with(key, racks, new, self._indent, in_flow=self.root.is_flow)
+
+    def _put_into(self, key: MarkedNode, rack: MarkedNode, pairs: Sequence[NewPair]) -> None:
+        section = next(self._sections(rack), None)
+        hosts = next(((name, value) for name, value in rack.pairs if name.value == "hosts"), None)
+        if section is not None:
+            self.append(section, pairs)
+        elif hosts is not None:
+            self.fill_with(*hosts, pairs, self._indent, in_flow=rack.is_flow)
+        elif rack.children:
+            self.append(rack, [nested("hosts", pairs, self._indent, in_flow=rack.is_flow)])
+        else:
+            self.fill_with(key, rack, [nested("hosts", pairs, self._indent, in_flow=True)], self._indent, in_flow=True)
+
+    @cached_property
+    def _indent(self) -> int:
+        """The user's indentation, from the first indented line."""
+        for line in self.text.splitlines():
+            bare = line.lstrip(" ")
+            if bare and bare[0] not in "#-" and len(bare) < len(line):
+                return max(2, min(len(line) - len(bare), 8))
+        return 2
+
+
+MOST_KEY = 1000
+"""YAML reads a key only if its colon comes within 1,024 characters; the key may be in quotes."""
+
+
+def _parts(names: tuple[str, ...], whole: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return hosts in as many parts as their folded names need as keys.
+
+    Args:
+        whole: the hosts of an entry that exists: its key needs no other.
+    """
+    if names == whole or len(fold(names)) <= MOST_KEY:
+        return [names]
+    half = len(names) // 2
+    return [*_parts(names[:half]), *_parts(names[half:])]
+
+
+def _addresses(edit: SetFields | AddHosts) -> dict[str, Mapping[str, str]]:
+    """Return the address of each host, by field, where an edit gives a range of addresses."""
+    return {setting.field: shares(setting, edit.hosts) for setting in edit.settings if setting.field in PER_HOST}
+
+
+def _in_one_line(value: MarkedNode, resolved: Collection[int] = ()) -> str:
+    """Return an entry's value as `flow` does; ``{}`` if there is none."""
+    return flow(value, resolved) if value.children or value.kind == "alias" else "{}"
+
+
+def _changed_entry(text: str, like: _HostEntry, changes: Changes) -> NewPair:
+    """Return the entry in a text, which repeats the aliases of another, with changes of its values."""
+    anchors = {node.text[1:]: node.target for node in like.value.walk() if node.target is not None}
+    copy = TextEdit(text, anchors)
+    copy.change(*copy.root.pairs[0], changes)
+    return pair_of(copy.result(), anchors)
+
+
+def _part(entry: _HostEntry, names: Sequence[str]) -> Changes:
+    """Return an entry's ranges of addresses for some of its hosts."""
+    part: dict[str, str] = {}
+    values = entry.value.effective() if len(names) < len(entry.names) else {}
+    for field in PER_HOST:
+        addresses = expand(values[field].value) if field in values and "[" in values[field].value else ()
+        if len(addresses) == len(entry.names):
+            of_host = dict(zip(entry.names, addresses, strict=True))
+            part[field] = plain_or_quoted(fold([of_host[name] for name in names]))
+    return part
+
+
+def _changes(
+    value: MarkedNode, settings: Sequence[HostSetting], addresses: Mapping[str, Mapping[str, str]], names: Sequence[str]
+) -> Changes:
+    """Return the changes of an entry's value that give some of its hosts these settings.
+
+    Args:
+        addresses: what `_addresses` returns.
+    """
+    has = value.effective()
+    changes: dict[str, str | Changes | None] = {}
+    labels: dict[str, str | None] = {}
+    for setting in settings:
+        if setting.field == "rack":
+            continue
+        text = None if setting.value is None else setting.yaml
+        if setting.label is not None:
+            labels[setting.label] = text
+        elif addresses.get(setting.field):
+            changes[setting.field] = plain_or_quoted(folded_share(addresses[setting.field], tuple(names)))
+        elif text is not None or setting.field in has:
+            changes[setting.field] = text
+    own, effective = value.get("labels"), has.get("labels")
+    before = {name: flow(each) for name, each in effective.effective().items()} if effective is not None else {}
+    after = {name: text for name, text in {**before, **labels}.items() if text is not None}
+    if after == before:
+        return changes
+    is_own = own is not None and own.children
+    return {**changes, "labels": None if not after else labels if is_own else _mapping(after)}
+
+
+def _mapping(pairs: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{key}: {text}' for key, text in pairs.items())}}}"
+
+
+# The edits of a file.
 
 
 def apply(data: bytes, source: Path, edit: Edit) -> bytes:
@@ -608,7 +633,7 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
             raise BadInput(f"the inventory has no host {fold(missing)}", where=str(source))
     with collector_at_rest():
         after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
-    result = _read_again(after, source)
+    result = before if after == data else _read_again(after, source)
     if isinstance(edit, SetEach):
         check_each(before, result, {name: own for each in edit.edits for name, own in _of_each_host(each)})
     else:
@@ -618,7 +643,7 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
 
 def _of_each_host(edit: SetFields) -> Iterator[tuple[str, tuple[HostSetting, ...]]]:
     """Return the settings of each host, with its own address of a range of addresses."""
-    addresses = {setting.field: shares(setting, edit.hosts) for setting in edit.settings if setting.field in PER_HOST}
+    addresses = _addresses(edit)
     for name in edit.hosts:
         yield (
             name,
@@ -630,48 +655,45 @@ def _of_each_host(edit: SetFields) -> Iterator[tuple[str, tuple[HostSetting, ...
 
 
 def _edited(text: str, before: Inventory, edit: Edit) -> str:
-    """Return the text after an edit, rack by rack where possible."""
-    hosts = edit.hosts
-    if isinstance(edit, SetFields):
-        hosts = tuple(name for name in hosts if _differs(before, name, edit.settings))
-    lines = rack_lines(text) if _is_local(edit) else {}
-    if not lines:
-        return _with_edit(text, edit, hosts)
+    """Return the text after an edit, in at most three passes: anchors, values, racks."""
     if isinstance(edit, AddHosts):
-        return _spliced(text, lines.get(edit.rack) or max(lines.values()), edit, hosts)
-    by_rack: dict[str, list[str]] = {}
-    for name in hosts:
-        by_rack.setdefault(before.by_name[name].rack, []).append(name)
-    for rack in sorted(by_rack, key=lambda rack: -lines[rack][0]):  # from the end, so that positions stay valid
-        text = _spliced(text, lines[rack], edit, by_rack[rack])
-    return text
+        return with_hosts(text, [edit])
+    if isinstance(edit, RemoveHosts):
+        text = _pass(text, lambda racks: racks.give_anchors_away(edit.hosts))
+        return _pass(text, lambda racks: racks.remove(set(edit.hosts)))
+    edits = edit.edits if isinstance(edit, SetEach) else (edit,)
+    moves = {name: setting.text for each in edits for setting in each.settings if setting.field == "rack"
+             for name in each.hosts if before.by_name[name].rack != setting.text}  # fmt: skip
+    changes = {name: each for each in edits for name in _different(each, before)}
+    if "&" in text:
+        text = _pass(text, lambda racks: racks.give_anchors_away({*racks.changed_hosts(changes), *moves}))
+    if changes:
+        text = _pass(text, lambda racks: racks.set(changes))
+    return _pass(text, lambda racks: racks.move(moves)) if moves else text
 
 
-def _spliced(text: str, lines: tuple[int, int], edit: Edit, hosts: Sequence[str]) -> str:
-    start, end = lines
-    return text[:start] + _with_edit(_SECTION + text[start:end], edit, hosts).removeprefix(_SECTION) + text[end:]
+def with_hosts(text: str, additions: Sequence[AddHosts]) -> str:
+    """Return an inventory's text with new hosts."""
+    return _pass(text, lambda racks: racks.add(additions))
 
 
-def _is_local(edit: Edit) -> bool:
-    """Return True if gpurun can make an edit rack by rack: it moves no host and distributes no addresses."""
-    if isinstance(edit, SetEach):
-        return False
-    settings = () if isinstance(edit, RemoveHosts) else edit.settings
-    return not any(setting.field == "rack" or setting.field in PER_HOST for setting in settings)
+def _pass(text: str, edit: Callable[[_RacksEdit], None]) -> str:
+    racks = _RacksEdit(text)
+    edit(racks)
+    return racks.result()
 
 
-def _with_edit(text: str, edit: Edit, hosts: Sequence[str]) -> str:
-    tree = InventoryTree(text)
-    if isinstance(edit, SetEach):
-        for each in edit.edits:
-            tree.set(each.hosts, each.settings)
-    elif isinstance(edit, SetFields):
-        tree.set(hosts, edit.settings)
-    elif isinstance(edit, AddHosts):
-        tree.add(hosts, edit.rack, edit.settings)
-    else:
-        tree.remove(hosts)
-    return tree.merged()
+def _different(edit: SetFields, before: Inventory) -> Iterator[str]:
+    """Return the hosts that do not have the values of an edit yet; `rack` is no value."""
+    for name, settings in _of_each_host(edit):
+        host = before.by_name[name]
+        if any(
+            setting.value is None
+            or setting.value != (host.labels.get(setting.label) if setting.label else getattr(host, setting.field))
+            for setting in settings
+            if setting.field != "rack"
+        ):
+            yield name
 
 
 def _read_again(after: bytes, source: Path) -> Inventory:
@@ -680,14 +702,3 @@ def _read_again(after: bytes, source: Path) -> Inventory:
     except DocumentError as error:
         said = "; ".join(problem.message for problem in error.problems[:3])
         raise BadInput(f"the changed inventory would not be valid: {said}", where=str(source)) from error
-
-
-def _differs(inventory: Inventory, name: str, settings: Sequence[HostSetting]) -> bool:
-    """Return True if a host does not yet have the values of the settings."""
-    host = inventory.by_name[name]
-    return any(
-        setting.value is None
-        or setting.field in PER_HOST
-        or setting.value != (host.labels.get(setting.label) if setting.label else getattr(host, setting.field))
-        for setting in settings
-    )

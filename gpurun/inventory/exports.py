@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ruamel.yaml import YAML
+import yaml
 
 from gpurun.inventory.model import Host, Inventory
 
@@ -59,11 +58,15 @@ def ansible(hosts: Sequence[Host]) -> str:
     for host in hosts:
         for group in (f"rack_{_word(host.rack)}", f"generation_{_word(host.generation)}"):
             groups.setdefault(group, {"hosts": {}})["hosts"][host.name] = None
-    stream = io.StringIO()
-    yaml = YAML()
-    yaml.default_flow_style = False
-    yaml.dump({"all": {"hosts": everyone, "children": groups}}, stream)
-    return stream.getvalue()
+    document = {"all": {"hosts": everyone, "children": groups}}
+    return yaml.dump(document, Dumper=_AnsibleDumper, sort_keys=False, allow_unicode=True)
+
+
+class _AnsibleDumper(yaml.SafeDumper):
+    """Writes a host without values as people do: ``gpu-r1-01:``."""
+
+
+_AnsibleDumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", ""))
 
 
 def _word(name: str) -> str:

@@ -27,6 +27,8 @@ from gpurun.state.clock import head_clock
 from gpurun.state.paths import StatePath, blame, examined, user_name
 
 CODE, ORIGIN = "code", "origin.json"
+CODES = ".code-"
+"""How the folder of a user's code begins, beside the jobs' folders (`gpurun.content.workdir.CodeStore`)."""
 RequestFile = Literal["cancel", "drain", "preempt"]
 REQUESTS: tuple[RequestFile, ...] = ("cancel", "drain", "preempt")
 """The files of requests; the weightier one first. A drain's cancel has its own: the drain's end withdraws no other."""
@@ -412,6 +414,10 @@ class FolderUsage:
     def total(self) -> int:
         """Return the bytes without `linked`."""
         return sum(self.sizes.values())
+
+    def unlinked(self) -> FolderUsage:
+        """Return the usage of files with one link only."""
+        return replace(self, files=self.files - sum(each.names for each in self.linked.values()), linked={})
 
     def outputs_alone(self) -> FolderUsage:
         """Return the usage of the outputs only."""

@@ -173,7 +173,8 @@ class FirstFailure:
 
     Attributes:
         rank: the first rank that failed, if one did.
-        exit_code: that rank's exit code (128 + n for signal n), if it exited.
+        exit_code: the exit code (128 + n for signal n) of the rank, the launcher or the container that failed, if it
+            exited.
         excerpt: the last lines that the rank printed.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
             ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
@@ -394,7 +395,6 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
             this much. Written before the change.
         attempt: 0 before the first grant, then 1, 2, …
         avoid: hosts that failed an earlier attempt; those of the last attempt come last.
-        exit_code: the job's own: that of the first failing rank; None if no rank ended.
         code: the exit code of ``submit --follow`` and ``wait`` after the job's end.
         checkpoint_s: when the attempt's ranks last reported a checkpoint; None = they have not.
         kept: GPUs that the last pass keeps for the queued job.
@@ -438,7 +438,6 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     checkpoint_s: float | None = None
     ended_s: float | None = None
     reason: str = ""
-    exit_code: int | None = None
     code: int | None = None
     avoid: tuple[str, ...] = ()
     kept: Kept | None = None
@@ -508,6 +507,13 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """Return the hosts to avoid now. A clock that was set back prolongs nothing."""
         recent = [each.host for each in self.start_failures if 0.0 < each.until_s - now_s <= AVOID_MOST_S]
         return self.avoiding(recent) if recent else self.avoid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the job's own exit code: 0, or that of the first failing rank; None if no rank ended."""
+        if State.SUCCEEDED in (self.state, self.outcome):
+            return 0
+        return None if self.first_failure is None else self.first_failure.exit_code
 
     def last_words(self) -> str:
         """Return the final reason, including outputs that are still on hosts."""

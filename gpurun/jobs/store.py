@@ -21,7 +21,7 @@ import msgspec
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError, StateUnavailable
-from gpurun.jobs.folder import CODE, ORIGIN, JobFolder, keep_attempt, never_began
+from gpurun.jobs.folder import CODE, CODES, ORIGIN, JobFolder, keep_attempt, never_began
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord, Living, Origin, State, meant
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.msgspec_types import ready
@@ -318,7 +318,10 @@ class Drafts:
 
 
 def sweep(jobs: StatePath, live: StatePath, *, now_s: float) -> None:
-    """Remove leftovers of this user's killed submissions: incomplete jobs, and marks without a job."""
+    """Remove leftovers of this user's killed submissions: incomplete jobs, marks without a job, and code without one.
+
+    For root, also other users' code that no job has any more: root may have removed their jobs.
+    """
     marks = _names(live)
     names = set(_names(jobs))
     for name in [name for name in names if name.startswith(PREFIX)]:
@@ -328,6 +331,29 @@ def sweep(jobs: StatePath, live: StatePath, *, now_s: float) -> None:
         if mark not in names and ID_PATTERN.fullmatch(mark) and not (jobs / mark).exists():
             with suppress(FileNotFoundError, StateError):  # another user's
                 (live / mark).unlink()
+    for name in names:
+        if _is_codes(name):
+            _remove_unused(jobs / name)
+
+
+def _is_codes(name: str) -> bool:
+    """Return whether a name is the folder of code that this user may remove."""
+    return name.startswith(CODES) and (name == f"{CODES}{os.getuid()}" or os.getuid() == 0)
+
+
+def _remove_unused(codes: StatePath) -> None:
+    """Remove stored code that no job has. The name of a file that gets a job at this moment may go, too."""
+    with suppress(OSError, StateError):  # it is no folder of ours
+        folder = codes.open_folder()
+        try:
+            for name in os.listdir(folder):  # a user may have very many
+                with suppress(OSError):  # another process is quicker; or nobody may remove this one
+                    if os.lstat(name, dir_fd=folder).st_nlink == 1:
+                        faults.point()
+                        os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+        codes.rmdir()  # fails unless it is empty
 
 
 def _remove_abandoned(folder: StatePath, now_s: float) -> bool:
@@ -421,8 +447,12 @@ class JobStore:
         return job_id
 
     def sweep(self, *, now_s: float) -> None:
-        """Remove leftovers of this user's killed submissions: incomplete jobs, and marks without a job."""
+        """Remove leftovers of this user's killed submissions: incomplete jobs, marks without a job, unused code."""
         sweep(self.folder, self.live, now_s=now_s)
+
+    def codes(self) -> list[str]:
+        """Return the names of folders of stored code (`gpurun.content.workdir`): this user's; for root, all."""
+        return list(filter(_is_codes, _names_of_store(self.folder)))
 
     def get(self, job_id: str) -> JobFolder:
         """Return the folder of a known id. Does not check whether it exists."""

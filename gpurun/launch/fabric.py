@@ -284,10 +284,6 @@ class FabricSettings:
     environment: tuple[Setting, ...]
     docker_flags: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, str]:
-        """Return names and values only."""
-        return {setting.name: setting.value for setting in self.environment}
-
     def beside(self, others: Sequence[Setting]) -> FabricSettings:
         """Return the same with variables that are not the fabric's."""
         return replace(self, environment=(*self.environment, *others))

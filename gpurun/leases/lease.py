@@ -195,20 +195,6 @@ def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[HostRe
     )
 
 
-def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
-    """Return host → GPUs that this user's gangs must not use now, because the host recently refused them.
-
-    Args:
-        records: jobs of one inventory, which defines the hosts' names.
-        uid: the user whose gangs are placed.
-        now_s: the head's clock, seconds since the epoch.
-    """
-    found: dict[str, set[int]] = {}
-    for refusal in active(records, uid, now_s):
-        found.setdefault(refusal.host, set()).update(refusal.holder.gpus)
-    return {host: tuple(sorted(gpus)) for host, gpus in sorted(found.items())}
-
-
 def next_try_s(records: Iterable[JobRecord], uid: int, now_s: float) -> float | None:
     """Return when the first of this user's refusals ends, seconds since the epoch; None if none is valid."""
     return min((refusal.until_s for refusal in active(records, uid, now_s)), default=None)

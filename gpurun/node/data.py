@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -17,11 +16,12 @@ from typing import Any, Dict, Generator, Iterable, Iterator, List, NamedTuple, O
 from gpurun.node.agent import serve
 from gpurun.node.agent.frames import Call, OpError, OpReply
 from gpurun.node.folder import below
-from gpurun.node.folder.below import ContentDigest, blocks
-from gpurun.node.folder.contents import Listed, Maker
+from gpurun.node.folder.below import ContentDigest, Entry, blocks, digest_of, digest_of_file
+from gpurun.node.folder.contents import Maker
 from gpurun.node.job.parts import held_by, job_folder
 from gpurun.node.transfer import blobs
 from gpurun.node.transfer.spool import Blob, ChunkHashes, FilesBlob, ManyFiles, checked_digest
+from gpurun.node.transfer.tree import make_entries
 
 # The data sets on this host, the jobs that use them, and the choice of sets to remove for a new one.
 
@@ -37,9 +37,6 @@ MOST_ENTRIES = 2_000_000
 """No set has more files, folders and links: each takes up to 1 KiB of memory."""
 _MARKS_PER_ENTRY = 16
 """An entry has 8 commas and brackets without those in its names. So a small description cannot fill the memory."""
-
-Row = Tuple[str, str, int, int, int, str, str]
-"""``(path, kind, mode, mtime_ns, size, digest, target)`` of a file, folder or link of a set."""
 
 
 class DataSet(NamedTuple):
@@ -81,12 +78,12 @@ def folder_of_set(digest: str) -> str:
     return os.path.join(sets_folder(), checked_digest(digest)[len("sha256:") :])
 
 
-def packed(rows: Iterable[Sequence[Any]]) -> bytes:
+def packed(rows: Iterable[Entry]) -> bytes:
     """Return the entries of a set in their format for transfer."""
     return zlib.compress(json.dumps(list(rows), separators=(",", ":")).encode("ascii"))
 
 
-def unpacked(content: bytes) -> List[Row]:
+def unpacked(content: bytes) -> List[Entry]:
     """Return the entries of a set.
 
     Raises:
@@ -98,18 +95,12 @@ def unpacked(content: bytes) -> List[Row]:
         if sum(map(said.count, (b",", b"[", b"{"))) > MOST_ENTRIES * _MARKS_PER_ENTRY:
             raise ValueError("more than %d entries" % MOST_ENTRIES)
         rows = json.loads(said)
-        return [(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
+        return [Entry(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
     except (zlib.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise OpError("corrupt", "the entries of a data set cannot be read: %s" % error) from None
 
 
-def digest_of(rows: Iterable[Sequence[Any]]) -> str:
-    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
-    told = [[path, kind, mode, digest, target] for path, kind, mode, _, _, digest, target in rows]
-    return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
-
-
-def files_of(rows: Iterable[Row]) -> List[Tuple[str, int]]:
+def files_of(rows: Iterable[Entry]) -> List[Tuple[str, int]]:
     """Return path and size of the files, in order."""
     return [(path, size) for path, kind, _, _, size, _, _ in rows if kind == "file"]
 
@@ -167,7 +158,7 @@ def share(descriptor: int) -> None:
     _try_lock(descriptor, fcntl.LOCK_SH)
 
 
-def open_arrival(digest: str, rows: Sequence[Row], entries: bytes, stored: int) -> Tuple[str, int]:
+def open_arrival(digest: str, rows: Sequence[Entry], entries: bytes, stored: int) -> Tuple[str, int]:
     """Return the folder of a set that should arrive, and the descriptor that holds its lock. The caller is `alone`.
 
     Args:
@@ -368,7 +359,7 @@ def damage(path: str, digest: str) -> Iterator[int]:
         raise OpError("corrupt", "the data set's chunks do not match their hashes")
 
 
-def _rows(path: str, digest: str) -> List[Row]:
+def _rows(path: str, digest: str) -> List[Entry]:
     rows = unpacked(_content(os.path.join(path, ENTRIES)))
     if digest_of(rows) != digest or not {row[1] for row in rows} <= _KINDS:
         raise OpError("corrupt", "the list of files does not match the digest of the data set")
@@ -383,8 +374,8 @@ def _content(path: str) -> bytes:
         raise OpError("corrupt", "%s: %s" % (os.path.basename(path), error.strerror)) from None
 
 
-def _entry(cursor: below.Cursor, row: Row, chunks: ChunkHashes) -> Iterator[int]:
-    path, kind, _, _, size, digest, target = row
+def _entry(cursor: below.Cursor, entry: Entry, chunks: ChunkHashes) -> Iterator[int]:
+    path, kind, _, _, size, digest, target = entry
     parts = below.parts_of(path)
     above = cursor.at(parts[:-1])
     if kind == "dir":
@@ -422,7 +413,7 @@ class ArrivingSet:
         descriptor: holds its lock.
     """
 
-    def __init__(self, digest: str, rows: Sequence[Row], path: str, descriptor: int) -> None:
+    def __init__(self, digest: str, rows: Sequence[Entry], path: str, descriptor: int) -> None:
         self.digest, self.path = digest, path
         self.blob: Optional[Blob] = None
         self._rows = rows
@@ -432,19 +423,14 @@ class ArrivingSet:
 
     def make(self, call: Call) -> None:
         """Create all folders and links, and all files without their contents."""
-        for path, kind, mode, mtime_ns, size, _, target in self._rows:
-            call.check()
-            if kind == "dir":
-                self._maker.folder(Listed(path, kind, mode, mtime_ns))
-            elif kind == "link":
-                self._maker.link(Listed(path, kind, mtime_ns=mtime_ns, target=target))
-            elif kind == "file":
-                parts = below.parts_of(path)
-                descriptor = below.create_file(self._maker.cursor.at(parts[:-1]), parts[-1])
-                os.ftruncate(descriptor, size)
-                os.close(descriptor)
-            else:
-                raise OpError("refused", "%.200r is a %.20r" % (path, kind))
+
+        def make_file(entry: Entry) -> None:
+            parts = below.parts_of(entry.path)
+            descriptor = below.create_file(self._maker.cursor.at(parts[:-1]), parts[-1])
+            os.ftruncate(descriptor, entry.size)
+            os.close(descriptor)
+
+        make_entries(call, self._maker, self._rows, make_file)
 
     def expect(self, blob: str, hashes: bytes) -> Blob:
         """Return the blob that fills the files."""
@@ -469,7 +455,7 @@ class ArrivingSet:
                 parts = below.parts_of(path)
                 descriptor = below.open_file(self._maker.cursor.at(parts[:-1]), parts[-1])
                 try:
-                    if verify and _digest(descriptor, digest) != digest:
+                    if verify and digest_of_file(descriptor, digest) != digest:
                         raise OpError("corrupt", "%.200r does not match the digest of the data set" % path)
                     below.finish(descriptor, mode, mtime_ns)
                 finally:
@@ -565,7 +551,7 @@ def _served(call: Call, digest: str, blob: str, hashes: bytes) -> Blob:
         raise
 
 
-def _rows_of(path: str) -> List[Row]:
+def _rows_of(path: str) -> List[Entry]:
     with open(os.path.join(path, ENTRIES), "rb") as stream:
         return unpacked(stream.read())
 
@@ -667,13 +653,6 @@ def folders(call: Call, paths: List[str]) -> Dict[str, str]:
             if serve.filesystem(os.path.realpath(path), serve.mounts()) == "autofs":
                 wrong[path] = "the automounter does not mount this folder: %s" % error.strerror
     return wrong
-
-
-def _digest(descriptor: int, like: str) -> str:
-    whole = ContentDigest(like)
-    for zeros, piece in blocks(descriptor, os.fstat(descriptor).st_size):
-        whole.add(zeros, piece)
-    return str(whole)
 
 
 def _sync(descriptor: int) -> None:

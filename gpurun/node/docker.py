@@ -84,7 +84,7 @@ def _usual_socket() -> str:
     return rootless if not os.path.exists(DEFAULT_SOCKET) and os.path.exists(rootless) else DEFAULT_SOCKET
 
 
-def connect(
+def open_engine(
     call: Optional[Call] = None, docker_host: Optional[str] = None, timeout_s: Optional[float] = 60.0
 ) -> Connection:
     """Return an open connection; cancelling the call closes it.
@@ -124,7 +124,7 @@ def request(
     payload = call.payload
     if not path.startswith("/") or any(ord(letter) < 0x21 or ord(letter) > 0x7E for letter in path):
         raise OpError("bad-request", "%r is not a URL path" % path)
-    connection = connect(call, timeout_s=time_limit_s)
+    connection = open_engine(call, timeout_s=time_limit_s)
     try:
         status, answer = exchange(connection, method, path, json, payload)
     except socket.timeout:
@@ -187,7 +187,7 @@ def logs(
     query = "stdout=1&stderr=1&follow=%d&timestamps=%d&tail=%s" % (follow, timestamps, tail)
     if since is not None:
         query += "&since=%s" % since
-    connection = connect(call, timeout_s=None)
+    connection = open_engine(call, timeout_s=None)
     try:
         connection.request("GET", "%s/containers/%s/logs?%s" % (API, checked_name(container), query))
         response = connection.getresponse()
@@ -205,7 +205,7 @@ def _is_tty(call: Call, container: str) -> bool:
     """Return whether the stream is not multiplexed. Engines before 23 do not say so in the header, but in the
     configuration.
     """
-    connection = connect(call)
+    connection = open_engine(call)
     try:
         status, answer = exchange(connection, "GET", "/containers/%s/json" % checked_name(container))
     finally:
@@ -246,7 +246,7 @@ def wait(call: Call, container: str) -> Dict[str, Any]:
     Raises:
         OpError: ``not-found``, also if the container is removed meanwhile.
     """
-    connection = connect(call, timeout_s=None)
+    connection = open_engine(call, timeout_s=None)
     try:
         status, answer = exchange(connection, "POST", "/containers/%s/wait" % checked_name(container))
     except http.client.HTTPException as error:

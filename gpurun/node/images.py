@@ -233,7 +233,7 @@ def docker_load(call: Call) -> "Iterator[DockerLoad]":
     Raises:
         OpError: ``no-space``, or ``load-failed`` with Docker's message.
     """
-    connection = docker.connect(call, timeout_s=None)
+    connection = docker.open_engine(call, timeout_s=None)
     try:
         connection.putrequest("POST", docker.API + "/images/load?quiet=1")
         connection.putheader("Content-Type", "application/x-tar")
@@ -393,7 +393,7 @@ class ImageApi:
         for last_try in (False, True):
             fresh = self._connection is None
             if self._connection is None:
-                self._connection = docker.connect(self._call)
+                self._connection = docker.open_engine(self._call)
             try:
                 return docker.exchange(self._connection, method, path)
             except (OSError, http.client.HTTPException) as error:

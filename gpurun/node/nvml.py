@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from gpurun.node.agent.processes import container_of
 
@@ -88,7 +88,7 @@ def read_nvml(nvml: Any) -> Dict[str, Any]:
     """
     nvml.nvmlInit()
     try:
-        devices = [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = open_devices(nvml)
         gpus = [_gpu(device) for device in devices]
         _links(nvml, devices, gpus)
         cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
@@ -98,13 +98,14 @@ def read_nvml(nvml: Any) -> Dict[str, Any]:
         nvml.nvmlShutdown()
 
 
-def samples(nvml: Any, wait: Callable[[], object]) -> Iterator[List[Dict[str, Any]]]:
-    """Yield load, memory, temperature and power of every GPU, again after each `wait()`, for ever."""
-    nvml.nvmlInit()
-    devices = [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    while True:
-        yield [_sample(device) for device in devices]
-        wait()
+def open_devices(nvml: Any) -> List[Device]:
+    """Return the GPUs, for `sample_gpus`. NVML is initialised."""
+    return [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def sample_gpus(devices: Iterable[Device]) -> List[Dict[str, Any]]:
+    """Return load, memory, temperature and power of every GPU, now."""
+    return [_sample(device) for device in devices]
 
 
 def _sample(device: Device) -> Dict[str, Any]:

@@ -1,14 +1,19 @@
 """Use NVML in a separate, newly started process: a hanging driver must not hang the agent.
 
-It is not a fork of the agent, which has threads (see `gpurun.node.probe.probe`). One process answers many questions: it
-starts while its caller does other things, so that the start of Python and NVML costs no time. It ends when its caller
-closes the pipe. If it waits in a broken driver it cannot be killed, and is left behind.
+It is not a fork of the agent, which has threads: the child could wait for ever for a lock that one of them held. One
+process answers many questions: it starts while its caller does other things, so that the start of Python and NVML costs
+no time. It ends when its caller closes the pipe. If it waits in a broken driver it cannot be killed, and is left
+behind.
 
-A question is one line of JSON, ``{"gpus": [[index, uuid]…], "wait_ms"}``; so is the answer::
+A question is one line of JSON. So is the answer; ``{"error": text}`` if NVML refuses, ``{"missing": text}`` if there is
+no driver:
+
+``{"what": "facts"}``: `gpurun.node.nvml.read_nvml`
+``{"what": "sample"}``: ``{"gpus": gpurun.node.nvml.sample_gpus}``
+``{"what": "cards", "gpus": [[index, uuid]…], "wait_ms"}``::
 
     {"gpus": [{"index", "pids": [pid…] | null, "draws": [pid…], "lost": text, "ecc": count | null,
                "xids": [number…], "use": percent | null, "memory_mib": used | null}…]}
-    {"missing": text}    there is no driver, or no NVML
 """
 
 from __future__ import annotations
@@ -20,16 +25,25 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpurun.node.claim_rules import Card
-from gpurun.node.nvml import MEMORY_V2
+from gpurun.node.nvml import (
+    FUNCTION_NOT_FOUND,
+    MEMORY_V2,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    Device,
+    open_devices,
+    read_nvml,
+    sample_gpus,
+)
 
 ANSWER_S = 10.0
 """A healthy driver answers in milliseconds; one without persistence mode that starts up, in seconds."""
 
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
-NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
 XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _UNCORRECTED, _VOLATILE = 1, 0
 
@@ -50,7 +64,7 @@ def is_reader(command: List[str]) -> bool:
 
 
 class NoAnswer(Exception):
-    """NVML hangs, or its process has died; the message says which."""
+    """NVML hangs or refuses, or its process has died; the message says which."""
 
 
 class Nvml:
@@ -71,26 +85,41 @@ class Nvml:
         Raises:
             NoAnswer: not within `timeout_s` (plus the wait).
         """
+        return self._answer({"what": "cards", "gpus": list(cards), "wait_ms": wait_ms}, timeout_s)
+
+    def ask_host(self, what: str, timeout_s: float = ANSWER_S) -> Dict[str, Any]:
+        """Return the ``"facts"`` of this host, or a ``"sample"`` of its GPUs.
+
+        Raises:
+            NoAnswer: not within `timeout_s`, or there is no driver.
+        """
+        found = self._answer({"what": what, "wait_ms": 0}, timeout_s)
+        if "missing" in found:
+            raise NoAnswer(found["missing"])
+        return found
+
+    def _answer(self, question: Dict[str, Any], timeout_s: float) -> Dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        question = json.dumps({"gpus": list(cards), "wait_ms": wait_ms}).encode() + b"\n"
-        deadline = time.monotonic() + wait_ms / 1000 + timeout_s
+        deadline = time.monotonic() + question["wait_ms"] / 1000 + timeout_s
         answer = b""
         try:
-            stdin.write(question)
+            stdin.write(json.dumps(question).encode() + b"\n")
             stdin.flush()
             while not answer.endswith(b"\n"):
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([stdout], [], [], left_s)[0]:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
                     raise NoAnswer("the NVIDIA driver hangs: NVML did not answer within %g s" % timeout_s)
                 data = os.read(stdout.fileno(), 1 << 16)
                 if not data:
                     raise NoAnswer("NVML's process died")
                 answer += data
-            found = json.loads(answer.decode())
+            found: Dict[str, Any] = json.loads(answer.decode())
         except (OSError, ValueError) as error:
             raise NoAnswer("NVML's process died: %s" % error) from None
-        return found  # type: ignore[no-any-return]
+        if "error" in found:
+            raise NoAnswer(found["error"])
+        return found
 
     def close(self) -> None:
         """End the process, or leave it behind if the driver holds it."""
@@ -127,36 +156,77 @@ def _imported_from() -> Iterable[int]:
 def serve(questions: Any, answers: Any) -> None:
     """Answer until the questions end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nvml, missing = _open()
-    listener: Optional[_Listener] = None
+    answers = _apart_from_prints(answers)
+    nvml, problem = _open()
+    asked = _Asked(nvml)
     for line in questions:
         question = json.loads(line)
-        cards = [(int(index), str(uuid)) for index, uuid in question["gpus"]]
         if nvml is None:
             time.sleep(question["wait_ms"] / 1000)
-            found: Dict[str, Any] = {"missing": missing}
-        else:
-            if question["wait_ms"] and listener is None:
-                listener = _Listener(nvml, cards)
-            xids = listener.wait(question["wait_ms"]) if listener is not None else {}
-            found = {"gpus": [dict(_card(nvml, card), xids=xids.get(card[0], [])) for card in cards]}
-        answers.write(json.dumps(found) + "\n")
+        try:
+            answer = json.dumps(problem if nvml is None else asked.answer(question))
+        except Exception as error:  # noqa: BLE001 - told to the other process, which is all that can be done here
+            answer = json.dumps(_failed(error))
+        answers.write(answer + "\n")
         answers.flush()
 
 
-def _open() -> Tuple[Any, str]:
-    """Return the initialised module pynvml; or None and why there is no NVML here."""
+def _apart_from_prints(answers: Any) -> Any:
+    """Return a stream to where `answers` leads, which is nowhere then: what a library prints is no answer."""
+    own = os.fdopen(os.dup(answers.fileno()), "w")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, answers.fileno())
+    os.close(null)
+    return own
+
+
+def _open() -> Tuple[Any, Dict[str, Any]]:
+    """Return the initialised module pynvml; or None, and the answer to every question."""
     try:
         import pynvml  # noqa: PLC0415 - 330 kB of source, needed only in this process
-
-        pynvml.nvmlInit()
     except ImportError as error:
-        return None, str(error)
-    except Exception as error:
-        if getattr(error, "value", None) in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND):
-            return None, "no NVIDIA driver: %s" % error
-        raise
-    return pynvml, ""
+        return None, {"missing": "reading NVML failed: %s" % error}
+    except Exception as error:  # noqa: BLE001 - a damaged or foreign module
+        return None, _failed(error)
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - the answer to each question
+        return None, _failed(error)
+    return pynvml, {}
+
+
+def _failed(error: Exception) -> Dict[str, Any]:
+    """Return the answer to a question at which NVML, or the code here, raised an exception."""
+    value = getattr(error, "value", None)
+    if value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND):
+        return {"missing": "no NVIDIA driver: %s" % error}
+    if value is not None:
+        return {"error": "NVML: %s" % error}
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = "%s:%s" % (os.path.basename(where.filename), where.lineno)
+    return {"error": "reading NVML failed: %s: %s (%s)" % (type(error).__name__, error, place)}
+
+
+class _Asked:
+    """Answers questions; keeps what NVML need not be asked for twice."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._listener: Optional[_Listener] = None
+        self._devices: Optional[List[Device]] = None
+
+    def answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
+        """Return the answer to one question. Raises what NVML raises."""
+        if question["what"] == "facts":
+            return read_nvml(self._nvml)
+        if question["what"] == "sample":
+            self._devices = self._devices or open_devices(self._nvml)
+            return {"gpus": sample_gpus(self._devices)}
+        cards = [(int(index), str(uuid)) for index, uuid in question["gpus"]]
+        if question["wait_ms"] and self._listener is None:
+            self._listener = _Listener(self._nvml, cards)
+        xids = self._listener.wait(question["wait_ms"]) if self._listener is not None else {}
+        return {"gpus": [dict(_card(self._nvml, card), xids=xids.get(card[0], [])) for card in cards]}
 
 
 def _handle(nvml: Any, card: Card) -> Any:

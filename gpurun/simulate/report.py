@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import floor
 from pathlib import Path
 
-from gpurun.drawing import Drawing
+from gpurun.drawing import Chart, Drawing, Labelled, Numbers
 from gpurun.errors import BadInput
 from gpurun.quantities import count
 from gpurun.simulate.replay import ClusterSample, Outcome, Replay
@@ -148,25 +148,11 @@ def svg(done: Replay) -> str:
     span_s = _span(done.samples)
     height = TOP + 3 * (PANEL + GAP) + 10
     sheet = Drawing(WIDTH, height, _title(done))
+    times = Labelled([(part, _time(span_s * part / DAY_S)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)])
     for number, panel in enumerate(panels(done)):
-        _draw(sheet, panel, TOP + number * (PANEL + GAP) + 14, span_s)
-    return str(sheet)
-
-
-def _draw(sheet: Drawing, panel: Panel, top: float, span_s: float) -> None:
-    right, bottom = float(WIDTH - 20), top + PANEL
-    step = (right - LEFT) / max(1, len(panel.values))
-    places = [(float(LEFT), bottom)]
-    for number, value in enumerate(panel.values):
-        y = bottom - PANEL * min(1.0, value / panel.most)
-        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
-    sheet.text(LEFT, top - 5, panel.title)
-    sheet.area([*places, (right, bottom)], panel.colour)
-    sheet.line([(LEFT, top), (LEFT, bottom), (right, bottom)], "#444")
-    for part in (0.0, 0.5, 1.0):
-        sheet.text(LEFT - 6, bottom - PANEL * part + 4, f"{panel.most * part:.4g}", anchor="end")
-    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
-        sheet.text(LEFT + (right - LEFT) * part, bottom + 15, _time(span_s * part / DAY_S), anchor="middle")
+        box = (LEFT, TOP + number * (PANEL + GAP) + 14, WIDTH - LEFT - 30, PANEL)
+        Chart(sheet, box, times, Numbers(0.0, panel.most), ("", panel.title)).columns(panel.values, panel.colour)
+    return sheet.svg()
 
 
 def _png(done: Replay, path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpurun.drawing import Axis, Choices, Drawing, Numbers, Place, clipped
+from gpurun.drawing import Chart, Choices, Drawing, Numbers, clipped
+from gpurun.markup import Markup
 from gpurun.quantities import count
 from gpurun.scaling.model import CannotPredict, PairFigure, Sample, Shape, fit
 from gpurun.studies.campaign_plan import RunRecord, middle
@@ -98,59 +99,7 @@ class PredictedPoint:
     high: float
 
 
-class CurvePanel:
-    """One plot of a drawing, with GPUs on the horizontal axis and a value on the vertical axis."""
-
-    def __init__(self, drawing: Drawing, left: float, title: str, sizes: Sequence[int], most: float) -> None:
-        self.drawing, self._left = drawing, left
-        self._x: Axis = Choices(sizes)
-        self._y = Numbers(0.0, most)
-        bottom = HEIGHT - BOTTOM
-        drawing.text(left, TOP - 10, title)
-        drawing.line([(left, TOP), (left, bottom), (left + PANEL, bottom)], "#444")
-        for at, text in self._y.marks():
-            y = bottom - at * (bottom - TOP)
-            drawing.line([(left, y), (left + PANEL, y)], "#ddd")
-            drawing.text(left - 6, y + 4, text, anchor="end")
-        for at, text in self._x.marks():
-            drawing.text(left + at * PANEL, bottom + 16, text, anchor="middle")
-        drawing.text(left + PANEL / 2, bottom + 36, "GPUs", anchor="middle")
-
-    def place(self, gpus: int, value: float) -> Place | None:
-        """Return the position of a value; None if it is beyond the axes."""
-        x, y = self._x.place(gpus), self._y.place(value)
-        if x is None or y is None:
-            return None
-        return self._left + x * PANEL, HEIGHT - BOTTOM - y * (HEIGHT - BOTTOM - TOP)
-
-    def curve(self, values: Mapping[int, float], colour: str, *, is_dashed: bool = False, dots: str = "") -> None:
-        """Draw a line through values by GPUs. With `dots`, also draw each value with a tooltip that begins with this
-        text.
-        """
-        found = [(gpus, value, self.place(gpus, value)) for gpus, value in sorted(values.items())]
-        places = [place for _, _, place in found if place is not None]
-        if len(places) > 1:
-            self.drawing.line(places, colour, width=2, is_dashed=is_dashed)
-        for gpus, value, place in found:
-            if place is not None and dots:
-                self.drawing.dot(*place, colour, radius=4, tip=f"{dots}, {count(gpus, 'GPU')}: {value:.4g}")
-
-    def span(self, gpus: int, low: float, high: float, colour: str) -> None:
-        """Draw a vertical line from a low value to a high value."""
-        ends = self.place(gpus, low), self.place(gpus, high)
-        if ends[0] is not None and ends[1] is not None:
-            self.drawing.line([ends[0], ends[1]], colour, width=2)
-
-    def band(self, points: Sequence[PredictedPoint], scale: Mapping[int, float], colour: str) -> None:
-        """Fill the range of predictions, each divided by `scale`."""
-        upper = [self.place(each.gpus, each.high / scale[each.gpus]) for each in points]
-        lower = [self.place(each.gpus, each.low / scale[each.gpus]) for each in points]
-        places = [place for place in (*upper, *reversed(lower)) if place is not None]
-        if len(places) > 2:
-            self.drawing.area(places, colour)
-
-
-def svg_of(title: str, unit: str, points: Sequence[CurvePoint], predicted: Sequence[PredictedPoint] = ()) -> str:
+def svg_of(title: str, unit: str, points: Sequence[CurvePoint], predicted: Sequence[PredictedPoint] = ()) -> Markup:
     """The picture as an SVG document.
 
     Args:
@@ -159,31 +108,37 @@ def svg_of(title: str, unit: str, points: Sequence[CurvePoint], predicted: Seque
     drawing = Drawing(WIDTH, HEIGHT, clipped(title, 90))
     if not points:
         drawing.text(LEFT, TOP, "nothing was measured yet")
-        return str(drawing)
+        return drawing.svg()
     sizes = sorted({each.gpus for each in points} | {each.gpus for each in predicted})
     base = {each.launcher: each.rate / each.gpus / each.efficiency for each in points}
     tops = [each.gpus * base[each.launcher] for each in points]
     tops += [each.high for each in points] + [each.high for each in predicted]
-    rates = CurvePanel(drawing, LEFT, unit, sizes, max(tops))
     most = max([1.0, *(each.efficiency for each in points)])
-    shares = CurvePanel(drawing, LEFT + PANEL + GAP, "share of linear growth", sizes, most)
+    across, high = Choices(sizes), HEIGHT - TOP - BOTTOM
+    rates = Chart(drawing, (LEFT, TOP, PANEL, high), across, Numbers(0.0, max(tops)), ("GPUs", unit))
+    right = LEFT + PANEL + GAP
+    shares = Chart(drawing, (right, TOP, PANEL, high), across, Numbers(0.0, most), ("GPUs", "share of linear growth"))
     for number, launcher in enumerate(base):
         colour = COLOURS[number % len(COLOURS)]
         own = [each for each in points if each.launcher == launcher]
         told = [each for each in predicted if each.launcher == launcher and each.gpus in sizes]
         linear = {gpus: gpus * base[launcher] for gpus in sizes}
-        rates.band(told, dict.fromkeys(sizes, 1.0), colour)
-        shares.band(told, linear, colour)
-        rates.curve(linear, GREY, is_dashed=True)
-        rates.curve({each.gpus: each.rate for each in told}, colour, is_dashed=True)
+        rates.band([(each.gpus, each.low, each.high) for each in told], colour)
+        shares.band([(each.gpus, each.low / linear[each.gpus], each.high / linear[each.gpus]) for each in told], colour)
+        rates.curve(linear.items(), GREY, is_dashed=True)
+        rates.curve([(each.gpus, each.rate) for each in told], colour, is_dashed=True)
+        for chart, values in (
+            (rates, {each.gpus: each.rate for each in own}), (shares, {each.gpus: each.efficiency for each in own})
+        ):  # fmt: skip
+            chart.curve(values.items(), colour)
+            for gpus, value in values.items():
+                chart.dot(gpus, value, colour, tip=f"{launcher}, {count(gpus, 'GPU')}: {value:.4g}")
         for each in own:
-            rates.span(each.gpus, each.low, each.high, colour)
-        rates.curve({each.gpus: each.rate for each in own}, colour, dots=launcher)
-        shares.curve({each.gpus: each.efficiency for each in own}, colour, dots=launcher)
+            rates.curve([(each.gpus, each.low), (each.gpus, each.high)], colour)
         drawing.box(LEFT + 10, TOP + 6 + number * 18, 10, 10, colour)
         drawing.text(LEFT + 26, TOP + 15 + number * 18, clipped(launcher, 24), is_over_lines=True)
     drawing.text(LEFT + 10, TOP + 15 + len(base) * 18, "dashed grey: linear", colour=GREY, is_over_lines=True)
-    return str(drawing)
+    return drawing.svg()
 
 
 DOUBLINGS = 2

@@ -16,6 +16,8 @@ from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.quantities import count
 from gpurun.scaling.choice import exchange_of, shape_of
 from gpurun.scaling.model import MOST_RANKS, LinkRates, Sample
+from gpurun.studies import trials
+from gpurun.studies.trials import JournalEntry
 
 # The plan of a campaign. It never changes after the campaign has begun. Pure.
 
@@ -23,20 +25,6 @@ from gpurun.scaling.model import MOST_RANKS, LinkRates, Sample
 MOST_SIZES = 64
 CAMPAIGN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 _SIZE = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
-
-
-@dataclass(frozen=True, order=True)
-class RunKey:
-    """Identifies a run of a campaign: the launcher, the number of GPUs, and the repetition, counted from 1."""
-
-    launcher: str
-    gpus: int
-    number: int
-
-    @property
-    def words(self) -> str:
-        """Return a text for people."""
-        return f"{self.launcher}, {count(self.gpus, 'GPU')}, run {self.number}"
 
 
 @dataclass(frozen=True)
@@ -79,15 +67,21 @@ class CampaignPlan:
     racks: Mapping[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
 
-    def runs(self) -> Iterator[RunKey]:
-        """Yield all runs in order. Launchers and sizes alternate, so a machine that becomes slower affects all of them
-        equally.
+    @property
+    def trials(self) -> int:
+        """Return the number of runs."""
+        return self.repeat * len(self.jobs)
+
+    def runs(self) -> Iterator[RunRecord]:
+        """Yield all runs in order, as they are before they begin.
+
+        Launchers and sizes alternate, so a machine that becomes slower affects all of them equally.
         """
         for number in range(1, self.repeat + 1):
             for spec in self.jobs:
-                yield RunKey(spec.launcher, spec.gpus, number)
+                yield RunRecord(spec.launcher, spec.gpus, number)
 
-    def job(self, run: RunKey) -> JobSpec:
+    def job(self, run: RunRecord) -> JobSpec:
         """Return the job of one run."""
         found = next(spec for spec in self.jobs if (spec.launcher, spec.gpus) == (run.launcher, run.gpus))
         return replace(found, name=f"{self.name}-{run.launcher}-{run.gpus}-{run.number}")
@@ -153,6 +147,8 @@ def given_for(given: Mapping[str, object], gpus: int, *, has_roles: bool, has_kn
 SUFFIX = "_per_s"
 WARM_UP = 0.2
 """The share of a rank's reports that is not counted, from the first on: programs start slowly."""
+MOST_SAID = 100_000
+"""Windows of a run that are kept, evenly spaced: a journal's reader takes a line of 4 MiB for a damaged file."""
 LEAST_RATE, MOST_RATE = 1e-100, 1e100
 """No program has another rate; sums and quotients of these stay finite."""
 ADVICE = "report a rate with gpurun_runtime.report(step, images_per_s=…), or name another metric with --rate"
@@ -181,7 +177,7 @@ class MeasuredRate:
     Attributes:
         name: the metric's name.
         value: the sum of all ranks' medians.
-        windows: the sum of all ranks' reports, report by report, without the warm-up.
+        windows: the sum of all ranks' reports, report by report, without the warm-up; at most `MOST_SAID` of them.
         low, high: the 10th and the 90th percentile of `windows`.
     """
 
@@ -212,7 +208,7 @@ def rate_of(reports: Iterable[SaidByRank], wanted: str | None) -> MeasuredRate:
     kept = [values[int(len(values) * WARM_UP) :] for _, values in sorted(series.items())]
     windows = _summed(kept)
     low, high = spread(windows)
-    return MeasuredRate(name, sum(map(statistics.median, kept)), windows, low, high)
+    return MeasuredRate(name, sum(map(statistics.median, kept)), _thinned(windows, MOST_SAID), low, high)
 
 
 def last_values(reports: Iterable[SaidByRank]) -> dict[str, dict[int, float]]:
@@ -263,6 +259,10 @@ def _summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(sum(values) for values in windows if None not in values)
 
 
+def _thinned(windows: tuple[float, ...], most: int) -> tuple[float, ...]:
+    return windows[:: len(windows) // most + 1]
+
+
 def middle(values: Mapping[int, float] | None) -> float | None:
     """Return the median over ranks; None without values, or if it is too large for a number."""
     found = statistics.median(values.values()) if values else None
@@ -287,6 +287,7 @@ class RunRecord:
     """One run: its job, and its result.
 
     Attributes:
+        number: the repetition, counted from 1.
         job: the job's id, known before the job is submitted.
         hint: what to do about the reason.
         grants: hosts and GPUs of the run.
@@ -298,7 +299,7 @@ class RunRecord:
     launcher: str
     gpus: int
     number: int
-    job: str
+    job: str = ""
     outcome: Outcome = "open"
     reason: str = ""
     hint: str = ""
@@ -310,6 +311,11 @@ class RunRecord:
     sample: Sample | None = None
 
     @property
+    def words(self) -> str:
+        """Return the run's name for people."""
+        return f"{self.launcher}, {count(self.gpus, 'GPU')}, run {self.number}"
+
+    @property
     def gpu_hours(self) -> float:
         """Return the GPU hours that the run used."""
         return sum(len(grant.gpus) for grant in self.grants) * self.held_s / 3600
@@ -318,6 +324,37 @@ class RunRecord:
     def hosts(self) -> int:
         """Return the number of hosts with a GPU of the job."""
         return sum(1 for grant in self.grants if grant.gpus)
+
+
+@dataclass(frozen=True)
+class RunEntry(JournalEntry):
+    """One line of a campaign's journal. Trial N is run N of `CampaignPlan.runs`.
+
+    Attributes:
+        run: the result, in the entry that ends the run.
+    """
+
+    run: RunRecord | None = None
+
+
+def end_of_run(number: int, record: RunRecord) -> RunEntry:
+    """Return the entry that ends run `number`."""
+    outcomes: dict[str, trials.Outcome] = {"measured": "complete", "cancelled": "cancelled"}
+    return RunEntry("ended", record.ended_s, number, outcome=outcomes.get(record.outcome, "failed"), run=record)
+
+
+def note_run(records: dict[int, RunRecord], runs: Sequence[RunRecord], entry: JournalEntry) -> None:
+    """Process one entry of a campaign's journal. A run that is to be repeated has its last record until it begins.
+
+    Args:
+        records: of the runs that have begun, by their trials' numbers; changed.
+        runs: all runs, as `CampaignPlan.runs` yields them.
+    """
+    if entry.kind == "asked" and 0 <= entry.trial < len(runs):
+        records[entry.trial] = replace(runs[entry.trial], job=entry.job)
+    elif entry.kind == "ended" and entry.trial in records:
+        run = entry.run if isinstance(entry, RunEntry) else None
+        records[entry.trial] = run or replace(records[entry.trial], outcome="failed", reason=entry.reason)
 
 
 def sample_of(
@@ -333,7 +370,7 @@ def sample_of(
         return None
     computes = [value for value in values.get("compute_s", {}).values() if value > 0]
     images = batch * spec.gpus
-    windows = rate.windows[:: len(rate.windows) // MOST_WINDOWS + 1]
+    windows = _thinned(rate.windows, MOST_WINDOWS)
     reported_s = middle(values.get("step_s"))
     try:
         step_s = images / rate.value

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from html import escape
 from typing import Any, TypedDict
 
 import msgspec
 
-from gpurun.documents.plain import cell, printable
+from gpurun.documents.plain import csv_text
+from gpurun.markup import element, page, table
 from gpurun.moments import date_minute
 from gpurun.quantities import count
 from gpurun.scaling.model import LinkRates, Sample
 from gpurun.studies.campaign_pictures import CurvePoint, PredictedPoint, curve_of, svg_of
 from gpurun.studies.campaign_plan import DONE, CampaignPlan, RefusedSize, RunRecord
 
-STYLE = (
-    "body{font-family:sans-serif;max-width:64em;margin:2em auto;color:#222}table{border-collapse:collapse;margin:1em 0}"
-    "td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:left;font-size:.9em;vertical-align:top}"
-    "svg{width:100%;height:auto}"
-)
 COLUMNS = (
     "launcher", "gpus", "run", "outcome", "rate", "low", "high", "hosts", "racks", "gpu_hours", "step_s", "compute_s",
     "exchange_s", "fabric_bytes", "job", "placement", "reason",
@@ -128,13 +121,13 @@ class CampaignReport:
     @property
     def is_done(self) -> bool:
         """Return whether every run was measured."""
-        return sum(record.outcome in DONE for record in self.records) == sum(1 for _ in self.plan.runs())
+        return sum(record.outcome in DONE for record in self.records) == self.plan.trials
 
     def row(self) -> CampaignRowShape:
         """Return the campaign for a list."""
         return {
             "campaign": self.plan.name, "created_s": self.plan.created_s, "done": self.is_done, "unit": self.unit,
-            "runs_in_all": sum(1 for _ in self.plan.runs()),
+            "runs_in_all": self.plan.trials,
             "gpu_hours": sum(record.gpu_hours for record in self.records),
         }  # fmt: skip
 
@@ -173,14 +166,12 @@ class CampaignReport:
 
     def csv(self) -> str:
         """Return one CSV line for each run."""
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
+        rows = []
         for run in self.document()["runs"]:
             placed = " ".join(f"{host}:{'+'.join(map(str, gpus))}" for host, gpus in run["placement"].items())
             row = {**run["metrics"], **run, "placement": placed}
-            writer.writerow({key: cell(row.get(key)) for key in COLUMNS})
-        return stream.getvalue()
+            rows.append([row.get(key) for key in COLUMNS])
+        return csv_text(COLUMNS, rows)
 
     def html(self) -> str:
         """Return the HTML page."""
@@ -193,23 +184,24 @@ class CampaignReport:
             for run in told["runs"]
         ]  # fmt: skip
         parts = [
-            f"<h1>{_escaped(self.plan.name)}</h1>",
-            f"<p>Begun {began} on {_escaped(told['head'])}; {len(runs)} of {count(told['runs_in_all'], 'run')}; "
-            f"{told['gpu_hours']:.4f} GPU hours.</p>",
+            element("h1", self.plan.name),
+            element("p", f"Begun {began} on {told['head']}; {len(runs)} of {count(told['runs_in_all'], 'run')}; "
+                         f"{told['gpu_hours']:.4f} GPU hours."),
             svg_of(self.plan.name, self.unit, self.curve, self.predicted),
-            "<h2>Curve</h2>", _table(CURVE_HEADS, map(curve_row, self.curve)),
-            *(["<h2>Predicted</h2>", _table([each.name for each in fields(PredictedPoint)],
-              ([_number(value) for value in vars(each).values()] for each in self.predicted))]
-              if self.predicted else []),
-            *(["<h2>Sizes that cannot run</h2>", _table(("launcher", "GPUs", "why"),
-              ([each.launcher, each.gpus, each.reason] for each in self.plan.refused))] if self.plan.refused else []),
-            "<h2>Runs</h2>",
-            _table(("launcher", "GPUs", "run", "outcome", self.unit, "10th percentile", "90th", "placement",
-                    "GPU hours", "job", "reason"), runs),
-            "<h2>Settings</h2>", _table(("what", "value"), self._facts(told)),
+            element("h2", "Curve"), table(CURVE_HEADS, map(curve_row, self.curve)),
         ]  # fmt: skip
-        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_escaped(self.plan.name)}</title>'
-        return "\n".join([f"{head}<style>{STYLE}</style>", *parts, "</html>", ""])
+        if self.predicted:
+            rows = [tuple(map(_number, vars(each).values())) for each in self.predicted]
+            parts += [element("h2", "Predicted"), table([each.name for each in fields(PredictedPoint)], rows)]
+        if self.plan.refused:
+            refused = [(each.launcher, each.gpus, each.reason) for each in self.plan.refused]
+            parts += [element("h2", "Sizes that cannot run"), table(("launcher", "GPUs", "why"), refused)]
+        heads = ("launcher", "GPUs", "run", "outcome", self.unit, "10th percentile", "90th", "placement", "GPU hours",
+                 "job", "reason")  # fmt: skip
+        settings = table(("what", "value"), self._facts(told))
+        return page(
+            self.plan.name, *parts, element("h2", "Runs"), table(heads, runs), element("h2", "Settings"), settings
+        )
 
     def _facts(self, told: CampaignShape) -> Iterable[Sequence[object]]:
         yield from told["versions"].items()
@@ -239,13 +231,3 @@ def curve_row(point: CurvePoint) -> list[str]:
 
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    lines = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in rows]
-    head = "".join(f"<th>{_escaped(name)}</th>" for name in heads)
-    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _escaped(value: object) -> str:
-    return escape(printable(str(value)))

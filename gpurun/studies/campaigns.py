@@ -1,36 +1,29 @@
-"""Campaigns: their store, the next run, and the measured runs in ``scaling/NAME/samples.jsonl``."""
+"""Campaigns: their files, how they begin, who runs their jobs, and the samples that they measured."""
 
 from __future__ import annotations
 
 import os
-import re
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
-from gpurun import faults
-from gpurun.content.workdir import kept_code
 from gpurun.errors import BadInput, GpurunError, NotYours, StateError, StateUnavailable
 from gpurun.head.caretaker import Caretaker
-from gpurun.head.spawn import cancel
-from gpurun.head.submit import Flags, origin_of, pin, queue_jobs, spec_of
+from gpurun.head.submit import Flags, origin_of, pin, spec_of
 from gpurun.inventory.model import Inventory
 from gpurun.inventory.read import read_inventory_bytes
-from gpurun.jobs.folder import CODE, JobFolder
 from gpurun.jobs.recipe import Recipe
 from gpurun.jobs.record import JobRecord, State
 from gpurun.jobs.spec import DEFAULT_LAUNCHER, JobSpec
-from gpurun.jobs.store import AddCode, JobStore
+from gpurun.jobs.store import AddCode
 from gpurun.launch.launchers import launcher_of
 from gpurun.scaling.model import LinkRates, Sample, decode, encode
-from gpurun.state import durable, locks
+from gpurun.state import durable
 from gpurun.state.audit import AuditLog
-from gpurun.state.caches import new_folder
-from gpurun.state.locks import open_own_lock
 from gpurun.state.paths import StatePath
 from gpurun.state.sharing import StateDirectory
 from gpurun.studies.campaign_plan import (
@@ -39,61 +32,56 @@ from gpurun.studies.campaign_plan import (
     CampaignPlan,
     Outcome,
     RefusedSize,
-    RunKey,
+    RunEntry,
     RunRecord,
     check_name,
+    end_of_run,
     given_for,
     last_values,
     middle,
+    note_run,
     rate_of,
     sample_of,
 )
+from gpurun.studies.runner import Runner
+from gpurun.studies.store import StudyFolder, StudyStore
+from gpurun.studies.trials import JournalEntry, Point, Trial
 from gpurun.supervisor.lines import LogTail
 
 # A campaign's files: ``scaling/NAME`` in the state directory.
 
 
-class CampaignFolder:
-    """One campaign's files. Creating this object reads nothing."""
+class CampaignFolder(StudyFolder[CampaignPlan]):
+    """One campaign's files."""
+
+    kind, plan_type, entry_type, lock_name = "campaign", CampaignPlan, RunEntry, "lock"
 
     def __init__(self, path: StatePath) -> None:
-        self.path = path
-        self.name = path.name
-        self.code = path / CODE
+        super().__init__(path)
+        self.samples = path / "samples.jsonl"
 
-    def plan(self) -> CampaignPlan:
-        """Read the campaign's plan. Raises StateError if it is damaged or missing."""
-        path = self.path / "plan.json"
-        try:
-            return durable.read_record(path, CampaignPlan)
-        except FileNotFoundError as error:
-            raise StateError("the file with the plan of the campaign is missing", where=str(path)) from error
-
-    def record(self, run: RunKey) -> RunRecord | None:
-        """Read a run's record; None if the run has not begun. Raises StateError if the file is damaged."""
-        try:
-            return durable.read_record(self._file(run), RunRecord)
-        except FileNotFoundError:
-            return None
-
-    def write(self, record: RunRecord) -> None:
-        """Replace a run's record. The new record survives a power cut."""
-        durable.write_record(self._file(RunKey(record.launcher, record.gpus, record.number)), record)
-        faults.point()
-
-    def write_samples(self, plan: CampaignPlan) -> None:
-        """Write the measured runs as samples for the cost model."""
-        samples = [record.sample for record in self.records(plan) if record.sample is not None]
-        durable.write_bytes(self.path / "samples.jsonl", b"".join(map(encode, samples)))
+    def entries(self) -> Iterator[JournalEntry]:
+        """Yield the complete lines of the journal, in order; before them, runs that an older gpurun kept in files."""
+        older = self.path / "runs"
+        for number, run in enumerate(self.plan().runs() if older.is_dir() else ()):
+            with suppress(FileNotFoundError):
+                record = durable.read_record(older / f"{run.launcher}-{run.gpus}-{run.number}.json", RunRecord)
+                yield RunEntry("asked", record.ended_s, number, job=record.job)
+                if record.outcome != "open":
+                    yield end_of_run(number, record)
+        yield from super().entries()
 
     def records(self, plan: CampaignPlan) -> list[RunRecord]:
-        """Read the records of all runs that have begun, in order. Raises StateError if one is damaged."""
-        return [record for record in map(self.record, plan.runs()) if record is not None]
+        """Read the records of all runs that have begun, in order."""
+        records, runs = dict[int, RunRecord](), list(plan.runs())
+        for entry in self.entries():
+            note_run(records, runs, entry)
+        return [records[number] for number in sorted(records)]
 
-    def is_mine(self) -> bool:
-        """Return whether only this user can have written the campaign."""
-        found = self.path.stat()
-        return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    def write_samples(self, records: Iterable[RunRecord]) -> None:
+        """Write the measured runs as samples for the cost model."""
+        samples = [record.sample for record in records if record.sample is not None]
+        durable.write_bytes(self.samples, b"".join(map(encode, samples)))
 
     @contextmanager
     def carried(self) -> Iterator[None]:
@@ -105,75 +93,43 @@ class CampaignFolder:
         """
         if not self.is_mine():
             raise NotYours(
-                "the campaign belongs to another user; only its owner may continue the campaign", where=self.name
+                "the campaign belongs to another user; only its owner may continue the campaign", where=self.id
             )
-        descriptor = open_own_lock(self.path / "lock")
+        descriptor = self.take_lock()
+        if descriptor is None:
+            raise StateUnavailable(
+                "another command runs the campaign now", where=self.id,
+                hint=f"`gpurun scale show {self.id}` shows the progress of the campaign",
+            )  # fmt: skip
         try:
-            if not locks.try_take(descriptor):
-                raise StateUnavailable(
-                    "another command runs the campaign now", where=self.name,
-                    hint=f"`gpurun scale show {self.name}` shows the progress of the campaign",
-                )  # fmt: skip
             yield
         finally:
             os.close(descriptor)
 
-    def _file(self, run: RunKey) -> StatePath:
-        return self.path / "runs" / f"{run.launcher}-{run.gpus}-{run.number}.json"
 
+class CampaignStore(StudyStore[CampaignFolder]):
+    """All campaigns of a state directory. A campaign's id is its name."""
 
-class CampaignStore:
-    """All campaigns of a state directory."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.folder = StatePath(home) / "scaling"
+    top, folder_type, pattern = "scaling", CampaignFolder, CAMPAIGN_NAME
 
     def create(self, plan: CampaignPlan, add_code: AddCode | None) -> CampaignFolder:
-        """Store a new campaign, completely or not at all.
-
-        Raises:
-            StateUnavailable: another command has stored a campaign of this name meanwhile.
-            StateError: gpurun cannot write the campaign.
-        """
-        durable.make_folder(self.folder)
-        path = self.folder / plan.name
-        with new_folder(self.folder) as draft:
-            (draft / "runs").mkdir(0o755)
-            if add_code is not None:
-                add_code(draft / CODE)
-            durable.write_record(draft / "plan.json", plan)
-            faults.point()
-            try:
-                draft.rename(path)
-            except StateError as error:  # a folder with content is never replaced, so of two commands one fails
-                if not path.exists():
-                    raise
-                raise StateUnavailable(
-                    "another command has just started a campaign with this name", where=plan.name,
-                    hint=f"run `gpurun scale show {plan.name}` to see the campaign, or choose another name "
-                         "with --name NAME",
-                ) from error  # fmt: skip
-        durable.sync_folder(self.folder)
-        return CampaignFolder(path)
-
-    def names(self) -> list[str]:
-        """Return the names of all campaigns."""
+        """Store a new campaign. Raises StateError as `create_as`."""
         try:
-            return sorted(name for name in self.folder.names() if CAMPAIGN_NAME.match(name))
-        except FileNotFoundError:
-            return []
+            return self.create_as(plan.name, plan, add_code)
+        except StateError as error:
+            if plan.name not in self.ids():
+                raise
+            raise StateUnavailable(
+                "another command has just started a campaign with this name", where=plan.name,
+                hint=f"run `gpurun scale show {plan.name}` to see the campaign, or choose another name "
+                     "with --name NAME",
+            ) from error  # fmt: skip
 
-    def find(self, name: str) -> CampaignFolder | None:
-        """Return the campaign of this name; None if there is none."""
-        return CampaignFolder(self.folder / name) if name in self.names() else None
-
-    def get(self, name: str) -> CampaignFolder:
+    def find(self, name: str) -> CampaignFolder:
         """Return the campaign of this name. Raises BadInput if there is none."""
-        found = self.find(name)
-        if found is None:
+        if name not in self.ids():
             raise BadInput(f"there is no campaign {name[:80]!r}", hint="`gpurun scale list` shows all campaigns")
-        return found
+        return self.get(name)
 
 
 # Begin a campaign: make a job for each size of each launcher, and store the campaign or find an earlier one.
@@ -249,16 +205,15 @@ def begin_campaign(
     """
     StateDirectory(home).enter()
     store = CampaignStore(home)
-    found = store.find(plan.name)
-    before = None if found is None else found.plan()
+    before = store.get(plan.name).plan() if plan.name in store.ids() else None
     if before is not None and not before.asks_the_same_as(plan):
         raise BadInput(
             f"the campaign {plan.name} exists already, but with another command or other sizes", where="--name",
             hint=f"choose another name; `gpurun scale show {plan.name}` shows the campaign",
         )  # fmt: skip
     pinned, codes = pin(plan.jobs, inventory, home, environ)
-    if found is not None and before is not None:
-        return found, before.jobs != tuple(pinned)
+    if before is not None:
+        return store.get(plan.name), before.jobs != tuple(pinned)
     top = pinned[0].workdir
     origin = origin_of(None if top is None else Path(top))
     made = store.create(replace(plan, jobs=tuple(pinned), origin=origin), codes.get(pinned[0].code))
@@ -275,23 +230,34 @@ POLL_S = 0.2
 class Watcher(Protocol):
     """Shows a person the progress of a campaign."""
 
-    def begins(self, run: RunKey, at: int, of: int, left_s: float | None) -> None:
+    def begins(self, run: RunRecord, at: int, of: int, left_s: float | None) -> None:
         """A run begins: run `at` of `of`. `left_s` estimates the time that all remaining runs take."""
 
     def moves(self, record: JobRecord) -> None:
         """The run's job has a new state."""
 
-    def ends(self, run: RunKey, record: RunRecord) -> None:
+    def ends(self, run: RunRecord) -> None:
         """The run has ended."""
 
 
-class Carrier:
-    """Runs one campaign. The caller holds the campaign's lock."""
+class Carrier(Runner):
+    """Runs one campaign in this process: one run at a time, as a grid whose repetitions are outermost.
 
-    def __init__(self, home: Path, folder: CampaignFolder, environ: Mapping[str, str], watcher: Watcher) -> None:
-        self._home, self._folder, self._environ, self._watcher = home, folder, environ, watcher
-        self._plan = folder.plan()
-        self._jobs = JobStore(home)
+    The caller holds the campaign's lock.
+    """
+
+    by = "its campaign"
+    _folder: CampaignFolder
+    _plan: CampaignPlan
+
+    def __init__(self, folder: CampaignFolder, environ: Mapping[str, str], watcher: Watcher) -> None:
+        self._plan, self._watcher, self._caretaker = folder.plan(), watcher, Caretaker()
+        self._runs = list(self._plan.runs())
+        self._records: dict[int, RunRecord] = {}
+        self._shown: dict[str, State | None] = {}
+        super().__init__(folder, environ)
+        again = filter(self._is_to_repeat, list(self._trials.by_number.values()))
+        self._add([JournalEntry("again", time.time(), trial.number) for trial in again])
 
     def run(self) -> None:
         """Measure missing runs, and repeat runs that failed or were cancelled.
@@ -301,102 +267,102 @@ class Carrier:
             KeyboardInterrupt: after Ctrl-C. The running job was cancelled, and has ended unless the user pressed Ctrl-C
                 again.
         """
-        known = {run: self._folder.record(run) for run in self._plan.runs()}
-        missing = [run for run, record in known.items() if record is None or record.outcome not in DONE]
-        pace = RunTimes(record for record in known.values() if record is not None)
-        for at, run in enumerate(missing):
-            self._watcher.begins(run, len(known) - len(missing) + at + 1, len(known), pace.left_s(missing[at:]))
-            record = self._carry(run, known[run])
-            pace.note(record)
-            self._watcher.ends(run, record)
-            if record.outcome == "no-rate":
-                raise BadInput(record.reason, job=record.job, where=run.words, hint=record.hint or None)
-
-    def _carry(self, run: RunKey, before: RunRecord | None) -> RunRecord:
-        """Run one job to its end; continue the job of an earlier command if there is one."""
-        record = before if before is not None and self._is_open(before) else None
-        if record is None:
-            record = RunRecord(run.launcher, run.gpus, run.number, self._jobs.new_id())
-            self._folder.write(record)
-        job = self._jobs.get(record.job)
         try:
-            if not job.path.exists():
-                self._submit(run, record.job)
-            self._wait(job)
+            while not self.step():
+                self._pause()
         except KeyboardInterrupt:
-            if job.path.exists():
-                self._cancel(job)
+            for trial in self._trials.started():
+                self._cancel(trial, "Ctrl-C")
+                while self._exists(trial.job) and self._end_of(trial) is None:  # its end is not noted: it runs again
+                    self._pause()
             raise
-        done = self._measured(run, record, job)
-        self._folder.write(done)
-        self._folder.write_samples(self._plan)
-        return done
 
-    def _is_open(self, record: RunRecord) -> bool:
-        """Return whether to continue an earlier run: its job was not submitted yet, or was not cancelled."""
-        job = self._jobs.get(record.job)
-        return record.outcome == "open" and not (job.path.exists() and job.record().state is State.CANCELLED)
+    def _pause(self) -> None:
+        jobs = (self._store.get(trial.job) for trial in self._trials.started())
+        self._caretaker.look(job for job in jobs if job.path.exists())
+        time.sleep(POLL_S)
 
-    def _submit(self, run: RunKey, job: str) -> None:
-        spec = self._plan.job(run)
-        codes = {spec.code: kept_code(self._folder.code)} if spec.code else {}
-        queue_jobs(
-            [spec], Path(self._plan.inventory), self._home, self._environ, codes=codes, ids=[job],
-            origins=[self._plan.origin],
-        )  # fmt: skip
+    def _take(self, entry: JournalEntry) -> bool:
+        note_run(self._records, self._runs, entry)
+        return super()._take(entry)
 
-    def _wait(self, job: JobFolder) -> None:
-        caretaker, shown = Caretaker(), None
-        while True:
-            record = job.record()
-            if record.state is not shown:
-                shown = record.state
-                self._watcher.moves(record)
-            if record.state.ended:
-                return
-            caretaker.look([job])
-            time.sleep(POLL_S)
+    def _is_to_repeat(self, trial: Trial) -> bool:
+        """Return whether a run was not measured, or a command that somebody ended cancelled its job."""
+        if not trial.job or trial.outcome is not None:
+            return trial.outcome not in (None, "complete")
+        return self._exists(trial.job) and self._store.get(trial.job).record().state is State.CANCELLED
 
-    def _cancel(self, job: JobFolder) -> None:
-        """Cancel the running job, wait until its GPUs are free, and discard its run."""
-        with suppress(StateError):
-            cancel(job, by="its campaign", reason="Ctrl-C", environ=self._environ)
-        self._wait(job)
+    def _live(self) -> set[str]:
+        """Each record is read: the watcher shows its state."""
+        return set()
 
-    def _measured(self, run: RunKey, record: RunRecord, job: JobFolder) -> RunRecord:
+    def _most_open(self) -> int:
+        return 1
+
+    def _point_of(self, number: int) -> Point:
+        run = self._runs[number]
+        return {"launcher": run.launcher, "gpus": run.gpus, "run": run.number}
+
+    def _job_of(self, trial: Trial) -> JobSpec:
+        return self._plan.job(self._runs[trial.number])
+
+    def _submit(self) -> None:
+        for trial in self._trials.started():
+            self._show(trial, None)
+        super()._submit()
+
+    def _show(self, trial: Trial, record: JobRecord | None) -> None:
+        if trial.job not in self._shown:
+            self._shown[trial.job] = None
+            at = sum(1 for other in self._trials.by_number.values() if other.job)
+            took_s = [record.held_s for record in self._records.values() if record.outcome in DONE]
+            left_s = fmean(took_s) * (self._plan.trials - at + 1) if took_s else None
+            self._watcher.begins(self._runs[trial.number], at, self._plan.trials, left_s)
+        if record is not None and record.state is not self._shown[trial.job]:
+            self._shown[trial.job] = record.state
+            self._watcher.moves(record)
+
+    def _report(self, problem: GpurunError) -> None:
+        """Do not tell: the caretaker starts what does not run."""
+
+    def _judge(self, trial: Trial, record: JobRecord) -> JournalEntry | None:
+        self._show(trial, record)
+        if not record.state.ended:
+            return None
+        run = self._measured(self._records[trial.number], record)
+        self._folder.write_samples({**self._records, trial.number: run}.values())  # before the journal has the end
+        return end_of_run(trial.number, run)
+
+    def _note_ends(self) -> list[JournalEntry]:
+        """Note which runs have ended, and show them.
+
+        Raises:
+            BadInput: a run reported no rate.
+        """
+        ended = super()._note_ends()
+        for entry in ended:
+            record = self._records[entry.trial]
+            self._watcher.ends(record)
+            if record.outcome == "no-rate":
+                raise BadInput(record.reason, job=record.job, where=record.words, hint=record.hint or None)
+        return ended
+
+    def _measured(self, record: RunRecord, ended: JobRecord) -> RunRecord:
         """Return the run's record, with the measurements of its ended job."""
-        ended, plan = job.record(), self._plan
+        plan = self._plan
         done = replace(record, grants=ended.granted, held_s=_held_s(ended), ended_s=ended.ended_s or 0.0)
         if ended.state is not State.SUCCEEDED:
             outcome: Outcome = "cancelled" if ended.state is State.CANCELLED else "failed"
             return replace(done, outcome=outcome, reason=ended.reason or ended.state.value)
-        reports = list(LogTail(job.log).new_reports())
+        reports = list(LogTail(self._store.get(record.job).log).new_reports())
         try:
             rate = rate_of(reports, plan.rate)
         except BadInput as error:
             return replace(done, outcome="no-rate", reason=error.message, hint=error.hint or "")
         values = last_values(reports)
         metrics = {name: found for name, ranks in values.items() if (found := middle(ranks)) is not None}
-        sample = sample_of(plan.job(run), record.job, done.grants, plan.racks, plan.rates, rate, values)
+        sample = sample_of(plan.job(record), record.job, done.grants, plan.racks, plan.rates, rate, values)
         return replace(done, outcome="measured", rate=rate, metrics=metrics, sample=sample)
-
-
-class RunTimes:
-    """Estimates how long runs take, from the runs that have ended."""
-
-    def __init__(self, records: Iterable[RunRecord]) -> None:
-        self._took_s: list[float] = []
-        for record in records:
-            self.note(record)
-
-    def note(self, record: RunRecord) -> None:
-        """Add a measured run."""
-        if record.outcome == "measured":
-            self._took_s.append(record.held_s)
-
-    def left_s(self, runs: list[RunKey]) -> float | None:
-        """Estimate how long these runs take; None before the first measurement."""
-        return sum(self._took_s) / len(self._took_s) * len(runs) if self._took_s else None
 
 
 def _held_s(record: JobRecord) -> float:
@@ -405,12 +371,6 @@ def _held_s(record: JobRecord) -> float:
 
 
 MOST_BYTES = 16 << 20
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-
-
-def samples_file(home: Path, name: str) -> StatePath | None:
-    """Return the samples file of a campaign; None if the name is not valid for a campaign."""
-    return StatePath(home) / "scaling" / name / "samples.jsonl" if NAME.fullmatch(name) else None
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
@@ -435,9 +395,9 @@ def campaign_samples(home: Path, name: str, launcher: str) -> tuple[Sample, ...]
         BadInput: a line is not a sample.
         StateError: the file is unreadable, or a link.
     """
-    path = samples_file(home, name)
-    if path is None:
+    if not CAMPAIGN_NAME.match(name):
         return ()
+    path = CampaignStore(home).get(name).samples
     try:
         with path.reader() as stream:
             data = stream.read(MOST_BYTES + 1)

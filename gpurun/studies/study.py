@@ -5,48 +5,41 @@ The study is only in memory: a new conductor replays the sweep's journal into it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 
-from gpurun.studies.sweep_plan import Dimension, JournalEntry, SweepPlan, Value
+from gpurun.studies.sweep_plan import Dimension, SweepPlan
+from gpurun.studies.trials import JournalEntry, Point, Value
 
 
 class Study:
-    """An Optuna study.
+    """An Optuna study."""
 
-    Args:
-        point_of: where points come from, by their number; None = from Optuna's sampler.
-    """
-
-    def __init__(self, plan: SweepPlan, point_of: Callable[[int], Mapping[str, Value]] | None) -> None:
+    def __init__(self, plan: SweepPlan) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._plan = plan
-        self._point_of = point_of
         self._distributions = {name: _distribution(one) for name, one in plan.space.items()}
         self._trials: dict[int, optuna.Trial] = {}
         self._last_step: dict[int, int] = {}
-        self._next: tuple[dict[str, Value], optuna.Trial] | None = None
+        self._next: tuple[int, dict[str, Value], optuna.Trial] | None = None
         self._study = optuna.create_study(
             direction="minimize" if plan.metric and not plan.metric.more_is_better else "maximize",
             pruner=_pruner(plan),
         )  # fmt: skip
 
-    def next_point(self, number: int) -> Mapping[str, Value]:
-        """The next point: of the grid, or as Optuna's sampler draws it. Each is drawn anew from the seed and `number`.
+    def draw_point(self, number: int) -> Point:
+        """Return the next point, which is drawn anew from the seed and `number`; the same until an entry asks for it.
 
         So a conductor that follows another one does not draw the same points again.
         """
-        if self._point_of is not None:
-            return self._point_of(number)
-        self._study.sampler = _sampler(self._plan, number)
-        trial = self._study.ask(self._distributions)
-        self._next = dict(trial.params), trial
-        return self._next[0]
+        if self._next is None or self._next[0] != number:
+            self._study.sampler = _sampler(self._plan, number)
+            trial = self._study.ask(self._distributions)
+            self._next = number, dict(trial.params), trial
+        return self._next[1]
 
     def take(self, entry: JournalEntry) -> bool:
         """Tell the study."""
@@ -71,8 +64,8 @@ class Study:
     def _known(self, point: dict[str, Value]) -> optuna.Trial:
         """The trial that was just drawn; one with this point, if it was drawn before."""
         drawn, self._next = self._next, None
-        if drawn is not None and drawn[0] == point:
-            return drawn[1]
+        if drawn is not None and drawn[1] == point:
+            return drawn[2]
         self._study.enqueue_trial(point)
         return self._study.ask(self._distributions)
 

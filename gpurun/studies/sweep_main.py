@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import OUTLIVED, GpurunError, words_of
+from gpurun.errors import GpurunError
 from gpurun.head import children
 from gpurun.state.clock import Presence
-from gpurun.state.paths import may_pass
-from gpurun.state.sharing import StateDirectory
-from gpurun.studies.sweep_runner import RETRY_S, Conductor
-from gpurun.studies.sweep_store import SweepFolder, SweepStore
+from gpurun.studies.runner import conduct
+from gpurun.studies.store import SweepStore
 
 LATE = (
     "gpurun.remote.opening", "gpurun.content.data", "gpurun.inventory.validate",
     "gpurun.inventory.hostset", "cryptography.x509",
 )  # fmt: skip
-"""What functions import when they need it: `gpurun.head.loading` imports it at the start. `begin` imports Optuna."""
+"""What functions import when they need it: `gpurun.head.loading` imports it at the start. `conduct` imports Optuna."""
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +29,7 @@ def main(argv: list[str]) -> int:
     home = Path(os.environ["GPURUN_HOME"])
     folder, here = SweepStore(home).get(name), Presence(home, lambda: descriptor)
     try:
-        begin(home, folder, here).run()
+        conduct(folder, os.environ, here)
     except GpurunError as error:  # no Optuna, a damaged plan, or an unsafe state directory
         folder.say(str(error))
         return 1
@@ -40,28 +37,9 @@ def main(argv: list[str]) -> int:
         if here.is_gone():
             return 0
         # a defect of gpurun: `sweep status` must say that the sweep stands still
-        folder.say(f"the sweep's conductor has failed: {type(error).__name__}: {error}; the log {folder.log} has more")
+        folder.say(f"the sweep's conductor has failed: {type(error).__name__}: {error}; the log {folder.lock} has more")
         raise
     return 0
-
-
-def begin(home: Path, folder: SweepFolder, here: Presence) -> Conductor:
-    """Return the conductor of a sweep, as soon as the state directory can be used.
-
-    Raises:
-        BadInput, StateError: as `Conductor`.
-        FileNotFoundError: the state directory is gone.
-    """
-    while True:
-        try:
-            here.check()
-            StateDirectory(home).enter()
-            return Conductor(home, folder, os.environ, here)
-        except OUTLIVED as error:
-            if not may_pass(error) and not here.is_away():
-                raise
-            folder.say(words_of(error))
-        time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
-from gpurun.drawing import Axis, Choices, Drawing, Numbers, Place, around, as_finite, clipped, shade
+from gpurun.drawing import (
+    FRAME,
+    Axis,
+    Chart,
+    Choices,
+    Drawing,
+    Numbers,
+    Place,
+    around,
+    as_finite,
+    clipped,
+    shade,
+    stretches,
+)
 from gpurun.quantities import count
 from gpurun.studies import sweep_plan
-from gpurun.studies.sweep_plan import Dimension, JournalEntry, Metric, SweepPlan, Trial, Trials
+from gpurun.studies.sweep_plan import Dimension, SweepPlan
+from gpurun.studies.trials import JournalEntry, Metric, Trial, Trials
 
 # What trials reported over time: their curves, from a sweep's journal. Pure.
 
@@ -77,28 +91,7 @@ MOST_REPORTS = 100_000
 LEFT, TOP, HIGH, BELOW = 80.0, 110.0, 260.0, 80.0
 BETWEEN = 150.0
 """Between two axes of parameters."""
-BEST, NO_VALUE, FRAME = "#d62728", "#999", "#444"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Where a plot with two axes stands on the sheet."""
-
-    left: float
-    top: float
-    width: float
-    high: float
-    across: Axis
-    up: Axis
-
-    def at(self, x: object, y: object) -> Place | None:
-        """Where a point is drawn; None if an axis has no place for it."""
-        right, up = self.across.place(x), self.up.place(y)
-        return None if right is None or up is None else (self.left + self.width * right, _up(self, up))
-
-
-def _up(chart: Chart, part: float) -> float:
-    return chart.top + chart.high * (1 - part)
+BEST, NO_VALUE = "#d62728", "#999"
 
 
 def picture(
@@ -117,7 +110,7 @@ def picture(
     _legend(sheet, look)
     _parallel(sheet, plan, drawn, look, width)
     _curves(sheet, drawn, look, curves, width)
-    return str(sheet)
+    return sheet.svg()
 
 
 class _Look:
@@ -139,21 +132,11 @@ class _Look:
     def line(self, sheet: Drawing, trial: Trial, places: Sequence[Place | None]) -> None:
         """A trial's line; where it has no place, the line has a gap."""
         is_best = trial is self.best
-        for stretch in _stretches(places):
+        for stretch in stretches(places):
             sheet.line(
                 stretch, self.colour(trial), width=3 if is_best else 1.2, opacity=1 if is_best else 0.7,
                 is_dashed=trial.outcome != "complete", tip=_words(trial, self.metric),
             )  # fmt: skip
-
-
-def _stretches(places: Iterable[Place | None]) -> Iterable[list[Place]]:
-    stretch: list[Place] = []
-    for place in (*places, None):
-        if place is not None:
-            stretch.append(place)
-        elif stretch:
-            yield stretch if len(stretch) > 1 else [*stretch, *stretch]
-            stretch = []
 
 
 def _words(trial: Trial, metric: Metric) -> str:
@@ -231,10 +214,10 @@ def _curves(
     unit, unit_s = _unit(longest_s)
     half = (width - 3 * LEFT) / 2
     top = TOP + HIGH + BELOW
-    steps = Chart(
-        LEFT, top, half, HIGH, _ends([step for each in reports if (step := as_finite(each.step)) is not None]), up
-    )
-    time = Chart(2 * LEFT + half, top, half, HIGH, Numbers(0.0, longest_s / unit_s), up)
+    across = _ends([step for each in reports if (step := as_finite(each.step)) is not None])
+    steps = Chart(sheet, (LEFT, top, half, HIGH), across, up, ("step", look.metric.name))
+    names = f"{unit} since the first trial; dashed: the best so far", look.metric.name
+    time = Chart(sheet, (2 * LEFT + half, top, half, HIGH), Numbers(0.0, longest_s / unit_s), up, names)
     for trial in drawn:
         found = shown[trial.number]
         look.line(sheet, trial, [steps.at(each.step, each.value) for each in found])
@@ -242,10 +225,7 @@ def _curves(
     stairs = [(at_s / unit_s, value) for at_s, value in best]
     corners = [*stairs[:1], *(c for one, two in pairwise(stairs) for c in ((two[0], one[1]), two))]
     ends = [(longest_s / unit_s, stairs[-1][1])] if stairs else []
-    for stretch in _stretches([time.at(*corner) for corner in (*corners, *ends)]):
-        sheet.line(stretch, BEST, width=2, is_dashed=True, tip="the best complete trial so far")
-    _around(sheet, steps, "step", look.metric.name)
-    _around(sheet, time, f"{unit} since the first trial; dashed: the best so far", look.metric.name)
+    time.curve((*corners, *ends), BEST, is_dashed=True, tip="the best complete trial so far")
 
 
 def _some(reports: Sequence[Reported], most: int) -> Sequence[Reported]:
@@ -262,17 +242,3 @@ def _unit(longest_s: float) -> tuple[str, float]:
         if longest_s >= 2 * long_s:
             return name, long_s
     return "seconds", 1.0
-
-
-def _around(sheet: Drawing, chart: Chart, across: str, up: str) -> None:
-    bottom, right = chart.top + chart.high, chart.left + chart.width
-    sheet.line([(chart.left, chart.top), (chart.left, bottom), (right, bottom)], FRAME)
-    shown = f"{up} (log)" if isinstance(chart.up, Numbers) and chart.up.is_log else up
-    sheet.text(chart.left, chart.top - 10, clipped(shown, 40), size=13, tip=up)
-    sheet.text(chart.left + chart.width / 2, bottom + 34, across, anchor="middle", size=13)
-    for part, text in chart.up.marks():
-        _mark(sheet, chart.left, _up(chart, part), text)
-    for part, text in chart.across.marks():
-        x = chart.left + chart.width * part
-        sheet.line([(x, bottom), (x, bottom + 4)], FRAME)
-        sheet.text(x, bottom + 17, text, anchor="middle", size=11)

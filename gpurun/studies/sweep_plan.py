@@ -1,25 +1,21 @@
-"""The plan of a sweep: its space, from a recipe's ``sweep:`` or flags; its trials, and the journal's entries. Pure."""
+"""The plan of a sweep: its space, from a recipe's ``sweep:`` or flags, and the job of each trial. Pure."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, Literal
 
 from gpurun.errors import BadInput
-from gpurun.jobs.record import ID_PATTERN, Origin
+from gpurun.jobs.record import Origin
 from gpurun.jobs.spec import JobSpec
+from gpurun.studies.trials import Metric, Point, Value
 
 # What a sweep tries: parameters by name, each a list of values or a range. Pure.
 
-
-Value = bool | int | float | str
-Point = Mapping[str, Value]
 
 MOST_POINTS = 1_000_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
@@ -124,10 +120,13 @@ def assignments(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def grid(space: Space) -> Iterator[dict[str, Value]]:
-    """All points of lists, the last parameter changing fastest."""
-    for values in itertools.product(*(dimension.values for dimension in space.values())):
-        yield dict(zip(space, values, strict=True))
+def grid_point(space: Space, number: int) -> Point:
+    """Return point `number` of a grid of lists; the last parameter changes fastest."""
+    values = dict[str, Value]()
+    for name in reversed(list(space)):
+        number, at = divmod(number, len(space[name].values))
+        values[name] = space[name].values[at]
+    return {name: values[name] for name in space}
 
 
 def check_grid(space: Space) -> int:
@@ -169,18 +168,6 @@ Search = Literal["grid", "random", "tpe"]
 
 _METRIC = re.compile(r"([A-Za-z_][A-Za-z0-9_./-]{0,63})(?::(max|min))?\Z", re.ASCII)
 _STOP = re.compile(r"asha(?::(.*))?\Z", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What trials are compared by: the name under which they report it, and whether more is better."""
-
-    name: str
-    more_is_better: bool = True
-
-    def best(self, one: float, other: float) -> float:
-        """The better of two values."""
-        return max(one, other) if self.more_is_better else min(one, other)
 
 
 @dataclass(frozen=True)
@@ -295,122 +282,6 @@ def parse_stop(text: str) -> Asha | None:
             hint="write asha:min=1,factor=3, with a min of 1 or more and a factor of 2 or more",
         )
     return Asha(given.get("min", 1), given.get("factor", 3))
-
-
-# The state of each trial, computed from a sweep's journal. Pure.
-
-
-Outcome = Literal["complete", "pruned", "failed", "cancelled"]
-Kind = Literal["asked", "reported", "stopping", "ended", "again"]
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """One line of a sweep's journal.
-
-    ``asked``: a trial has these parameters and is this job, which is submitted next. ``reported``: its metric has a
-    value at a step. ``stopping``: it is being stopped early, for a reason. ``ended``: with this outcome. ``again``:
-    it is to run once more.
-
-    Attributes:
-        value: None = not a number.
-
-    Raises:
-        ValueError: `job` is not an id, for example a path out of the job store.
-    """
-
-    kind: Kind
-    at_s: float
-    trial: int
-    job: str = ""
-    parameters: Mapping[str, Value] = field(default_factory=dict)
-    step: int = 0
-    value: float | None = None
-    outcome: Outcome | None = None
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        if self.job and not ID_PATTERN.fullmatch(self.job):
-            raise ValueError(f"{self.job!r} is not a job's id")
-
-
-@dataclass
-class Trial:
-    """One point and what is known of it.
-
-    Attributes:
-        job: its newest job; "" = it has none and waits for one.
-        step, value: of the newest report; a value of None behind a report is not a number.
-        stopping: why it is being stopped early; "" = it is not.
-        outcome: None = it has not ended.
-    """
-
-    number: int
-    parameters: Mapping[str, Value]
-    job: str = ""
-    asked_s: float = 0.0
-    ended_s: float | None = None
-    step: int | None = None
-    value: float | None = None
-    stopping: str = ""
-    outcome: Outcome | None = None
-    reason: str = ""
-    reports: int = 0
-
-
-class Trials:
-    """All trials of a sweep, by number, from its journal."""
-
-    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self.by_number: dict[int, Trial] = {}
-        for entry in entries:
-            self.take(entry)
-
-    def take(self, entry: JournalEntry) -> None:
-        """Process one entry. Ignores an entry of an unknown trial."""
-        trial = self.by_number.get(entry.trial)
-        if entry.kind == "asked":
-            self.by_number[entry.trial] = Trial(entry.trial, entry.parameters, entry.job, entry.at_s)
-        elif trial is None:
-            return
-        elif entry.kind == "reported":
-            trial.step, trial.value, trial.reports = entry.step, entry.value, trial.reports + 1
-        elif entry.kind == "stopping":
-            trial.stopping = entry.reason
-        elif entry.kind == "ended":
-            trial.outcome, trial.reason, trial.ended_s = entry.outcome, entry.reason, entry.at_s
-        else:
-            self.by_number[entry.trial] = Trial(entry.trial, trial.parameters)
-
-    def unended(self) -> list[Trial]:
-        """Those that wait, run or are stopped, in order."""
-        return [trial for trial in self.by_number.values() if trial.outcome is None]
-
-    def ranked(self, metric: Metric | None) -> list[Trial]:
-        """Those with a value, best first; then the others in order. Without a metric all in order."""
-        if metric is None:
-            return list(self.by_number.values())
-        reported = [trial for trial in self.by_number.values() if trial.value is not None]
-        others = [trial for trial in self.by_number.values() if trial.value is None]
-        return [*sorted(reported, key=_rank(metric)), *sorted(others, key=attrgetter("number"))]
-
-    def best(self, metric: Metric) -> Trial | None:
-        """Return the best complete trial; None if there is none."""
-        done = (trial for trial in self.by_number.values() if trial.outcome == "complete" and trial.value is not None)
-        return min(done, key=_rank(metric), default=None)
-
-    def counts(self) -> dict[str, int]:
-        """How many there are of each outcome; ``open``: that have not ended."""
-        found = dict.fromkeys(("open", "complete", "pruned", "failed", "cancelled"), 0)
-        for trial in self.by_number.values():
-            found[trial.outcome or "open"] += 1
-        return found
-
-
-def _rank(metric: Metric) -> Callable[[Trial], tuple[float, int]]:
-    """The key that sorts trials with a value, best first."""
-    sign = -1 if metric.more_is_better else 1
-    return lambda trial: (sign * (trial.value or 0.0), trial.number)
 
 
 Texts = Mapping[str, tuple[str, ...]]

@@ -7,7 +7,7 @@ verdict              the pure choice of the next step; why an attempt ended: dec
 stop                 STOPPING: end the ranks, copy outputs, prove that GPUs are free
 outputs              the job's outputs on hosts and on the head
 elastic              gangs that change while they run
-lines, log, log_copy
+lines, log, log_copy, ranks
                      what ranks print and report
-job, links           the job's record, hosts and agents
+job, hosts, links    the job's record, hosts and agents
 """

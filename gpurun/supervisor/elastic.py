@@ -25,7 +25,8 @@ from gpurun.leases.lease import Lease, remember
 from gpurun.quantities import duration
 from gpurun.state import durable
 from gpurun.supervisor import start
-from gpurun.supervisor.job import SupervisedJob, claim, raise_first
+from gpurun.supervisor.hosts import ask_accounts, claim, raise_first
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import freeze
 from gpurun.supervisor.outputs.listing import Unbrought
 from gpurun.supervisor.outputs.outputs import collect_leaving
@@ -148,7 +149,7 @@ class Members:
             return
         agent = job.links.agent(job.hosts[0])
         if any(host not in job.accounts for host in job.members):
-            job.ask_accounts(job.members)
+            ask_accounts(job, job.members)
         texts = {jobssh.HOSTS_FILE: jobssh.hosts_text(lease.members, lease.joins)}
         if lease.joins:
             plan = job.plan
@@ -320,7 +321,7 @@ class Members:
         job.links.add(hosts, job.inventory)
         freeze(job.folder, job.inventory, job.lease)
         raise_first(job.links.open(hosts), kind="connection")
-        job.ask_accounts((*job.members, *hosts))
+        ask_accounts(job, (*job.members, *hosts))
         examine(job, hosts)
         raise_first(claim(job, hosts))
         bring(job, hosts, cancelled=lambda: self._stop.is_set() or job.request() is not None)

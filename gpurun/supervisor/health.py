@@ -28,7 +28,7 @@ from gpurun.quantities import duration
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.log import Seating
+from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.causes import Cause, cause_of, first_cause, rank_of
 from gpurun.supervisor.verdict.ends import End
 
@@ -540,7 +540,7 @@ class MeetingWatch:
 
     def _look(self) -> bool:
         job, now_s = self._job, time.monotonic()
-        first_s = min((rank.started_s for rank in job.log_copy.ranks), default=now_s)
+        first_s = min((rank.started_s for rank in job.reports.all), default=now_s)
         if now_s - first_s > LATE_S if self._looked_s is None else now_s - self._looked_s > GAP_S:
             return False
         self._looked_s = now_s

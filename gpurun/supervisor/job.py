@@ -1,53 +1,45 @@
-"""The state that the steps of one attempt share; its claims on hosts, and what it tells people."""
+"""The state that the steps of one attempt share, and what it tells people about transfers."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from gpurun import facts
 from gpurun.content.images import Engine
 from gpurun.content.ship import ShipEvent
-from gpurun.errors import OUTLIVED, GpurunError, HostFailure, HostNotReady, StateError, StateUnavailable
+from gpurun.errors import OUTLIVED, StateError, StateUnavailable
 from gpurun.facts import Hardware
 from gpurun.head.spawn import Head
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog, Sent, write_sent
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import CancelRequest, GpuHolder, JobRecord, State, unknown_spec
-from gpurun.jobs.spec import MOST_GPUS, JobSpec
+from gpurun.jobs.record import CancelRequest, JobRecord, State, unknown_spec
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.launch.container import AUTOTUNE_FILE, HostAccount, container_name, contradictions
+from gpurun.launch.container import AUTOTUNE_FILE, HostAccount, container_name
 from gpurun.launch.launchers import Launcher, launcher_of
 from gpurun.launch.launchers.horovod import reuse
-from gpurun.launch.plan import Plan, cards, make_plan, owner_on
+from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import Asked
 from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.claim_rules import Claimant
-from gpurun.quantities import plural
-from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.clock import HeadClock, head_clock
 from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.links import Links, cluster_now, cluster_of, freeze
-from gpurun.supervisor.log import Seating
 from gpurun.supervisor.log_copy import LogCopy
 from gpurun.supervisor.outputs.copy import HeadCopy
+from gpurun.supervisor.ranks import RankReports, Seating
 from gpurun.supervisor.verdict.decide import asked_end
-from gpurun.supervisor.verdict.ends import End, GangEnd, failed
-
-# A gang's claims on its hosts. If a host refuses a claim, the gang waits, and no host is blamed.
-
-
-TIMEOUT_S = 60.0
+from gpurun.supervisor.verdict.ends import GangEnd
 
 
 def claimant_of(lease: Lease, state: str) -> Claimant:
@@ -57,69 +49,6 @@ def claimant_of(lease: Lease, state: str) -> Claimant:
         state: the id of the lease's state directory.
     """
     return Claimant(lease.job, lease.attempt, state, lease.owner, lease.owner_uid, os.uname().nodename)
-
-
-def claim_of(job: SupervisedJob, host: str) -> dict[str, Any]:
-    """Return the arguments for `gpurun.node.job.claims.take_here` on a host."""
-    (grant,) = (grant for grant in job.lease.grants if grant.host == host)
-    return {"claimant": job.claimant._asdict(), "cards": cards(grant, job.hardware.get(host))}
-
-
-def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
-    """Claim the gang's GPUs on probed hosts, before gpurun sends anything large there. Idempotent.
-
-    Returns:
-        The hosts that failed or refused.
-    """
-    results = job.links.each(
-        lambda agent: agent.call("claims.take", timeout_s=TIMEOUT_S, **claim_of(job, agent.host)), hosts
-    )
-    report_refusals(job, refusals_in(results.failed))
-    return results.failed
-
-
-def report_refusals(job: SupervisedJob, refused: Mapping[str, tuple[GpuHolder, ...]]) -> None:
-    """Write an event for each holder of GPUs that a host refused."""
-    for host, holders in refused.items():
-        for holder in holders:
-            job.events.emit("host", host=host, state="refused", reason=_held(holder))
-
-
-def refusals_in(failures: Mapping[str, GpurunError]) -> Mapping[str, tuple[GpuHolder, ...]]:
-    """Return host → who holds the GPUs there, for failures that are refused claims."""
-    found = {host: _holders(host, error) for host, error in failures.items() if _is_refusal(error)}
-    return {host: holders for host, holders in found.items() if holders}
-
-
-def refused_end(refused: Mapping[str, tuple[GpuHolder, ...]]) -> End:
-    """Return the end after a refusal: back to the queue immediately, no restart counted, no host at fault."""
-    places = [f"{host}: {_held(holder)}" for host, holders in sorted(refused.items()) for holder in holders]
-    return End(State.QUEUED, "; ".join(places), 1, refused=refused)
-
-
-def _held(holder: GpuHolder) -> str:
-    gpus = f"{plural(len(holder.gpus), 'GPU')} {', '.join(map(str, holder.gpus))}"
-    return f"{holder.words} holds {gpus}: {holder.why}"
-
-
-def _is_refusal(error: GpurunError) -> bool:
-    return isinstance(error, RemoteOpFailed) and error.kind == "claimed"
-
-
-def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
-    """Return the holders that a host names; () if its answer is invalid, which counts as the host's failure."""
-    assert isinstance(error, RemoteOpFailed)
-    try:
-        return tuple(holder_of(each) for each in facts.refused(host, error.detail.get("refused")))
-    except HostNotReady:
-        return ()
-
-
-def holder_of(found: facts.HeldGpus) -> GpuHolder:
-    """Convert a host's report about one holder for a job's record. Leaves out impossible GPU numbers."""
-    who = found.claimant
-    gpus = tuple(gpu for gpu in found.gpus if gpu < MOST_GPUS)
-    return GpuHolder(gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)
 
 
 # Tell people how far a job's image and data sets are on their way to its hosts.
@@ -153,10 +82,6 @@ class SendingTold:
             self._written_s = time.monotonic()
             with suppress(StateError, FileNotFoundError):
                 write_sent(self._folder, self._attempt, tuple(self._last.values()))
-
-
-CACHES_TIMEOUT_S = 60.0
-"""Longer than a host lets a job wait while the user's caches become smaller."""
 
 
 class SupervisedJob:
@@ -229,12 +154,17 @@ class SupervisedJob:
         return Seating.of(self.lease.members, self.spec)
 
     @cached_property
+    def reports(self) -> RankReports:
+        """Return what hosts have reported about the ranks."""
+        return RankReports(self.seating)
+
+    @cached_property
     def log_copy(self) -> LogCopy:
         """Return the copy of the attempt's log to the head. Does not start it."""
         job, attempt = self.lease.job, self.lease.attempt
         return LogCopy(
             self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
-            path=self.folder.log, clock=time.time, seating=self.seating, limit=self.spec.log_limit,
+            path=self.folder.log, clock=time.time, reports=self.reports, limit=self.spec.log_limit,
         )  # fmt: skip
 
     def follow_log(self, hosts: Iterable[str]) -> None:
@@ -326,81 +256,10 @@ class SupervisedJob:
         if (links := self.__dict__.get("links")) is not None:
             links.close()
 
-    def connect(self) -> None:
-        """Start an agent on every host of the gang.
-
-        Raises:
-            GangEnd: a host cannot be reached, or is another machine than before.
-        """
-        raise_first(self.links.open(), kind="connection")
-
     @property
     def spans_hosts(self) -> bool:
         """Return whether ranks of different hosts communicate, or may do so later."""
         return len(self.hosts) > 1 or self.spec.min_gpus is not None
-
-    def ask_accounts(self, hosts: Iterable[str] | None = None) -> None:
-        """Let hosts (all if None) create the job's folder and keys and report facts about themselves. Idempotent.
-
-        Raises:
-            GangEnd: a host failed, or its report is impossible.
-        """
-        first = self.hosts[0]
-
-        def ask(host: str) -> Mapping[str, Any]:
-            interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
-            reply = self.links.agent(host).call(
-                "gang.prepare", job=self.lease.job, attempt=self.lease.attempt, first=host == first,
-                interface=interface if self.spans_hosts else "", outputs=self.spec.keeps_outputs,
-                beside=self.spec.keeps_beside, **self._caches(host),
-            )  # fmt: skip
-            return reply.value  # type: ignore[no-any-return]
-
-        results = self.links.each(lambda agent: ask(agent.host), hosts)
-        raise_first(results.failed)
-        for host, said in results.ok.items():
-            self.public_keys[host] = said["public_key"]
-            self.accounts[host] = self._account(host, said)
-        raise_first(self._untrue())
-
-    def _caches(self, name: str) -> Mapping[str, Any]:
-        """Return the argument for a host on which the ranks get their user's caches."""
-        host = self.inventory.by_name[name]
-        owner = owner_on(host, self.spec, self.claimant)
-        if owner is None:
-            return {}
-        return {
-            "caches": {"owner": owner, "most_bytes": (host.cache_quota_mib or 0) << 20}, "timeout_s": CACHES_TIMEOUT_S,
-        }  # fmt: skip
-
-    def _untrue(self) -> Mapping[str, GpurunError]:
-        """Return the hosts whose reports about themselves would send ranks to the wrong place."""
-        mine = {host: account for host, account in self.accounts.items() if host in self.hosts}
-        found = contradictions(mine) if self.spans_hosts else {}
-        hint = "give each host a hostname and a fabric address of its own; `hostnamectl set-hostname` sets the name"
-        return {
-            host: HostFailure(why, kind="contradiction", host=host, job=self.lease.job, hint=hint)
-            for host, why in found.items()
-        }
-
-    def _account(self, host: str, said: Mapping[str, Any]) -> HostAccount:
-        described = self.inventory.by_name[host]
-        address = described.fabric_address or said["address"]
-        if not address and self.spans_hosts:
-            fabric = self.inventory.fabric_of(described)
-            raise failed(
-                HostFailure(
-                    f"the host's interface {fabric.interface!r} has no IPv4 address", kind="address", host=host,
-                    job=self.lease.job,
-                    hint=f"correct the interface of fabric {fabric.name!r}, or give the host a fabric_address",
-                )
-            )  # fmt: skip
-        return HostAccount(
-            uid=said["uid"], gid=said["gid"], user=said["user"], folder=said["folder"], hostname=said["hostname"],
-            address=address or "127.0.0.1", sshd=said["sshd"], docker_host=said["docker_host"],
-            groups=tuple((gid, name) for gid, name in said["groups"]),
-            names=tuple((name, at) for name, at in said["names"]),
-        )  # fmt: skip
 
     def request(self) -> CancelRequest | None:
         """Return the request about this job. If another user asks for a preemption, runs a pass to check whether it is
@@ -448,32 +307,3 @@ def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, 
         return (spec.rehearsal if record.rehearsal else spec).sized(gpus), None
     except StateError as error:
         return unknown_spec(record), error
-
-
-def raise_first(failures: Mapping[str, GpurunError], *, kind: str = "") -> None:
-    """End the attempt if there is a failure: the first by host name, with the number of others. A failure of the job
-    comes before failures of hosts.
-
-    A refused claim is not a failure. The gang then goes back to the queue, even if other hosts failed: the next attempt
-    will find such hosts.
-
-    Args:
-        kind: for failures of hosts that have no kind.
-
-    Raises:
-        GangEnd: names the host.
-    """
-    if not failures:
-        return
-    if refused := refusals_in(failures):
-        raise GangEnd(refused_end(refused))
-    by_host = {host: error for host, error in failures.items() if isinstance(error, HostFailure)}
-    for host_error in by_host.values():
-        host_error.kind = host_error.kind or kind
-    host = min(failures.keys() - by_host.keys() or failures)
-    error = failures[host]
-    error.host = error.host or host
-    others = ", ".join(sorted(failures.keys() - {host})[:3])
-    more = f" ({len(failures) - 1} more failed: {others})" if others else ""
-    end = failed(error, more=more).end
-    raise GangEnd(replace(end, suspects=tuple(sorted(failures)), by_host=by_host) if host in by_host else end)

@@ -269,7 +269,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
         again = restart is not None
     return job.move(
         State.STOPPING, stopping_s=job.clock(), outcome=State.QUEUED if again else end.outcome, reason=end.reason,
-        code=end.code, exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder,
+        code=end.code, first_failure=end.failure, ladder=end.ladder,
         restarts=job.record.restarts + again, avoid=job.record.avoiding(end.suspects), restart=restart, setback=setback,
         rehearsal=rehearsal, refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
         **placing,

@@ -1,29 +1,20 @@
-"""Copy the ranks' output from hosts into the log, and find on which host each rank runs.
-
-Horovod's elastic driver numbers hosts as they appear, and numbers them again after each change.
-"""
+"""Copy the gang's log to the head: all output of the launcher and the ranks, until all of them have ended."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
 
-from gpurun.errors import OUTLIVED, BadInput, GpurunError, HostFailure, StateError, words_of
+from gpurun.errors import OUTLIVED, HostFailure, StateError, words_of
 from gpurun.node.job.rank_processes import STREAMS
 from gpurun.remote.agent import BAD_ANSWER, Agent, RemoteOpFailed, Reply
 from gpurun.state.paths import StatePath
 from gpurun.supervisor.links import Links
-from gpurun.supervisor.log import JobLog, Seating
-from gpurun.supervisor.verdict.ends import Rank, rank_in_event
-
-# Copy the gang's log to the head: all output of the launcher and the ranks, until all of them have ended.
-
+from gpurun.supervisor.log import JobLog
+from gpurun.supervisor.ranks import RankReports
 
 RETRY_S = 0.2
 FULL_RETRY_S = 5.0
@@ -33,8 +24,6 @@ REST_BYTES = 128 << 20
 """What all ranks of a host have printed last, and is copied after their end however much there is. GPUs wait for it."""
 PACE_BYTES, PACE_S = 1 << 20, 20.0
 """What is left on a host is copied as long as so much comes in this time: a host can lie, or fall silent, for ever."""
-MOST_NAMES = 1 << 15
-"""No host has started more ranks of one attempt; an elastic gang starts some again after each change."""
 ENDED = ("exited", "dead", "created")
 """Docker's words for a container that prints nothing more."""
 
@@ -43,11 +32,14 @@ class LogCopy:
     """Copies the log of an attempt: one thread for its launcher, and one for the ranks of each host.
 
     Waits for a host that cannot be reached; the owner of `links` reconnects.
+
+    Args:
+        reports: gets what hosts report about ranks, beside their output.
     """
 
     def __init__(
         self, links: Links, first: str, *, job: str, attempt: int, container: str, path: StatePath,
-        clock: Callable[[], float], seating: Seating, limit: int | None = None,
+        clock: Callable[[], float], reports: RankReports, limit: int | None = None,
     ) -> None:  # fmt: skip
         self._links = links
         self._first = first
@@ -56,17 +48,14 @@ class LogCopy:
         self._container = container
         self._path = path
         self._clock = clock
-        self._seating = seating
+        self._reports = reports
         self._limit = limit
-        self._names: dict[str, set[object]] = {}  # by host, the ranks' ids
-        self._doubted: set[str] = set()
         self._log: JobLog | None = None
         self._note: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._launcher_ended = threading.Event()
         self._followed: dict[str, object] = {}  # the turn: a host that has left may come back
-        self._ranks: dict[tuple[str, str], Rank] = {}
         self._is_started = self._told_full = False
         self.last_line_s = time.monotonic()
         """When the last piece came, on the monotonic clock."""
@@ -102,13 +91,7 @@ class LogCopy:
         for host in hosts:
             self._followed.pop(host, None)
             with self._lock:
-                self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] != host}
-
-    @property
-    def ranks(self) -> Sequence[Rank]:
-        """Return what the ranks of the followed hosts have reported so far."""
-        with self._lock:
-            return tuple(self._ranks.values())
+                self._reports.forget(host)
 
     def wait_for_launcher(self, silent_s: float) -> bool:
         """Wait until all of the launcher's output is here, while some still arrives; return True once it is.
@@ -266,44 +249,24 @@ class LogCopy:
         lines.
         """
         said = reply.value
-        if not self._is_believed(host, said):
+        if not self._reports.believes(host, said, self._say):
             return
         if reply.payload and isinstance(said, dict) and _is_output(said, len(reply.payload)):
             with self._writing(log):
                 log.take_output(f"{host}/{said['id']}", said["rank"], said["stream"], said["end"], reply.payload)
             return
-        with self._lock:
-            rank = rank_in_event(self._ranks, host, said, time.monotonic())
+        rank = self._reports.rank_in(host, said, time.monotonic())
         if rank and rank.code is not None and not said.get("more"):  # its last words are here before anybody judges it
             with self._writing(log):
                 log.end_lines(f"{host}/{rank.id}")
         with self._lock:
             if rank and self._is_followed(host, turn):  # else `forget` has come meanwhile
-                self._ranks[host, rank.id] = rank
+                self._reports.keep(rank)
 
     def _name_liar(self, error: RemoteOpFailed) -> None:
         """Report once a host whose answers cannot be true. Its ranks' output is lost."""
-        if error.kind == BAD_ANSWER and error.host and error.host not in self._doubted:
-            self._doubted.add(error.host)
-            self._say(f"the output of ranks on {error.host} is lost: {error.message}")
-
-    def _is_believed(self, host: str, said: Any) -> bool:
-        """Return whether an event is about a rank that runs on this host. Reports a host once that names other
-        ranks.
-        """
-        rank = said.get("rank") if isinstance(said, dict) else None
-        if type(rank) is not int:
-            return True
-        why = "" if self._seating.has(host, rank) else f"reports a rank {rank}, which does not run there"
-        names = self._names.setdefault(host, set())
-        if not why and said.get("id") not in names and len(names) >= MOST_NAMES:
-            why = f"reports more than {MOST_NAMES} ranks"
-        if not why:
-            names.add(said.get("id"))
-        elif host not in self._doubted:
-            self._doubted.add(host)
-            self._say(f"{host} {why}, so gpurun ignores these reports")
-        return not why
+        if error.kind == BAD_ANSWER and error.host:
+            self._reports.accuse(error.host, f"the output of ranks on {error.host} is lost: {error.message}", self._say)
 
     # -- the file -----------------------------------------------------------------------------------------
 
@@ -363,89 +326,3 @@ def _is_output(said: dict[object, object], length: int) -> bool:
         and isinstance(ident, str) and 0 < len(ident) <= 64 and not set(ident) - set("0123456789.")
         and type(rank) is int and rank >= 0 and type(end) is int and end >= length
     )  # fmt: skip
-
-
-TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """A rank that has started on a host.
-
-    Attributes:
-        code: its exit code; None while it runs.
-        age_s: seconds since its start.
-    """
-
-    host: str
-    rank: int
-    code: int | None
-    age_s: float
-
-
-def ask_places(
-    links: Links, job: str, attempt: int, seating: Seating
-) -> tuple[list[RankPlace], Mapping[str, GpurunError]]:
-    """Return what the job's hosts report about their own ranks; and the errors of hosts that do not answer."""
-
-    def here(agent: Agent) -> list[RankPlace]:
-        said = agent.call("ranks.list", job=job, attempt=attempt, timeout_s=TIMEOUT_S).value
-        return [
-            RankPlace(agent.host, one["rank"], one["code"], one["age_s"])
-            for one in said
-            if seating.has(agent.host, one["rank"])
-        ]
-
-    links.open(timeout_s=TIMEOUT_S)
-    results = links.each(here)
-    return [place for places in results.ok.values() for place in places], results.failed
-
-
-def host_of(
-    job: str, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError], seating: Seating
-) -> str:
-    """Return the host of the newest rank with this number; if no rank has reported, the host in the plan.
-
-    Raises:
-        BadInput: the rank has ended, or does not exist; says which ranks run where.
-        GpurunError: it may be on a host that does not answer.
-    """
-    known = sorted(places, key=lambda place: place.age_s)
-    if rank >= seating.size:
-        raise BadInput(f"the job has ranks 0 to {seating.size - 1}, not {rank}", job=job)
-    if not known and (only := seating.host_of(rank)) is not None:
-        return only
-    mine = [place for place in known if place.rank == rank]
-    for place in mine:
-        if place.code is None:
-            return place.host
-    for error in silent.values():
-        raise error
-    living = [place for place in known if place.code is None]
-    if mine:
-        raise BadInput(
-            f"rank {rank} has ended with code {mine[0].code} on {mine[0].host}",
-            job=job,
-            hint=_whereabouts(living),
-        )
-    raise BadInput(f"no rank {rank} has started", job=job, hint=_whereabouts(living))
-
-
-def _whereabouts(living: Iterable[RankPlace]) -> str:
-    """Return ``ranks that run now: 0-3 on h1; 4,6 on h2``."""
-    by_host: dict[str, set[int]] = {}
-    for place in living:
-        by_host.setdefault(place.host, set()).add(place.rank)
-    if not by_host:
-        return "no rank of this job runs now"
-    parts = [f"{_folded(ranks)} on {host}" for host, ranks in sorted(by_host.items(), key=lambda item: min(item[1]))]
-    return f"ranks that run now: {'; '.join(parts)}"
-
-
-def _folded(ranks: Iterable[int]) -> str:
-    """Return ``0-2,5`` for ``{0, 1, 2, 5}``."""
-    parts = []
-    for _, run in groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in run]
-        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
-    return ",".join(parts)

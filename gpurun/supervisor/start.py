@@ -39,7 +39,16 @@ from gpurun.remote.fleet import Results
 from gpurun.remote.route import target_of
 from gpurun.state import durable
 from gpurun.state.hosts import Out
-from gpurun.supervisor.job import SupervisedJob, claim, claim_of, raise_first, refused_end, report_refusals
+from gpurun.supervisor.hosts import (
+    ask_accounts,
+    claim,
+    claim_of,
+    connect_hosts,
+    raise_first,
+    refused_end,
+    report_refusals,
+)
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.outputs.outputs import send_outputs
 from gpurun.supervisor.stop import run_prologs
 from gpurun.supervisor.verdict import causes
@@ -277,9 +286,9 @@ def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     Raises:
         GangEnd: a host failed or refused its GPUs, or the image is not on the head.
     """
-    job.connect()
+    connect_hosts(job)
     job.reach("files")
-    job.ask_accounts()
+    ask_accounts(job)
     examine(job, job.hosts)
     raise_first(claim(job, job.hosts))
     bring(job, job.hosts, cancelled=is_asked)
@@ -332,7 +341,7 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
         job.sending.told("workdir", ShipEvent(host, state, done, total))
 
     try:
-        code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
+        code = Code(job.folder.code, job.spec.code) if job.spec.code else scan(Path(job.spec.workdir))
         results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory, told=told)
     except FileNotFoundError:
         raise failed(
@@ -385,8 +394,8 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     Raises:
         GangEnd: names the host that failed.
     """
-    job.connect()
-    job.ask_accounts([host for host in job.hosts if host not in job.accounts])
+    connect_hosts(job)
+    ask_accounts(job, [host for host in job.hosts if host not in job.accounts])
     if _is_launched(job):
         return _running(job)
     examine(job, job.hosts)

@@ -38,9 +38,9 @@ from gpurun.state.paths import may_pass
 from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.job import SupervisedJob, claimant_of
 from gpurun.supervisor.links import Links, cluster_of
-from gpurun.supervisor.log import Seating
 from gpurun.supervisor.log_copy import LogCopy
 from gpurun.supervisor.outputs.outputs import bring_late, collect_autotune, collect_outputs
+from gpurun.supervisor.ranks import RankReports, Seating
 from gpurun.supervisor.verdict.ends import Ending, with_only_copies
 
 # The site's programs around an attempt: ``prolog`` before its containers, ``epilog`` after them, on each host.
@@ -258,7 +258,7 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     job, first = lease.job, record.granted[0].host
     log_copy = LogCopy(
         links, first, job=job, attempt=lease.attempt, container=container_name(job, lease.attempt),
-        path=folder.log, clock=time.time, seating=_seating(folder, record), limit=_limit(folder),
+        path=folder.log, clock=time.time, reports=RankReports(_seating(folder, record)), limit=_limit(folder),
     )  # fmt: skip
     try:
         log_copy.start()

@@ -277,7 +277,7 @@ def judged(end: End, gpus: int) -> End:
     """Return what the end of a rehearsal means for the job: after a success, the whole gang of `gpus` is queued."""
     if end.outcome is State.SUCCEEDED:
         reason = f"the rehearsal passed: {end.reason or 'one rank returned 0'}; the job waits for {gpus} GPUs"
-        return replace(end, outcome=State.QUEUED, reason=reason, exit_code=None)
+        return replace(end, outcome=State.QUEUED, reason=reason)
     return replace(end, reason=f"in the rehearsal on one GPU: {end.reason}") if end.outcome is State.FAILED else end
 
 
@@ -393,7 +393,7 @@ class _Watch:
             heard_since_s=max(self._begun_s, self._cut_off_s),
             cut_off_s=self._cut_off_s,
             drained=job.drains.hosts(job.members) if job.spec.min_gpus is not None else (),
-            ranks=job.log_copy.ranks,
+            ranks=job.reports.all,
             exits=self._watchers.exits,
             down_since=down_since,
             returned_s=self._returned_s,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import isfinite
 
 from gpurun.documents.plain import printable
-from gpurun.drawing import Drawing, Numbers, around
+from gpurun.drawing import Chart, Drawing, Numbers, around
 from gpurun.jobs.record import State
+from gpurun.markup import Markup
 from gpurun.quantities import count
 from gpurun.views.picture import FREE, KEPT, MARKS, Alike, JobRow, OutHost, Picture, RackView, racks_of
 
 Span = tuple[str, str]
 Line = list[Span]
+Cell = str | Span
+Below = Callable[[int, Sequence[Span]], Iterable[Line]]
 Fold = Callable[[Iterable[str]], str]
 
 INDENT = "  "
@@ -223,39 +227,30 @@ def job_lines(
     marks = _cell_marks(picture)
     most_name = max(columns // 4, 8) if columns else None
     several = len({job.owner for job in jobs}) > 1
-    heads = ["", "job", *(["owner"] if several else []), "name", "state", "GPUs", "for"]
-    rows = [
-        [
-            marks.get(job.id, ("", "")), (job.id, ""), *([(printable(job.owner), "")] if several else []),
-            (_short(printable(job.name), most_name), ""), (job.state.value, STATE_MARKS.get(job.state, "")),
-            (job.gpus, ""), (duration(job.for_s), ""),
-        ]
+    heads = ["", "job", *(["owner"] if several else []), "name", "state", "GPUs", "for", "hosts", "reason"]
+    rows: list[list[Cell]] = [
+        [marks.get(job.id, ""), job.id, *([job.owner] if several else []), _short(printable(job.name), most_name),
+         (job.state.value, STATE_MARKS.get(job.state, "")), job.gpus, duration(job.for_s), job.hosts, job.reason]
         for job in jobs
     ]  # fmt: skip
     if not any(job.letter for job in jobs):
         heads, rows = heads[1:], [row[1:] for row in rows]
-    hosts = [printable(job.hosts) for job in jobs]
-    reasons = [printable(job.reason) for job in jobs]
-    texts = [heads, *([text for text, _ in row] for row in rows)]
-    widths = [max(map(width_of, column)) for column in zip(*texts, strict=True)]
-    base = sum(widths) + GAP * len(widths)
-    wide_hosts = max(map(width_of, ("hosts", *hosts)))
-    with_hosts = columns is None or base + wide_hosts <= columns
-    with_reasons = columns is None or (with_hosts and base + wide_hosts + GAP + max(map(width_of, reasons)) <= columns)
-    titles = [*heads, *(["hosts"] if with_hosts else []), *(["reason"] if with_reasons else [])]
-    widths += [wide_hosts] if with_hosts else []
-    yield _row([(title, "head") for title in titles], widths)
-    for job, row, where, why in zip(jobs, rows, hosts, reasons, strict=True):
-        cells = [*row, *([(where, "")] if with_hosts else []), *([(why, "")] if with_reasons else [])]
-        yield _row(cells, widths)
-        left = [text for text, is_shown in ((where and f"on {where}", with_hosts), (why, with_reasons)) if not is_shown]
-        yield from _below("; ".join(filter(None, left)), columns, most=MOST_REASON_LINES, job=job.id)
+
+    def below(number: int, left: Sequence[Span]) -> Iterator[Line]:
+        told = "; ".join(f"on {text}" if head == "hosts" else text for head, text in left)
+        lines = list(wrapped(told, max((columns or 0) - 4, 20)))
+        yield from ([(f"    {line}", "dim")] for line in lines[:MOST_REASON_LINES])
+        if len(lines) > MOST_REASON_LINES:
+            yield [(f"    … `gpurun status {jobs[number].id}` shows the whole reason", "dim")]
+
+    return table_lines(heads, rows, columns, least=len(heads) - 2, below=below)
 
 
 def table_lines(
-    heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], columns: int | None = None, *, figures: int = 0
-) -> list[Line]:
-    """Return a table of printable cells, none cut. Each row has a mark for all its cells.
+    heads: Sequence[str], rows: Sequence[Sequence[Cell]], columns: int | None = None, *, figures: int = 0,
+    least: int = 1, below: Below | None = None,
+) -> Iterator[Line]:  # fmt: skip
+    """Yield a table of texts, which are made printable, and of which none is cut.
 
     On a narrow terminal, the cells of columns that do not fit go below their row, each behind its head: a part of a
     job's id or of a host's name is no use.
@@ -263,26 +258,37 @@ def table_lines(
     Args:
         columns: width of the terminal; None: each row is one line of any length.
         figures: this many of the last columns are right-aligned.
+        least: this many columns are in their row, even if they do not fit.
+        below: other lines for cells that do not fit; gets a row's number, and heads and texts of the cells.
     """
-    texts = [heads, *(cells for cells, _ in rows)]
-    widths = [max(map(width_of, column)) for column in zip(*texts, strict=True)]
-    fits = [at for at in range(1, len(heads) + 1) if columns is None or sum(widths[:at]) + GAP * (at - 1) <= columns]
-    shown = max(fits, default=1)
-    lines = []
-    for cells, mark in ((heads, "head"), *rows):
-        aligned = [
-            _aligned(cell, widths[at], right=at >= len(heads) - figures) for at, cell in enumerate(cells[:shown])
-        ]
-        lines.append(_row([(cell, mark) for cell in aligned], widths))
-        left = [f"{head} {cell}".strip() for head, cell in zip(heads[shown:], cells[shown:], strict=True) if cell]
-        if cells is not heads and left and columns is not None:
-            below = wrapped("; ".join(left), max(columns - 4, 20), whole_words=True)
-            lines += [[(f"    {line}", "dim")] for line in below]
-    return lines
+    spans = [[_span((head, "head")) for head in heads], *([_span(cell) for cell in row] for row in rows)]
+    widths = [max(width_of(text) for text, _ in column) for column in zip(*spans, strict=True)]
+    ends = list(accumulate(width + GAP for width in widths))
+    shown = max([least, *(at for at, end in enumerate(ends, 1) if columns is None or end - GAP <= columns)])
+    for number, row in enumerate(spans, -1):
+        yield _row(row[:shown], widths, len(heads) - figures)
+        left = [(head, text) for (head, _), (text, _) in zip(spans[0][shown:], row[shown:], strict=True) if text]
+        if columns is not None and number >= 0 and left:
+            yield from below(number, left) if below else _behind_heads(left, columns)
 
 
-def _aligned(text: str, width: int, *, right: bool) -> str:
-    return " " * (width - width_of(text)) + text if right else text
+def _span(cell: Cell) -> Span:
+    return (printable(cell), "") if isinstance(cell, str) else (printable(cell[0]), cell[1])
+
+
+def _behind_heads(left: Sequence[Span], columns: int) -> Iterator[Line]:
+    told = "; ".join(f"{head} {text}".strip() for head, text in left)
+    for line in wrapped(told, max(columns - 4, 20), whole_words=True):
+        yield [(f"    {line}", "dim")]
+
+
+def _row(cells: Sequence[Span], widths: Sequence[int], first_figure: int) -> Line:
+    line: Line = []
+    for at, (text, mark) in enumerate(cells):
+        fill = " " * (widths[at] - width_of(text))
+        gap = " " * GAP if at < len(cells) - 1 else ""
+        line += [(fill + text, mark), (gap, "")] if at >= first_figure else [(text, mark), (gap and fill + gap, "")]
+    return line
 
 
 def _short(text: str, most: int | None) -> str:
@@ -294,28 +300,10 @@ def _short(text: str, most: int | None) -> str:
     return f"{text}…"
 
 
-def _row(cells: Sequence[Span], widths: Sequence[int]) -> Line:
-    line: Line = []
-    for at, (text, mark) in enumerate(cells):
-        fill = widths[at] - width_of(text) + GAP if at < len(cells) - 1 else 0
-        line += [(text, mark), (" " * fill, "")] if fill else [(text, mark)]
-    return line
-
-
-def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[Line]:
-    """Return a text below its job, wrapped between words, and inside long words."""
-    if not text or columns is None:
-        return
-    room = max(columns - 4, 20)
-    lines = list(wrapped(text, room))
-    for line in lines[:most]:
-        yield [("    " + line, "dim")]
-    if len(lines) > most:
-        yield [(f"    … `gpurun status {job}` shows the whole reason", "dim")]
-
-
 def wrapped(text: str, room: int, *, whole_words: bool = False) -> Iterator[str]:
-    """Return a text as lines of at most so many columns; whole words may be wider."""
+    """Return a text as lines of at most so many columns, wrapped between words, and inside long ones unless
+    `whole_words`.
+    """
     line = ""
     for word in text.split(" "):
         rest = word
@@ -336,8 +324,9 @@ def wrapped(text: str, room: int, *, whole_words: bool = False) -> Iterator[str]
 MOST_METRICS, MOST_POINTS = 24, 50_000
 MOST_STEP = 1 << 53
 DRAWN_POINTS = 600
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 460, 240, 70, 40, 24
-COLOUR, GRID = "#1f6feb", "#ddd"
+WIDTH, HEIGHT = 460.0, 240.0
+BOX = (70.0, 40.0, WIDTH - 90, HEIGHT - 64)
+COLOUR = "#1f6feb"
 
 
 class Curves:
@@ -366,38 +355,18 @@ class Curves:
             if len(points) > MOST_POINTS:
                 self.points[name] = dict(list(points.items())[::2])
 
-    def drawn(self) -> list[str]:
+    def drawn(self) -> list[Markup]:
         """Return a picture of each metric, as SVG, sorted by name."""
         return [picture_of_curve(name, self.points[name]) for name in sorted(self.points)]
 
 
-def picture_of_curve(name: str, points: dict[int, float]) -> str:
+def picture_of_curve(name: str, points: dict[int, float]) -> Markup:
     """Return one curve with its axes, and its last value as text."""
     steps = sorted(points)
     shown = [*steps[:: -(-len(steps) // DRAWN_POINTS)], steps[-1]]
     values = [points[step] for step in shown]
-    across, up = Numbers(shown[0], shown[-1]), around(values)
     sheet = Drawing(WIDTH, HEIGHT, f"{name}: {points[steps[-1]]:.6g} at step {steps[-1]}")
-    for at, text in up.marks():
-        y = _down(at)
-        sheet.line([(LEFT, y), (WIDTH - 10, y)], GRID)
-        sheet.text(LEFT - 6, y + 4, text, anchor="end", colour="#555")
-    for at, text in across.marks():
-        sheet.text(_right(at), HEIGHT - 6, text, anchor="middle", colour="#555")
-    places = []
-    for step in shown:
-        right, high = across.place(step), up.place(points[step])
-        if right is not None and high is not None:
-            places.append((_right(right), _down(high)))
-    sheet.line(places, COLOUR, width=1.8)
-    if places:
-        sheet.dot(*places[-1], COLOUR)
-    return str(sheet)
-
-
-def _right(at: float) -> float:
-    return LEFT + at * (WIDTH - LEFT - 20)
-
-
-def _down(at: float) -> float:
-    return HEIGHT - BOTTOM - at * (HEIGHT - TOP - BOTTOM)
+    chart = Chart(sheet, BOX, Numbers(shown[0], shown[-1]), around(values), ("", ""))
+    chart.curve(zip(shown, values, strict=True), COLOUR, width=1.8)
+    chart.dot(shown[-1], values[-1], COLOUR)
+    return sheet.svg()

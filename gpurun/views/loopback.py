@@ -1,19 +1,20 @@
-"""Pages on 127.0.0.1, protected by a token in the URL: the door checks it, the server serves a WSGI application."""
+"""A server of WSGI applications: pages on 127.0.0.1, protected by a token in the URL, and metrics for Prometheus."""
 
 from __future__ import annotations
 
 import hmac
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, quote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, GpurunError
 
 # Protect a page by a token in its URL, so that other users of the machine cannot see it. WSGI (PEP 3333).
 
@@ -79,6 +80,7 @@ def say(
     start(status, [
         ("Content-Type", kind), ("Content-Length", str(len(body))), ("X-Content-Type-Options", "nosniff"),
         ("Content-Security-Policy", policy), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"),
+        ("Server", "gpurun"),
     ])  # fmt: skip
     return [body]
 
@@ -100,7 +102,52 @@ def _cookies(environ: Environ) -> dict[str, str]:
         return {}
 
 
-# The standard library's WSGI server on 127.0.0.1, with a thread for each request.
+# Values that several requests share, and metrics.
+
+
+T = TypeVar("T")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Remade(Generic[T]):
+    """A value that is computed again on use when it is older than `for_s` seconds. Thread-safe."""
+
+    def __init__(self, make: Callable[[], T], for_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._make, self._for_s, self._clock = make, for_s, clock
+        self._lock = threading.Lock()
+        self._made: tuple[float, T] | None = None
+
+    def get(self) -> T:
+        """The value."""
+        with self._lock:
+            if self._made is None or self._clock() - self._made[0] > self._for_s:
+                value = self._make()
+                self._made = self._clock(), value
+            return self._made[1]
+
+
+def scrapes(text: Remade[str]) -> App:
+    """Return an application that answers only GET and HEAD of ``/metrics``."""
+
+    def answer(environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        method = environ.get("REQUEST_METHOD", "GET")
+        if method not in ("GET", "HEAD"):
+            return say(start, "405 Method Not Allowed", "gpurun: the metrics can only be read\n")
+        answered = told(environ, start)
+        return [] if method == "HEAD" else answered
+
+    def told(environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/metrics":
+            return say(start, "404 Not Found", "gpurun: the metrics are at /metrics\n")
+        try:
+            return say(start, "200 OK", text.get(), kind=METRICS_TYPE)
+        except GpurunError as error:
+            return say(start, "500 Internal Server Error", f"gpurun: {error.message}\n")
+
+    return answer
+
+
+# The standard library's WSGI server, with a thread for each request.
 
 
 SILENT_S = 30.0
@@ -109,6 +156,11 @@ SILENT_S = 30.0
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], app: App) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Request)
+        self.set_app(app)
 
     def handle_error(self, *_: object) -> None:
         """Ignore a browser that disconnected, or a malformed request."""
@@ -124,6 +176,21 @@ class _Request(WSGIRequestHandler):
         return "127.0.0.1"
 
 
+def server(address: tuple[str, int], app: App) -> WSGIServer:
+    """Return a server, which does not serve yet.
+
+    Raises:
+        BadInput: gpurun cannot listen on this address.
+    """
+    try:
+        return _Server(address, app)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadInput(
+            f"cannot listen at {address[0]}:{address[1]}: {why}", hint="choose another address or port"
+        ) from error
+
+
 def serve(door: Door, port: int | None) -> int:
     """Start to serve, in threads that end with the process. Returns the port.
 
@@ -134,12 +201,11 @@ def serve(door: Door, port: int | None) -> int:
         BadInput: the port is in use.
     """
     try:
-        server = _Server(("127.0.0.1", port or 0), _Request)
+        made = _Server(("127.0.0.1", port or 0), door)
     except OSError as error:
         raise BadInput(
             f"gpurun cannot use port {port} of 127.0.0.1: {error.strerror}",
             hint="leave out --port: gpurun then finds a free port",
         ) from error
-    server.set_app(door)
-    threading.Thread(target=server.serve_forever, name="web", daemon=True).start()
-    return int(server.server_address[1])
+    threading.Thread(target=made.serve_forever, name="web", daemon=True).start()
+    return int(made.server_address[1])

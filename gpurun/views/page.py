@@ -1,11 +1,10 @@
-"""HTML that needs no script and no network. Pure. Every text from outside is made printable and escaped."""
+"""The pages of `gpurun web`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 
-from gpurun.documents.plain import printable
+from gpurun.markup import STYLE, Markup, element, markup, page, table
 from gpurun.views.lines import Fold, Line, mark_line, out_lines, plain, rack_lines, total_line
 from gpurun.views.picture import JobRow, Picture, WaitingJob
 
@@ -15,36 +14,13 @@ JOB_COLOURS = (
     "#58a6ff", "#ffa657", "#7ee787", "#ff7b72", "#e3d04b", "#56d4dd", "#d2a8ff", "#ff9bce", "#a5d6a7", "#f2b880",
     "#9ecbff", "#e2c5ff",
 )  # fmt: skip
-STYLE = (
-    "body{font:15px/1.45 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem;color:#1f2328;"
-    "background:#fff}"
-    "h1{font-size:1.3rem}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}a{color:#0550ae}"
-    "pre{font:13px/1.35 ui-monospace,monospace;overflow-x:auto;background:#f6f8fa;padding:.7rem;border-radius:6px}"
-    "pre.log{white-space:pre-wrap;overflow-wrap:anywhere}"
-    "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.2rem .7rem .2rem 0;vertical-align:top;"
-    "border-bottom:1px solid #d0d7de}td.why{overflow-wrap:anywhere}"
-    ".head{font-weight:600}.dim,.free{color:#59636e}.bad{color:#b42318}.good{color:#116329}.wait{color:#7d4e00}"
-    ".curves svg{margin:.3rem;border:1px solid #d0d7de;border-radius:6px}dt{font-weight:600}dl{display:grid;"
-    "grid-template-columns:max-content 1fr;gap:.1rem 1rem}dd{margin:0;overflow-wrap:anywhere}"
-    "@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}pre{background:#161b22}a{color:#79c0ff}"
-    "th,td{border-color:#30363d}.dim,.free{color:#9198a1}.bad{color:#ff7b72}.good{color:#7ee787}.wait{color:#e3b341}}"
-    + "".join(f".j{at}{{background:{colour};color:#000}}" for at, colour in enumerate(JOB_COLOURS))
-)
+JOB_STYLE = "".join(f".j{at}{{background:{colour};color:#000}}" for at, colour in enumerate(JOB_COLOURS))
+ALL_JOBS = element("p", element("a", "all jobs", href="/"))
 
 
-def text(raw: str) -> str:
-    """A text from outside as HTML."""
-    return escape(printable(raw))
-
-
-def whole_page(title: str, body: str, nonce: str, *, refresh_s: int | None = REFRESH_S) -> str:
-    """A whole page. It loads itself again after `refresh_s` seconds."""
-    again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>{again}'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<style nonce="{nonce}">{STYLE}</style></head><body>{body}</body></html>\n'
-    )
+def whole_page(title: str, body: Markup, nonce: str, *, refresh_s: int | None = REFRESH_S) -> Markup:
+    """Return a page, which loads itself again after `refresh_s` seconds."""
+    return page(title, body, nonce=nonce, refresh_s=refresh_s, style=STYLE + JOB_STYLE)
 
 
 def cluster_body(
@@ -54,90 +30,80 @@ def cluster_body(
     fold: Fold,
     duration: Callable[[float], str],
     expected: Callable[[float], str],
-) -> str:
-    """Hosts, jobs and the queue."""
-    parts = [f'<h1>gpurun</h1><p>{text(plain(total_line(picture)))} · <a href="/report">use of GPUs</a></p>']
-    parts += [f'<p class="bad">{text(problem)}</p>' for problem in problems]
+) -> Markup:
+    """Return hosts, jobs and the queue."""
     outs = out_lines(picture.outs, fold, duration)
     lines = [*rack_lines(picture, fold, ENTRY_COLUMNS), mark_line(picture), *outs]
-    parts.append("<h2>Hosts</h2><pre>" + "\n".join(map(_line, lines)) + "</pre>")
-    parts.append("<h2>Jobs</h2>" + jobs_table(picture, duration))
+    parts = [
+        element("h1", "gpurun"),
+        element("p", plain(total_line(picture)), " · ", element("a", "use of GPUs", href="/report")),
+        *(element("p", problem, class_="bad") for problem in problems),
+        element("h2", "Hosts"), element("pre", markup(*map(_line, lines), between="\n")),
+        element("h2", "Jobs"), jobs_table(picture, duration),
+    ]  # fmt: skip
     if queue:
         rows = [
-            [str(row.position or "–"), job_link(row.job), text(row.owner), text(row.name), str(row.gpus),
-             duration(row.waiting_s), expected(row.expected_start_s) if row.expected_start_s else "", text(row.message)]
+            (row.position or "–", job_link(row.job), row.owner, row.name, row.gpus, duration(row.waiting_s),
+             expected(row.expected_start_s) if row.expected_start_s else "", row.message)
             for row in queue
         ]  # fmt: skip
-        heads = ["place", "job", "owner", "name", "GPUs", "waits for", "expected", "because"]
-        parts.append("<h2>Queue</h2>" + _table(heads, rows))
-    return "".join(parts)
+        heads = ("place", "job", "owner", "name", "GPUs", "waits for", "expected", "because")
+        parts += [element("h2", "Queue"), table(heads, rows)]
+    return markup(*parts)
 
 
-def report_body(accounts: str, problems: Iterable[str]) -> str:
-    """The accounts, which are HTML already, and what could not be read for them."""
-    damaged = "".join(f'<p class="bad">{text(problem)}</p>' for problem in problems)
-    return f'<p><a href="/">all jobs</a></p>{damaged}{accounts}'
+def report_body(accounts: Markup, problems: Iterable[str]) -> Markup:
+    """Return the accounts, and what could not be read for them."""
+    return markup(ALL_JOBS, *(element("p", problem, class_="bad") for problem in problems), accounts)
 
 
-def problem_body(message: str, hint: str | None) -> str:
+def problem_body(message: str, hint: str | None) -> Markup:
     """Return the body of an error page."""
-    return f'<h1>gpurun</h1><p class="bad">{text(message)}</p>' + (f"<p>{text(hint)}</p>" if hint else "")
+    return markup(element("h1", "gpurun"), element("p", message, class_="bad"), element("p", hint) if hint else "")
 
 
-def jobs_table(picture: Picture, duration: Callable[[float], str]) -> str:
-    """A row for each job."""
+def jobs_table(picture: Picture, duration: Callable[[float], str]) -> Markup:
+    """Return a row for each job."""
     if not picture.jobs:
-        return "<p>There is no job.</p>"
+        return element("p", "There is no job.")
     order = list(picture.letters)
     rows = [
-        [_letter(job, order), job_link(job.id), text(job.owner), text(job.name), text(job.state.value), job.gpus,
-         duration(job.for_s), text(job.hosts), text(job.reason)]
+        (_letter(job, order), job_link(job.id), job.owner, job.name, job.state.value, job.gpus, duration(job.for_s),
+         job.hosts, job.reason)
         for job in picture.jobs
     ]  # fmt: skip
-    return _table(["", "job", "owner", "name", "state", "GPUs", "for", "hosts", "reason"], rows)
+    return table(("", "job", "owner", "name", "state", "GPUs", "for", "hosts", "reason"), rows)
 
 
 def job_body(
-    title: str, facts: Iterable[tuple[str, str]], curves: Sequence[str], log: Iterable[str], shown: str
-) -> str:
-    """One job: what is known of it, its curves, the end of its log.
+    title: str, facts: Iterable[tuple[str, str]], curves: Sequence[Markup], log: Iterable[str], shown: str
+) -> Markup:
+    """Return one job: what is known of it, its curves, the end of its log.
 
     Args:
-        curves: SVG that gpurun itself has drawn.
         log: lines, raw.
         shown: which part of the log this is.
     """
-    listed = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts if value)
-    drawn = f'<h2>Metrics</h2><div class="curves">{"".join(curves)}</div>' if curves else ""
-    lines = "\n".join(escape(line) for line in log)
-    printed = f'<h2>Log</h2><p class="dim">{text(shown)}</p><pre class="log">{lines}</pre>'
-    return f'<p><a href="/">all jobs</a></p><h1>{text(title)}</h1><dl>{listed}</dl>{drawn}{printed}'
+    listed = (markup(element("dt", name), element("dd", value)) for name, value in facts if value)
+    drawn = (element("h2", "Metrics"), element("div", *curves, class_="curves")) if curves else ()
+    return markup(
+        ALL_JOBS, element("h1", title), element("dl", *listed), *drawn, element("h2", "Log"),
+        element("p", shown, class_="dim"), element("pre", markup(*log, between="\n"), class_="log"),
+    )  # fmt: skip
 
 
-def job_link(job: str) -> str:
-    """A job's id as a link to its page. Only gpurun's own ids become links."""
-    return f'<a href="/job/{escape(job, quote=True)}">{escape(job)}</a>'
+def job_link(job: str) -> Markup:
+    """Return a job's id as a link to its page. Only gpurun's own ids become links."""
+    return element("a", job, href=f"/job/{job}")
 
 
-def _letter(job: JobRow, order: Sequence[str]) -> str:
-    return f'<span class="j{order.index(job.id) % len(JOB_COLOURS)}">{escape(job.letter)}</span>' if job.letter else ""
+def _letter(job: JobRow, order: Sequence[str]) -> Markup | str:
+    return element("span", job.letter, class_=_class(f"job:{order.index(job.id)}")) if job.letter else ""
 
 
-def _line(line: Line) -> str:
-    return "".join(
-        f'<span class="{_class(mark)}">{escape(said)}</span>' if mark else escape(said) for said, mark in line
-    )
+def _line(line: Line) -> Markup:
+    return markup(*(element("span", said, class_=_class(mark)) if mark else said for said, mark in line))
 
 
 def _class(mark: str) -> str:
     return f"j{int(mark[4:]) % len(JOB_COLOURS)}" if mark.startswith("job:") else mark
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already; the last column may be long."""
-    head = "".join(f"<th>{each}</th>" for each in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{cell}</td>" for cell in row[:-1]) + f'<td class="why">{row[-1]}</td></tr>'
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpurun.documents.plain import printable
 from gpurun.facts import GpuSample, HostSample
 from gpurun.quantities import count, plural
+from gpurun.views.lines import STATE_MARKS, Line, table_lines
 from gpurun.views.picture import MARKS, HostCells, JobRow, Picture, WaitingJob
 
 NONE = "–"
@@ -168,6 +169,23 @@ def _order(job: JobRow, sort: str, used: Mapping[str, Usage]) -> tuple[object, .
 def _filtered(rows: list[TopRow], wanted: str) -> list[TopRow]:
     text = wanted.casefold()
     return [row for row in rows if any(text in cell.casefold() for cell in row.cells)] if text else rows
+
+
+def moment_lines(moment: Moment, duration: Duration, columns: int | None) -> list[Line]:
+    """Return the live view as tables: jobs, the queue, and hosts that jobs use or that have trouble.
+
+    Args:
+        columns: width of the terminal.
+    """
+    leased, states = set(leased_hosts(moment.picture)), {job.id: job.state for job in moment.picture.jobs}
+    jobs = [(row, STATE_MARKS.get(states[row.key], "")) for row in job_rows(moment, duration)]
+    queue = [(row, "") for row in queue_rows(moment, duration)]
+    hosts = [(row, "bad" if row.cells[-1] else "") for row in host_rows(moment) if row.key in leased or row.cells[-1]]
+    lines: list[Line] = [[(screen_summary(moment), "head")]]
+    for heads, rows in ((JOB_COLUMNS, jobs), (QUEUE_COLUMNS, queue), (HOST_COLUMNS, hosts)):
+        if rows:
+            lines += [[], *table_lines(heads, [[(cell, mark) for cell in row.cells] for row, mark in rows], columns)]
+    return lines
 
 
 # The live view as lines: first everything, then only changes. For screen readers and pipes.

@@ -6,7 +6,6 @@ imports TensorBoard, which is an extra.
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.errors import GpurunError
+from gpurun.markup import element, page
 from gpurun.node.folder.below import Cursor, open_regular, open_top
 from gpurun.views.loopback import App, Door, Environ, StartResponse, say
 
@@ -137,16 +137,14 @@ class Guard(Door):
         return self._board(environ, start)
 
     def _list(self, start: StartResponse) -> Iterable[bytes]:
-        rows = "".join(
-            f'<li><a href="{TRACES}/{number}" download>{html.escape(trace.name)}</a> ({trace.size:,} bytes)</li>'
+        rows = [
+            element("li", element("a", trace.name, href=f"{TRACES}/{number}", download=""), f" ({trace.size:,} bytes)")
             for number, trace in enumerate(self._shown.traces)
-        )
-        page = (
-            '<!doctype html><meta charset="utf-8"><title>Traces</title><h1>Traces</h1>'
-            f"<ul>{rows or '<li>none</li>'}</ul>"
-            "<p>Open a downloaded file in Perfetto's viewer, or in Chrome at chrome://tracing.</p>"
-        )
-        return say(start, "200 OK", page, kind="text/html; charset=utf-8")
+        ]
+        advice = "Open a downloaded file in Perfetto's viewer, or in Chrome at chrome://tracing."
+        listed = element("ul", *(rows or [element("li", "none")]))
+        shown = page("Traces", element("h1", "Traces"), listed, element("p", advice))
+        return say(start, "200 OK", shown, kind="text/html; charset=utf-8")
 
     def _send(self, number: str, start: StartResponse) -> Iterable[bytes]:
         traces = self._shown.traces

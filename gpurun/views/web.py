@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from gpurun.documents.plain import printed
 from gpurun.errors import BadInput, GpurunError, StateError
@@ -18,12 +16,13 @@ from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import ID_PATTERN
 from gpurun.jobs.store import JobStore
 from gpurun.leases.look import Cluster
+from gpurun.markup import Markup
 from gpurun.quantities import count
 from gpurun.scheduler.explain import expected_in
 from gpurun.state import clock
 from gpurun.supervisor.lines import LogTail, last_lines
 from gpurun.views.lines import Curves
-from gpurun.views.loopback import Environ, StartResponse, say
+from gpurun.views.loopback import Environ, Remade, StartResponse, say
 from gpurun.views.page import cluster_body, job_body, problem_body, report_body, whole_page
 from gpurun.views.picture import WaitingJob, shown_for_s
 from gpurun.views.reading import Reading, read_cluster, with_trouble
@@ -38,25 +37,6 @@ REPORT_S = 30 * 86400.0
 MOST_CURVES = 64
 """Jobs whose curves are kept in memory."""
 
-T = TypeVar("T")
-
-
-class Remade(Generic[T]):
-    """A value that is computed again on use when it is older than `for_s` seconds. Thread-safe."""
-
-    def __init__(self, make: Callable[[], T], for_s: float) -> None:
-        self._make, self._for_s = make, for_s
-        self._lock = threading.Lock()
-        self._made: tuple[float, T] | None = None
-
-    def get(self) -> T:
-        """The value."""
-        with self._lock:
-            if self._made is None or time.monotonic() - self._made[0] > self._for_s:
-                value = self._make()
-                self._made = time.monotonic(), value
-            return self._made[1]
-
 
 @dataclass
 class _Metrics:
@@ -66,7 +46,7 @@ class _Metrics:
     curves: Curves = field(default_factory=Curves)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def drawn(self) -> list[str]:
+    def drawn(self) -> list[Markup]:
         with self.lock:
             for report in self.tail.new_reports():
                 self.curves.add(report.rank, report.step, report.metrics)
@@ -122,7 +102,7 @@ class Pages:
             return None
         return self._job(folder, nonce)
 
-    def _cluster(self) -> str:
+    def _cluster(self) -> Markup:
         queue, decision_problem = self._queue.get()
         reading = self._reading.get()
         problems = [str(problem) for problem in reading.problems] + ([decision_problem] if decision_problem else [])
@@ -131,7 +111,7 @@ class Pages:
             reading.picture, queue, dict.fromkeys(problems), fold, self._duration, lambda at_s: expected_in(at_s, now_s)
         )
 
-    def _count(self) -> str:
+    def _count(self) -> Markup:
         """Who used what in the last 30 days."""
         problems: list[StateError] = []
         now_s = clock.now_s()
@@ -163,7 +143,7 @@ class Pages:
         shown_job = job_body(f"{record.id} {record.name}", facts, self._drawn(folder), log, shown)
         return whole_page(f"{record.id} {record.name}", shown_job, nonce, refresh_s=None if record.state.ended else 10)
 
-    def _drawn(self, folder: JobFolder) -> list[str]:
+    def _drawn(self, folder: JobFolder) -> list[Markup]:
         with self._lock:
             while folder.id not in self._metrics and len(self._metrics) >= MOST_CURVES:
                 self._metrics.pop(next(iter(self._metrics)))

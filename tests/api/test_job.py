@@ -134,7 +134,7 @@ def test_concurrent_futures_waits_for_jobs(home, folder):
     one, two = Job(folder, returns=True), Job(other, returns=False)
     told = []
     two.add_done_callback(told.append)
-    end(other, State.SUCCEEDED, exit_code=0)
+    end(other, State.SUCCEEDED)
     assert wait([one, two], 5, FIRST_COMPLETED).done == {two}
     assert two.result() == 0 and told == [two]
     end(folder, State.TIMED_OUT, reason="over its time limit")
@@ -154,7 +154,7 @@ def test_a_job_that_is_removed_or_damaged_settles_and_no_other_waits_for_ever(ho
     end(folder, State.SUCCEEDED)
     with pytest.raises(gpurun.NoResult):
         damaged.result(5)
-    end(other, State.SUCCEEDED, exit_code=0)
+    end(other, State.SUCCEEDED)
     assert last.result(5) == 0
 
 
@@ -166,7 +166,7 @@ def test_whatever_goes_wrong_in_one_look_the_others_are_looked_after(home, folde
     job = Job(folder, returns=False)
     broken = Job(folder, returns=True)
     monkeypatch.setattr(broken, "_settle", lambda _record: 1 / 0)
-    end(folder, State.SUCCEEDED, exit_code=0)
+    end(folder, State.SUCCEEDED)
     assert job.result(5) == 0
     with pytest.raises(ZeroDivisionError):
         broken.result(5)
@@ -181,7 +181,7 @@ def test_a_moment_without_memory_or_threads_ends_no_wait(folder, monkeypatch, wa
         settle()
 
     monkeypatch.setattr(watcher, "_settle", fails_at_first)
-    end(folder, State.SUCCEEDED, exit_code=0)
+    end(folder, State.SUCCEEDED)
     assert Job(folder, returns=False).result(LIMIT_S) == 0
     assert failures == []
 
@@ -197,11 +197,11 @@ def test_thousands_of_jobs_that_wait_are_not_read_at_each_look(home, monkeypatch
     watcher._open = list(made)
     watcher._settle()
     assert len(read) <= jobs.MOST_LOOKS
-    end(folders[250], State.SUCCEEDED, exit_code=0)
+    end(folders[250], State.SUCCEEDED)
     JobStore(home).retire(folders[250].id)
     watcher._settle()
     assert made[250].result(0) == 0 and len(read) <= 2 * jobs.MOST_LOOKS + 2
-    end(folders[251], State.SUCCEEDED, exit_code=0)
+    end(folders[251], State.SUCCEEDED)
     for _ in range(300 // jobs.MOST_LOOKS + 1):
         watcher._settle()
     assert made[251].result(0) == 0, "its mark is still there"

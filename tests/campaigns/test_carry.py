@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +17,11 @@ from gpurun.head.submit import Submission
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
+from gpurun.state import durable
 from gpurun.studies import campaigns as beginning
 from gpurun.studies import campaigns as carrying
-from gpurun.studies import campaigns as storing
+from gpurun.studies import runner as running
+from gpurun.studies import store as storing
 from gpurun.studies.campaign_plan import CampaignPlan
 from gpurun.studies.campaign_report import CampaignReport
 from gpurun.studies.campaigns import CampaignStore, Carrier, campaign_samples
@@ -29,6 +33,10 @@ PLAN = CampaignPlan("curve", JOBS, "/i.yaml", 2, 1.0)
 
 class Killed(BaseException):
     """Stands for SIGKILL."""
+
+    @classmethod
+    def now(cls):
+        raise cls
 
 
 class Quiet:
@@ -43,8 +51,8 @@ class Quiet:
     def moves(self, record):
         pass
 
-    def ends(self, run, record):
-        self.lines.append((run.gpus, run.number, record.outcome))
+    def ends(self, run):
+        self.lines.append((run.gpus, run.number, run.outcome))
 
 
 @pytest.fixture
@@ -62,7 +70,8 @@ def world(tmp_path, monkeypatch):
         made.end(folder)
         return Submission((folder,))
 
-    monkeypatch.setattr(carrying, "queue_jobs", queue)
+    monkeypatch.setattr(running, "queue_jobs", queue)
+    monkeypatch.setattr(carrying, "POLL_S", 0.0)
     return made
 
 
@@ -110,7 +119,7 @@ def test_what_a_killed_command_left_of_a_new_campaign_goes_when_the_next_one_beg
 
 def carry(world, folder):
     watcher = Quiet()
-    Carrier(world.home, folder, {}, watcher).run()
+    Carrier(folder, {}, watcher).run()
     return watcher.lines
 
 
@@ -154,7 +163,24 @@ def test_killed_at_any_point_no_run_is_lost_and_none_runs_twice(world, monkeypat
             break
         except Killed:
             deaths += 1
-    assert deaths > 2 and outcomes(folder) == ["measured"] * 4 and len(world.jobs.ids()) == 4
+    assert deaths > 10 and outcomes(folder) == ["measured"] * 4 and len(world.jobs.ids()) == 4
+
+
+def test_samples_are_whole_whenever_the_last_command_was_killed(world, monkeypatch):
+    folder = world.store.create(PLAN, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(carrying.CampaignFolder, "write_samples", lambda *_: Killed.now())
+        with pytest.raises(Killed):
+            carry(world, folder)
+    assert outcomes(folder) == ["open"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Quiet, "ends", lambda *_: Killed.now())
+        with pytest.raises(Killed):
+            carry(world, folder)
+    assert outcomes(folder) == ["measured"] and len(campaign_samples(world.home, "curve", "horovod")) == 1
+    carry(world, folder)
+    assert len(campaign_samples(world.home, "curve", "horovod")) == 4
 
 
 def test_ctrl_c_cancels_the_running_job_and_the_next_command_runs_it_again(world, monkeypatch):
@@ -166,7 +192,7 @@ def test_ctrl_c_cancels_the_running_job_and_the_next_command_runs_it_again(world
     def cancel(job, **_):
         finish(job, State.CANCELLED, "Ctrl-C")
 
-    monkeypatch.setattr(carrying, "cancel", cancel)
+    monkeypatch.setattr(running, "cancel", cancel)
     world.end = interrupt
     with pytest.raises(KeyboardInterrupt):
         carry(world, folder)
@@ -174,6 +200,27 @@ def test_ctrl_c_cancels_the_running_job_and_the_next_command_runs_it_again(world
     world.end = good
     carry(world, folder)
     assert outcomes(folder) == ["measured"] * 4 and len(world.asked) == 5
+
+
+def test_after_ctrl_c_the_run_is_shown_as_open_and_another_job_measures_it(world, monkeypatch):
+    folder, good, seen = world.store.create(PLAN, None), world.end, []
+    monkeypatch.setattr(running, "cancel", lambda job, **_: finish(job, State.CANCELLED, "Ctrl-C"))
+
+    def pause(_s):
+        seen.append(len(world.jobs.ids()))
+        raise KeyboardInterrupt
+
+    world.end = lambda _job: None
+    own_sleep = carrying.time.sleep
+    monkeypatch.setattr(carrying.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        carry(world, folder)
+    monkeypatch.setattr(carrying.time, "sleep", own_sleep)
+    (shown,) = folder.records(PLAN)
+    assert seen == [1] and (shown.job, shown.outcome, shown.reason) == (world.asked[0], "open", "")
+    world.end = good
+    assert [line[:4] for line in carry(world, folder)[::2]] == [(1, 1, 1, 4), (2, 1, 2, 4), (1, 2, 3, 4), (2, 2, 4, 4)]
+    assert folder.records(PLAN)[0].job == world.asked[1]
 
 
 def test_what_fails_is_kept_others_run_and_the_next_command_tries_again(world):
@@ -194,6 +241,59 @@ def test_a_recipe_without_a_rate_ends_the_campaign_after_one_run(world):
         carry(world, folder)
     assert "gpurun_runtime.report" in caught.value.hint and outcomes(folder) == ["no-rate"]
     assert caught.value.job == world.asked[0]
+
+
+def keep_in_files(folder):
+    """Store the runs of a campaign as gpurun did before campaigns had a journal."""
+    records = folder.records(PLAN)
+    Path(str(folder.journal)).unlink()
+    (folder.path / "runs").mkdir(0o755)
+    for each in records:
+        durable.write_record(folder.path / "runs" / f"{each.launcher}-{each.gpus}-{each.number}.json", each)
+    return records
+
+
+def test_a_campaign_of_an_older_gpurun_goes_on(world):
+    folder, good = world.store.create(PLAN, None), world.end
+    world.end = lambda job: good(job) if len(world.asked) < 2 else finish(job, State.FAILED, "rank 1 failed")
+    carry(world, folder)
+    assert keep_in_files(folder) == folder.records(PLAN)
+    assert outcomes(folder) == ["measured", "failed", "failed", "failed"]
+    world.end = good
+    carry(world, folder)
+    assert outcomes(folder) == ["measured"] * 4 and len(world.asked) == 4 + 3
+    assert carry(world, folder) == []
+
+
+def test_a_run_that_another_command_left_ends_before_the_next_begins(world):
+    """Also a run that comes after one to be repeated: only one job of a campaign runs at a time."""
+    folder, good = world.store.create(PLAN, None), world.end
+    world.end = lambda job: finish(job, State.FAILED, "rank 0 failed") if len(world.asked) < 2 else Killed.now()
+    with suppress(Killed):
+        carry(world, folder)
+    keep_in_files(folder)
+    job = world.jobs.get(world.asked[1])
+
+    def end(folder):
+        assert job.record().state.ended
+        good(folder)
+
+    world.end = end
+    threading.Timer(0.2, lambda: good(job)).start()
+    lines = carry(world, folder)
+    assert [line[:2] for line in lines[1::2]] == [(2, 1), (1, 1), (1, 2), (2, 2)], lines
+    assert outcomes(folder) == ["measured"] * 4 and len(world.asked) == 5
+
+
+def test_a_torn_line_of_a_command_that_was_killed_is_cut_off(world):
+    folder = world.store.create(PLAN, None)
+    carry(world, folder)
+    path = Path(str(folder.journal))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
+    assert outcomes(folder) == [*["measured"] * 3, "open"]
+    carry(world, folder)
+    assert outcomes(folder) == ["measured"] * 4 and len(world.jobs.ids()) == 4
 
 
 def test_one_command_at_a_time_carries_a_campaign(world):
@@ -220,3 +320,22 @@ def test_numbers_that_overflow_damage_no_record(world, told):
     with suppress(BadInput):
         carry(world, folder)
     assert outcomes(folder) == ["measured"] * 4 if "loss" in told else ["no-rate"]
+
+
+@pytest.mark.parametrize("harm", ["lost", "joined", "another run", "no run", "below zero"])
+def test_a_damaged_line_of_the_journal_costs_a_run_and_no_more(world, harm):
+    """It left a campaign that measured one run again and again."""
+    folder = world.store.create(PLAN, None)
+    carry(world, folder)
+    sound = folder.journal.read_bytes().splitlines(keepends=True)
+    end = world.end
+    numbers = {"another run": b'"trial":3', "no run": b'"trial":9', "below zero": b'"trial":-1'}
+    for number, line in enumerate(sound):
+        told = {"lost": b"\0" * len(line) + b"\n", "joined": line[:-1]}.get(harm) or re.sub(
+            rb'"trial":\d', numbers.get(harm, b""), line
+        )
+        folder.journal.plain.write_bytes(b"".join([*sound[:number], told, *sound[number + 1 :]]))
+        world.asked.clear()
+        world.end = lambda job, end=end: end(job) if len(world.asked) < 5 else pytest.fail("runs go on without end")
+        carry(world, folder)
+        assert len(world.asked) <= 2 and outcomes(folder) == ["measured"] * 4

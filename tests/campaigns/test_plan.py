@@ -11,7 +11,7 @@ from gpurun.inventory.read import load_inventory
 from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.spec import JobSpec, Roles
 from gpurun.scaling.model import LinkRates
-from gpurun.studies.campaign_plan import CampaignPlan, RunKey, check_name, given_for, parse_sizes
+from gpurun.studies.campaign_plan import CampaignPlan, RunRecord, check_name, given_for, parse_sizes
 from gpurun.studies.campaigns import plan_of
 
 INVENTORY = """\
@@ -83,7 +83,12 @@ def test_what_is_no_name_of_a_folder_is_refused(name):
 
 def test_launchers_and_sizes_take_turns(recipe, inventory):
     plan = asked(recipe, inventory, (1, 2), ("horovod", "tensorflow"))
-    first = [RunKey("horovod", 1, 1), RunKey("horovod", 2, 1), RunKey("tensorflow", 1, 1), RunKey("tensorflow", 2, 1)]
+    first = [
+        RunRecord("horovod", 1, 1),
+        RunRecord("horovod", 2, 1),
+        RunRecord("tensorflow", 1, 1),
+        RunRecord("tensorflow", 2, 1),
+    ]
     assert list(plan.runs()) == [*first, *(replace(run, number=2) for run in first)]
     assert plan.job(first[3]).name == "bench-tensorflow-2-1"
     assert {plan.job(run).gpus for run in first} == {1, 2}

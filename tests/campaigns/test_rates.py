@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.scaling.model import LinkRates
+from gpurun.state.durable import PIECE_BYTES
 from gpurun.studies.campaign_pictures import curve_of
-from gpurun.studies.campaign_plan import MeasuredRate, RunRecord, last_values, rate_of, sample_of, spread
+from gpurun.studies.campaign_plan import MOST_SAID, MeasuredRate, RunRecord, last_values, rate_of, sample_of, spread
 
 
 def told(rank, *values, name="images_per_s", attempt=1, **more):
@@ -26,6 +28,13 @@ def test_each_ranks_own_rate_counts_and_the_warm_up_does_not():
 
 def test_a_rank_that_reports_for_all_is_taken_at_its_word():
     assert rate_of(told(4, 10.0), None).value == 10
+
+
+def test_a_run_of_many_reports_fits_into_a_line_of_the_journal():
+    """A reader takes a longer line for a hole, and the run would be measured again and again."""
+    rate = rate_of(told(0, *(1 / each for each in range(1, 300_000))), None)
+    assert 1000 < len(rate.windows) <= MOST_SAID and rate.windows[0] == 1 / 60_000
+    assert len(msgspec.json.encode(rate)) < PIECE_BYTES
 
 
 def test_only_the_last_attempt_counts():

@@ -27,8 +27,8 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.lab.spec import LabSpec
+from gpurun.studies.store import SweepStore
 from gpurun.studies.sweep_plan import Wish
-from gpurun.studies.sweep_store import SweepStore
 
 LIMIT_S = 60
 INVENTORY = """\

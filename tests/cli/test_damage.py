@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from how_many import count
 
-from gpurun.cli.jobs import _leased
 from gpurun.cli.main import main
 from gpurun.head import children
 from gpurun.inventory.read import load_inventory
@@ -23,6 +22,8 @@ from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import Cluster
 from gpurun.leases.store import LeaseStore
 from gpurun.state.hosts import Cordon, Cordons
+from gpurun.views.reading import read_cluster
+from gpurun.views.rows import leased_hosts
 
 INVENTORY = """\
 version: 1
@@ -145,7 +146,9 @@ def test_a_lease_of_another_inventory_counts_on_the_same_machine(jobs, tmp_path,
     (tmp_path / "third.yaml").write_text(INVENTORY.replace("h1: {}", "h3: {}"))
     store = JobStore(tmp_path / "home")  # below: what `status --watch` shows
     second, third = (Cluster(load_inventory(tmp_path / f"{name}.yaml"), store.home) for name in ("second", "third"))
-    assert _leased(second, store) == {"other": dict.fromkeys((0, 1), jobs["job"])}
-    assert _leased(third, store) == {}
+    cells = {host.name: host.cells for host in read_cluster(second, store).picture.hosts}
+    assert cells["other"][:2] == (jobs["job"], jobs["job"])
+    assert leased_hosts(read_cluster(second, store).picture) == ["other"]
+    assert leased_hosts(read_cluster(third, store).picture) == []
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "second.yaml"))
     assert status(capsys)[:3] == (0, 0, "ok")

@@ -204,7 +204,7 @@ def test_dry_runs_of_sweeps_and_campaigns_start_nothing(gpurun, found, tmp_path)
 
 
 def test_a_followed_sweep_prints_its_document_and_exits_with_its_code(gpurun, found, monkeypatch):
-    from gpurun.studies import sweep_runner
+    from gpurun.studies import runner
 
     class Folder:
         id = "s-0000abcd"
@@ -213,7 +213,7 @@ def test_a_followed_sweep_prints_its_document_and_exits_with_its_code(gpurun, fo
         def plan():
             return type("Plan", (), {"trials": 2})
 
-    monkeypatch.setattr(sweep_runner, "submit_sweep", lambda *_: Folder())
+    monkeypatch.setattr(runner, "submit_sweep", lambda *_: Folder())
     monkeypatch.setattr("gpurun.cli.sweep_commands._follow", lambda _folder: 1)
     base = ("sweep", "-n", "1", "--image", "i:1", "-i", "inventory.yaml", "--grid", "lr=1,2")
     for more, expected in (("--follow", 1), ("", 0)):

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.cli import cancel
+from gpurun.content.tree import scan
+from gpurun.content.workdir import CodeStore
 from gpurun.jobs.record import OutputsLeft, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -54,6 +56,36 @@ def test_du_shows_the_largest_first_and_the_sum(gpurun, store):
     assert "4.0 MiB" in out
     assert "left over" in out
     assert "free on this disk" in err
+
+
+def test_equal_code_counts_once_and_goes_with_the_last_job(gpurun, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/large").write_bytes(os.urandom(4 * MIB))
+    jobs = [ended(store, float(at), size=0) for at in (1, 2, 3)]
+    for folder in jobs:
+        CodeStore(store.home).add(folder.code, scan(tmp_path / "work"))
+    told = json.loads(gpurun("du", "--json")[1])
+    assert len(told["jobs"]) == 3 and 4 * MIB <= told["total"]["total"] < 5 * MIB
+    assert json.loads(gpurun("prune", jobs[0].id, "--yes", "--json")[1])["bytes"] < MIB
+    assert len(store.codes()) == 1
+    assert 4 * MIB <= json.loads(gpurun("prune", "--older-than", "1s", "--yes", "--json")[1])["bytes"] < 5 * MIB
+    assert store.folder.names() == []
+
+
+def test_code_that_lost_its_jobs_is_left_over_until_the_next_prune(gpurun, store, tmp_path, monkeypatch):
+    """As after `rm -r` of a job's folder, or a copy of the state directory that makes copies of links."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/large").write_bytes(os.urandom(4 * MIB))
+    folder = ended(store, size=0)
+    CodeStore(store.home).add(folder.code, scan(tmp_path / "work"))
+    folder.path.rmtree()
+    told = json.loads(gpurun("du", "--json")[1])
+    assert [(row["state"], row["files"]) for row in told["jobs"]] == [("left over", 1)]
+    assert 4 * MIB <= told["total"]["total"] < 5 * MIB
+    assert gpurun("prune", "--older-than", "1s", "--yes")[0] == 0
+    assert store.folder.names() == []
 
 
 def test_du_of_one_job(gpurun, store):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunRecord
+from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunEntry, RunRecord, end_of_run
 from gpurun.studies.campaigns import CampaignStore
+from gpurun.studies.store import Journal
 
 INVENTORY = """\
 version: 1
@@ -31,7 +32,10 @@ def begin(store, *, image="i:1\x1b[2J"):
     jobs = tuple(JobSpec("n", image, gpus, ("train",)) for gpus in (1, 2))
     folder = store.create(CampaignPlan("curve", jobs, "/i.yaml", 1, 1.0), None)
     rate = MeasuredRate("images_per_s", 50.0, (50.0,), 50.0, 50.0)
-    folder.write(RunRecord("horovod", 1, 1, "j-00000001", "measured", rate=rate, grants=(Grant("h1", (0,)),)))
+    record = RunRecord("horovod", 1, 1, "j-00000001", "measured", rate=rate, grants=(Grant("h1", (0,)),))
+    journal = Journal(folder)
+    journal.add(RunEntry("asked", 1.0, 0, job=record.job), end_of_run(0, record))
+    journal.close()
     return folder
 
 
@@ -55,7 +59,7 @@ SCALE = ("scale", "-i", "inventory.yaml", "--image", "i:1")
 def test_what_cannot_be_measured_is_refused_and_nothing_is_left(gpurun, store, flags, code, said):
     found, out, err = gpurun(*SCALE, *flags, "--", "train")
     assert found == code and said in err and out == ""
-    assert store.names() == []
+    assert store.ids() == []
 
 
 def test_another_question_under_a_known_name_is_refused(gpurun, store):
@@ -86,7 +90,7 @@ def test_what_is_not_there_or_damaged_is_said(gpurun, store, tmp_path):
     assert "there is no campaign" in gpurun("scale", "list")[2]
     folder = begin(store)
     (tmp_path / "home" / "scaling" / "curve" / "plan.json").write_text("{")
-    assert gpurun("scale", "show", folder.name)[0] == 5
+    assert gpurun("scale", "show", folder.id)[0] == 5
     assert gpurun("scale", "list", "--json")[0] == 5
 
 

@@ -16,8 +16,9 @@ from gpurun.cli import serve
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.studies.sweep_plan import JournalEntry, Wish
-from gpurun.studies.sweep_store import Journal, SweepStore
+from gpurun.studies.store import Journal, SweepStore
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.trials import JournalEntry
 
 TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
 
@@ -25,7 +26,7 @@ TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("gpurun.studies.sweep_runner.Conductors.ensure", lambda *_: None)
+    monkeypatch.setattr("gpurun.studies.runner.Conductors.ensure", lambda *_: None)
     return SweepStore(tmp_path / "home")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpurun.cli.printing import job_json, waited_s
-from gpurun.cli.tables import print_status, print_table, print_text
+from gpurun.cli.tables import print_status, print_table, print_text, redrawn
 from gpurun.cli.why import _line
 from gpurun.jobs.record import JobRecord, Restart, State
 from gpurun.views.lines import plain, table_lines, width_of
@@ -35,11 +35,11 @@ def record(ident, owner, uid):
     )  # fmt: skip
 
 
-HEADS, ROWS = ("trial", "why"), [(("1", "best"), "head"), (("2", "日本 [/x] :bomb:"), "")]
+HEADS, ROWS = ("trial", "why"), [(("1", "head"), ("best", "head")), ("2", "日本 [/x] :bomb:")]
 
 
 def test_a_table_that_is_piped_is_not_wrapped(capsys):
-    print_table(HEADS, [*ROWS, (("3", "x" * 300), "")])
+    print_table(HEADS, [*ROWS, ("3", "x" * 300)])
     assert capsys.readouterr().out.splitlines() == [
         "trial  why", "1      best", "2      日本 [/x] :bomb:", f"3      {'x' * 300}",
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_what_does_not_fit_a_terminal_stands_below_its_row(capsys, monkeypatch, 
     """44 columns have room for it."""
     on_a_terminal(monkeypatch, columns)
     wide = "日本 [/x] :bomb:"
-    print_table(HEADS, [ROWS[0], (("2", f"{wide} {wide} yes"), "")])
+    print_table(HEADS, [ROWS[0], ("2", f"{wide} {wide} yes")])
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
@@ -73,13 +73,11 @@ NAMES = ("j-bb749448", "gpu-r1-[01-16],gpu-r2-[03-07]", "日本" * 9, "x" * 70, 
 @pytest.mark.parametrize("columns", [None, 40, 60, 80, 100, 250])
 def test_no_name_is_broken_and_no_cell_is_lost_at_any_width(columns):
     heads = ("job", "name", "hosts", "GPU h", "reason")
-    rows = [
-        ((f"j-bb74944{at}", name, f"{name}!", f"{at}.0", f"why {name} {name}"), "") for at, name in enumerate(NAMES)
-    ]
+    rows = [(f"j-bb74944{at}", name, f"{name}!", f"{at}.0", f"why {name} {name}") for at, name in enumerate(NAMES)]
     for figures in (0, 2):
         lines = [plain(line) for line in table_lines(heads, rows, columns, figures=figures)]
         text = "\n".join(lines)
-        for cells, _ in rows:
+        for cells in rows:
             for word in " ".join(cells).split():
                 assert re.search(rf"(?<!\S){re.escape(word)};?(?!\S)", text), (columns, word)
         too_wide = [line for line in lines if columns and width_of(line) > columns and len(line.split()) > 2]
@@ -88,10 +86,15 @@ def test_no_name_is_broken_and_no_cell_is_lost_at_any_width(columns):
 
 
 def test_figures_are_right_aligned():
-    shown = table_lines(
-        ("job", "files", "size"), [(("j-1", "12", "1.0 GiB"), ""), (("j-22", "3", "0 B"), "")], figures=2
-    )
+    shown = table_lines(("job", "files", "size"), [("j-1", "12", "1.0 GiB"), ("j-22", "3", "0 B")], figures=2)
     assert [plain(line) for line in shown] == ["job   files     size", "j-1      12  1.0 GiB", "j-22      3      0 B"]
+
+
+@pytest.mark.parametrize("columns", [None, 40])
+def test_what_could_steer_the_terminal_is_made_visible_wherever_it_stands(columns):
+    bad = "a\x1b[2J\nb"
+    lines = [plain(line) for line in table_lines((bad, bad), [(bad, bad * 9), ((bad, "bad"), (bad, "bad"))], columns)]
+    assert "\x1b" not in "".join(lines) and "\n" not in "".join(lines) and r"a\x1b[2J\nb" in lines[0]
 
 
 def test_a_text_is_wrapped_between_words_on_a_terminal_alone(capsys, monkeypatch):
@@ -102,6 +105,16 @@ def test_a_text_is_wrapped_between_words_on_a_terminal_alone(capsys, monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 1 and max(map(len, lines)) <= 40
     assert sum(line.count("gpu-r1-01") for line in lines) == 9
+
+
+def test_a_picture_that_is_drawn_again_fits_the_terminal_and_counts_what_does_not(capsys, monkeypatch):
+    on_a_terminal(monkeypatch, 80)
+    monkeypatch.setenv("LINES", "10")
+    with redrawn() as draw:
+        draw([[(f"line {at}", "")] for at in range(9)])
+        draw([[(f"row {at}", "")] for at in range(30)])
+    out = capsys.readouterr().out
+    assert "line 8" in out and "row 7" in out and "row 8" not in out and "… 22 more lines" in out
 
 
 def test_jobs_of_several_owners_say_whose_they_are(shown):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.content.data import content_of_host, read_folder
-from gpurun.content.tree import Entry, digest_of
 from gpurun.errors import BadInput
 from gpurun.node import data
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.data import ENTRIES, packed
+from gpurun.node.folder.below import Entry, digest_of
 from gpurun.remote.agent import RemoteOpFailed
 
 FILE = Entry("a", "file", 0o644, 0, 3, "sha256:" + "a" * 64, "")
@@ -32,7 +32,7 @@ def fleet_of(says):
 
 
 def described(entries, hashes=b"h" * 32):
-    return fleet_of(lambda part: [packed(entry.as_json() for entry in entries)] if part == ENTRIES else [hashes])
+    return fleet_of(lambda part: [packed(entries)] if part == ENTRIES else [hashes])
 
 
 def test_a_true_description_is_taken():

@@ -230,7 +230,7 @@ def test_a_set_with_zeros_that_an_older_gpurun_digested_is_still_that_set(hosts,
     (top / "sparse").write_bytes(content)
     with monkeypatch.context() as before:
         before.setattr(tree_memory, "RACY_S", -1.0)
-        before.setattr(reading_folder, "_digest", lambda at, found: hashed_whole(at, found.parts))
+        before.setattr(reading_folder, "_digest", lambda at, found, _: hashed_whole(at, found.parts))
         old = read_folder(top).digest
     fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
     assert tree.digest == old, "it has not changed since"

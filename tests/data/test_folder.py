@@ -7,7 +7,9 @@ import pytest
 
 from gpurun.content import data, tree
 from gpurun.content.data import hashes_of, read_folder
+from gpurun.content.tree import scan
 from gpurun.errors import BadInput
+from gpurun.node.folder import below
 
 
 def test_modes_and_times_do_not_change_the_digest(top):
@@ -61,3 +63,39 @@ def test_a_file_that_changed_since_it_was_read_gives_no_hashes(top):
     (top / "big").write_bytes(b"other")
     with pytest.raises(BadInput, match="changed while gpurun read it"):
         hashes_of(tree)
+
+
+def test_digests_of_code_and_of_data_are_those_of_every_earlier_gpurun(tmp_path, monkeypatch):
+    """People and jobs that wait pin data sets by them, and hosts know sets by them: they must never change."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    top = tmp_path / "set"
+    (top / "pkg/empty").mkdir(parents=True)
+    files = {
+        "train.py": (b"print(1)\n", 0o640),
+        "run.sh": (b"#!/bin/sh\n", 0o751),
+        "caf\udce9 '\n": (b"\xff\0\n", 0o644),
+    }
+    files["pkg/zeros"] = b"a" * 65536 + bytes(200_000) + b"b", 0o600
+    for name, (content, mode) in files.items():
+        (top / name).write_bytes(content)
+        (top / name).chmod(mode)
+    (top / "pkg").chmod(0o750)
+    (top / "pkg/empty").chmod(0o755)
+    (top / "link").symlink_to("pkg/zeros")
+    assert scan(top).digest == "sha256:6f6618f37d970b94b535fda558fa04dca0fe3f59da324bcc976b431271a71d12"
+    assert read_folder(top).digest == "sha256:deddf1d25ef07055d23244eb4a345d6d1a07a37b1efba3d916b0777c1156ea3a"
+
+
+@pytest.mark.parametrize("read", [scan, read_folder])
+def test_a_file_that_grows_while_it_is_read_is_named(top, monkeypatch, read):
+    (top / "log").write_bytes(b"x" * 100_000)
+    real = below.blocks
+
+    def growing(descriptor, size):
+        yield from real(descriptor, size)
+        with (top / "log").open("ab") as file:
+            file.write(b"more")
+
+    monkeypatch.setattr(below, "blocks", growing)
+    with pytest.raises(BadInput, match="log: the file changed while gpurun read it"):
+        read(top)

@@ -87,13 +87,17 @@ def seen(picture):
     return inventory, hardware
 
 
+def values(settings):
+    return {setting.name: setting.value for setting in settings.environment}
+
+
 def check(picture):
     """Check what pre-flight refuses, and what ranks on each host are told."""
     inventory, hardware = seen(picture)
     found = judge(inventory, Survey(hardware, {}), dict(zip(hardware, picture.gpus)))  # noqa: B905
     assert sorted(found.bad_hosts) == list(picture.blocked), found.blocking
     fabric = for_gang(inventory.fabrics["f"], is_alone=len(hardware) == 1)
-    told = [fabric_settings(fabric, inventory.by_name[name], found).as_dict() for name, found in hardware.items()]
+    told = [values(fabric_settings(fabric, inventory.by_name[name], found)) for name, found in hardware.items()]
     assert [each.get("NCCL_IB_HCA") for each in told] == list(picture.told)
     assert told[0].get("NCCL_IB_GID_INDEX") == picture.gid
     is_rdma = len(told) > 1 and picture.kind is not TCP

@@ -32,7 +32,7 @@ EXPECTED = [
 def test_settings_of_a_machine(machine, case, kind, interface, hcas, names, gid, nodes):
     fabric = Fabric("fabric", kind, interface, hcas)
     found = fabric_settings(fabric, Host(case, "r1", "any", 8, "fabric"), machine(case))
-    values = found.as_dict()
+    values = {setting.name: setting.value for setting in found.environment}
     assert values["NCCL_IB_HCA"] == f"={names}"
     assert values["UCX_NET_DEVICES"] == names
     assert values.get("NCCL_IB_GID_INDEX") == gid
@@ -101,7 +101,7 @@ def test_a_real_h200_in_a_virtual_machine(machine):
 
 def test_an_idle_gpu_uses_no_memory_as_nvidia_smi_says(nvml_of):
     """The driver keeps 615 MiB of an H200 for itself; only NVML's second version leaves them out."""
-    (sample,) = next(nvml.samples(nvml_of("one-h200"), lambda: None))
+    (sample,) = nvml.sample_gpus(nvml.open_devices(nvml_of("one-h200")))
     assert (sample["memory_used_mib"], sample["memory_mib"], sample["power_w"]) == (0, 143771, 80.0)
     recorded = nvml_of("one-h200")
     assert nvml_apart._card(recorded, (0, ""))["memory_mib"] == 0
@@ -114,7 +114,7 @@ def test_a_driver_without_the_second_version_counts_its_own_memory(nvml_of):
     recorded = nvml_of("one-h200")
     recorded.document["gpus"][0][f"nvmlDeviceGetMemoryInfo[{nvml.MEMORY_V2}]"] = {"error": 13}
     assert nvml_apart._card(recorded, (0, ""))["memory_mib"] == 615
-    assert next(nvml.samples(recorded, lambda: None))[0]["memory_used_mib"] == 615
+    assert nvml.sample_gpus(nvml.open_devices(recorded))[0]["memory_used_mib"] == 615
 
 
 def test_down_ports(machine):

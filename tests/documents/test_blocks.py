@@ -138,12 +138,13 @@ def test_the_inventory_guide_shows_what_gpurun_says_about_its_own_example_with_m
 
 def test_the_message_of_a_job_in_the_guide_is_one_that_gpurun_sends():
     (shown,) = [json.loads(text) for _, kind, text in blocks() if kind == "json"]
-    failure = FirstFailure(shown["reason"], rank=shown["failed_rank"], host=shown["failed_host"])
+    failure = FirstFailure(shown["reason"], rank=shown["failed_rank"], host=shown["failed_host"],
+                           exit_code=shown["exit_code"])  # fmt: skip
     times = {key: shown[key] for key in ("submitted_s", "started_s", "ended_s")}
     record = JobRecord(
         shown["job"], name=shown["name"], owner=shown["owner"], owner_uid=1, inventory="/i", gpus=shown["gpus"],
         state=State(shown["state"]), queued_s=0, attempt=shown["attempt"], reason=shown["reason"], pool=shown["pool"],
-        exit_code=shown["exit_code"], first_failure=failure, **times,
+        first_failure=failure, **times,
     )  # fmt: skip
     grants = tuple(Grant(host, tuple(range(shown["gpus"] // len(shown["hosts"])))) for host in shown["hosts"])
     spec = JobSpec(shown["name"], "i", shown["gpus"], ("true",), project=shown["project"])

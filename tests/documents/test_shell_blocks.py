@@ -181,7 +181,7 @@ def world(tmp_path, monkeypatch):
     for name in ("small", "big", "newest"):
         spec = JobSpec(name=name, image="me/train:1", gpus=4, command=("true",))
         folder = store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=time.time())
-        folder.write(folder.record().but(state=State.SUCCEEDED, ended_s=time.time(), exit_code=0))
+        folder.write(folder.record().but(state=State.SUCCEEDED, ended_s=time.time()))
         folder.outputs.mkdir()
     return tmp_path
 

@@ -25,7 +25,7 @@ from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.state.clock import HeadClock
 from gpurun.supervisor.links import CONNECT_S
-from gpurun.supervisor.log import Seating
+from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.causes import Cause
 from gpurun.supervisor.verdict.decide import ContainerEnd
 from gpurun.supervisor.watch import ENGINE_BACK_S
@@ -64,7 +64,7 @@ class Head:
         self.leases, self.lock, self.lost = Leases(world), None, None
         self.links = Links(self)
         self.hardware: dict[str, Hardware] = {}
-        self.log_copy = LogCopy(self)
+        self.reports = self.log_copy = LogCopy(self)
         self.outputs = HeadOutputs(self)
         self.exits: dict[str, ContainerEnd] = {}
         self.down_since: dict[str, float] = {}

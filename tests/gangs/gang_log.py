@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LogCopy:
-    """Stands for `gpurun.supervisor.log_copy.LogCopy`."""
+    """Stands for `gpurun.supervisor.log_copy.LogCopy`, and for `gpurun.supervisor.ranks.RankReports`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -25,7 +25,7 @@ class LogCopy:
         self._line_s = self.launcher_line_s = head.world.now_s
 
     @property
-    def ranks(self) -> tuple[ends.Rank, ...]:
+    def all(self) -> tuple[ends.Rank, ...]:
         return tuple(self._ranks.values())
 
     @property

@@ -19,7 +19,8 @@ from gpurun.state.hosts import Machine, Machines, Out
 from gpurun.supervisor import job as job_module
 from gpurun.supervisor import life
 from gpurun.supervisor import start as elsewhere
-from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.hosts import raise_first
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.verdict import causes
 from gpurun.supervisor.verdict.ends import End, GangEnd, failed
 
@@ -73,7 +74,7 @@ class Cluster:
 
     def watch(self, job):
         self.ran[job.lease.job] = job.hosts
-        raise GangEnd(End(State.SUCCEEDED, "", 0, exit_code=0))
+        raise GangEnd(End(State.SUCCEEDED, "", 0))
 
     def look_at(self, home, inventory, hosts, **_):
         """Stands for the check that depends on no job."""

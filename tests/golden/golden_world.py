@@ -39,10 +39,11 @@ from gpurun.scaling.model import Sample
 from gpurun.state import clock, durable
 from gpurun.state.hosts import Cordon, Cordons, Machine, Machines, Out
 from gpurun.state.sharing import StateDirectory
-from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunRecord
+from gpurun.studies.campaign_plan import CampaignPlan, MeasuredRate, RunEntry, RunRecord, end_of_run
 from gpurun.studies.campaigns import CampaignFolder, CampaignStore
-from gpurun.studies.sweep_plan import JournalEntry, Wish
-from gpurun.studies.sweep_store import Journal, SweepStore
+from gpurun.studies.store import Journal, SweepStore
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.trials import JournalEntry
 from gpurun.supervisor.links import freeze
 from gpurun.supervisor.log import JobLog
 
@@ -183,14 +184,14 @@ def _ended_jobs(world: World, top: Path) -> None:
     _, lock = world.start(bad)
     failure = FirstFailure("h1: GPU 0: Xid 79", 0, "h1", 137, ("CUDA error",), "xid", "NVRM: Xid 79", cordon=True)
     world.end(
-        bad, lock, State.QUEUED, first_failure=failure, reason=failure.reason, exit_code=137, avoid=("h4",),
+        bad, lock, State.QUEUED, first_failure=failure, reason=failure.reason, avoid=("h4",),
         restart=Restart(clock.now_s() + 610, 2, 2), setback=Setback(1, "xid", "", 0, 137, 3, 600.0), restarts=1,
     )  # fmt: skip
     later_failure = FirstFailure("rank 0 exited with 1", 0, "h1", 1, ("ValueError",), "rank")
     world.later(30.0)
     _, lock = world.start(bad)
     world.log(bad, 2, b"ValueError\n")
-    world.end(bad, lock, State.FAILED, first_failure=later_failure, reason=later_failure.reason, exit_code=1, code=1)
+    world.end(bad, lock, State.FAILED, first_failure=later_failure, reason=later_failure.reason, code=1)
 
     slow = world.submit(3, name="slow", time_limit_s=600.0)
     _, lock = world.start(slow)
@@ -261,16 +262,21 @@ def _campaign(world: World) -> None:
     racks = {host.name: host.rack for host in load_inventory(world.source).hosts}
     plan = CampaignPlan("curve", jobs, str(world.source), 2, clock.now_s(), racks=racks, origin=ORIGIN)
     folder: CampaignFolder = CampaignStore(world.home).create(plan, None)
+    records = []
     for gpus, rate in ((1, 50.0), (2, 90.0)):
         sample = Sample(
             (gpus,), ("r1",), 32, 1 << 20, 32 * gpus / rate, rate, (32 * gpus / rate,), gpus, job="j-a0000001"
         )
         measured = MeasuredRate("images_per_s", rate, (rate,), rate, rate)
-        folder.write(RunRecord(
+        records.append(RunRecord(
             "horovod", gpus, 1, "j-a0000001", "measured", rate=measured, grants=(Grant("h1", tuple(range(gpus))),),
             held_s=60.0, ended_s=clock.now_s(), metrics={"loss": 0.5}, sample=sample,
         ))  # fmt: skip
-    folder.write(RunRecord("horovod", 1, 2, "j-a0000002", "failed", "rank 0 failed", "look at its log"))
-    folder.write_samples(plan)
+    records.append(RunRecord("horovod", 1, 2, "j-a0000002", "failed", "rank 0 failed", "look at its log"))
+    journal = Journal(folder)
+    for number, record in enumerate(records):
+        journal.add(RunEntry("asked", record.ended_s, number, job=record.job), end_of_run(number, record))
+    journal.close()
+    folder.write_samples(records)
     with folder.carried():
         pass

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from gpurun.content.tree import scan
+from gpurun.content.workdir import CodeStore
 from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import prune
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
@@ -200,6 +203,22 @@ def test_code_that_other_jobs_use_stays(store):
     os.link(one.code.plain, two.code.plain)
     assert pruned(store, PruneWish(jobs=(one.id,))) == [one.id]
     assert two.code.plain.read_bytes() == b"code"
+
+
+def test_the_plan_counts_code_with_the_last_job_that_has_it(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/large").write_bytes(os.urandom(4 << 20))
+    jobs = [ended(store, float(at), size=1) for at in (1, 2, 3)]
+    for folder in jobs:
+        CodeStore(store.home).add(folder.code, scan(tmp_path / "work"))
+    frees = [each.frees for each in plan_prune(store.home, ALL).going]
+    assert max(frees[:2]) < 1 << 20 and 4 << 20 <= frees[2] < 5 << 20
+    plan = plan_prune(store.home, PruneWish(keep_below_bytes=6 << 20))
+    assert plan.going == () and 4 << 20 <= plan.kept < 5 << 20
+    assert pruned(store) == [folder.id for folder in jobs]
+    store.sweep(now_s=time.time())
+    assert store.folder.names() == []
 
 
 def test_what_a_crash_left_goes_with_the_next_prune(store):

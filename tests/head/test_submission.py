@@ -20,6 +20,7 @@ from gpurun.head import spawn
 from gpurun.head import submit as submission
 from gpurun.head.submit import submit_jobs
 from gpurun.inventory.read import load_inventory
+from gpurun.jobs.folder import CODES
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -103,10 +104,30 @@ def test_jobs_of_one_submission_share_the_copy_of_their_code(home, work, tmp_pat
     (tmp_path / "other").mkdir()
     specs = [replace(SPEC, workdir=str(work))] * 3 + [replace(SPEC, workdir=str(tmp_path / "other")), SPEC]
     folders = submit(home, *specs).folders
-    assert [folder.code.stat().st_nlink for folder in folders[:4]] == [3, 3, 3, 1]
+    assert [folder.code.stat().st_nlink for folder in folders[:4]] == [4, 4, 4, 2], "the store has one name of each"
     assert not folders[4].code.exists() and folders[4].spec().code == ""
     folders[0].path.rmtree()
     assert kept(folders[1]) == {"train.py": b"submitted"} and kept(folders[3]) == {}
+
+
+def test_the_head_keeps_equal_code_once_however_often_it_is_submitted(home, work):
+    folders = [submit(home, replace(SPEC, workdir=str(work))).folders[0] for _ in range(3)]
+    assert len({folder.code.stat().st_ino for folder in folders}) == 1
+    (work / "train.py").write_text("later")
+    other = submit(home, replace(SPEC, workdir=str(work))).folders[0]
+    assert other.code.stat().st_ino != folders[0].code.stat().st_ino
+    assert (kept(folders[2]), kept(other)) == ({"train.py": b"submitted"}, {"train.py": b"later"})
+
+
+def test_code_goes_with_the_last_job_that_has_it(home, work):
+    one, two = [submit(home, replace(SPEC, workdir=str(work))).folders[0] for _ in range(2)]
+    (store,) = [name for name in one.path.parent.names() if name.startswith(CODES)]
+    one.path.rmtree()
+    submit(home, SPEC)
+    assert kept(two) == {"train.py": b"submitted"} and len((two.path.parent / store).names()) == 1
+    two.path.rmtree()
+    submit(home, SPEC)
+    assert store not in two.path.parent.names()
 
 
 def test_where_files_can_have_one_name_only_each_job_has_a_copy(home, work, monkeypatch):

@@ -46,7 +46,7 @@ def run(home, folder, *, at_s, stopped_s, outcome=State.SUCCEEDED, use=None, **c
 def fail_once(home, folder, *, at_s, stopped_s):
     failure = FirstFailure(reason="h2: GPU 1: Xid 79", rank=3, host="h2", exit_code=137, kind="xid")
     return run(home, folder, at_s=at_s, stopped_s=stopped_s, outcome=State.QUEUED, first_failure=failure,
-               restart=Restart(at_s=stopped_s + 10, attempt=2, of=3), reason=failure.reason, exit_code=137)  # fmt: skip
+               restart=Restart(at_s=stopped_s + 10, attempt=2, of=3), reason=failure.reason)  # fmt: skip
 
 
 def uses(*percents):

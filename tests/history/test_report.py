@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.history import store
-from gpurun.history.report import COLUMNS_SHOWN, accounts, page
+from gpurun.history.report import COLUMNS_SHOWN, accounts, report_page
 from gpurun.history.row import HistoryRow
 from gpurun.history.store import HistorySource, Wanted
 
@@ -90,7 +90,7 @@ class Reader(HTMLParser):
 def test_the_page_has_no_script_and_asks_no_network(hostile):
     names = ("user", "pool", "project", "name", "generation", "outcome", "cause", "cause_host", "slow_host", "sparks")
     first = row(1, 10.0, 100.0, 8, use_percent=5.0, slow_rank=1, slow_percent=1.0, **dict.fromkeys(names, hostile))
-    text = page(made_of([first, row(2, 5.0, 50.0, 1)], capacity=16))
+    text = report_page(made_of([first, row(2, 5.0, 50.0, 1)], capacity=16))
     reader = Reader()
     reader.feed(text)
     assert reader.tags <= {

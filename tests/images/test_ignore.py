@@ -1,5 +1,6 @@
 """Against git itself: what it ignores is left out, everything else is not."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -100,3 +101,9 @@ def test_without_git_and_without_a_repository(tmp_path, monkeypatch):
     make(tmp_path, ["a", "b.pyc", ".git/config", "sub/.git/config"])
     (tmp_path / ".gitignore").write_text("*.pyc\n")
     assert we_say(tmp_path) == {"a", ".gitignore"}
+
+
+def test_a_pipe_in_the_place_of_an_ignore_file_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / ".gitignore")
+    (tmp_path / "train.py").touch()
+    assert [path for path, _ in Walk(tmp_path).entries()] == [".gitignore", "train.py"]

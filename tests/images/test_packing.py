@@ -1,13 +1,15 @@
 import os
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
-from gpurun.content.relay import GAIN, MEASURE_S, WARM_UP_S, PackingSample, PackingTrial, promises
+from gpurun.content.seats import NOT_TRIED, SLOW_BYTES_S, Packing, pack
 from gpurun.node.agent.frames import OpError
-from gpurun.node.transfer.spool import CHUNK, Packing, Remembered, pack, unpack_bytes
+from gpurun.node.transfer.spool import CHUNK, Remembered, unpack_bytes
 
 MIB = 1 << 20
+LINK = SLOW_BYTES_S / 2
 
 
 def test_what_shrinks_is_packed_and_what_does_not_is_not():
@@ -38,58 +40,37 @@ def test_a_host_remembers_the_last_packs_only():
 
 def test_the_head_packs_each_chunk_once_and_only_while_it_is_on(monkeypatch):
     made = []
-    monkeypatch.setattr("gpurun.node.transfer.spool.pack", lambda piece: made.append(1) or b"packed")
+    monkeypatch.setattr("gpurun.content.seats.pack", lambda piece: made.append(1) or b"packed")
     head = Packing()
     assert head.get(OneBlob, 0, b"x") is None
-    head.on = True
+    head.link_bytes_s = SLOW_BYTES_S
+    assert head.get(OneBlob, 0, b"x") is None
+    head.link_bytes_s = LINK
     assert head.get(OneBlob, 0, b"x") == head.get(OneBlob, 0, b"x") == b"packed" and len(made) == 1
 
 
-@pytest.mark.parametrize(
-    ("ratio", "pack_rate", "link", "worth"),
-    [
-        (0.5, 70 * MIB, 10 * MIB, True),
-        (0.5, 70 * MIB, 100 * MIB, False),  # the link is faster than packing
-        (0.95, 70 * MIB, 10 * MIB, False),  # it hardly shrinks
-        (0.5, 12 * MIB, 10 * MIB, False),  # this machine is slow
-    ],
-)
-def test_when_it_promises_anything(ratio, pack_rate, link, worth):
-    assert promises(PackingSample(ratio, pack_rate), link) is worth
-    assert promises(None, link) is False
+@pytest.mark.parametrize(("took_s", "packed"), [(0.0, None), (2 * CHUNK / LINK, b"packed")])
+def test_after_a_chunk_that_hardly_shrinks_or_takes_long_the_next_ones_are_not_tried(monkeypatch, took_s, packed):
+    clock, tried = [0.0], []
+
+    def slow(piece):
+        tried.append(clock[0])
+        clock[0] += took_s
+        return packed
+
+    monkeypatch.setattr("gpurun.content.seats.pack", slow)
+    monkeypatch.setattr("gpurun.content.seats.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    head = Packing()
+    head.link_bytes_s = LINK
+    found = [head.get(OneBlob, index, bytes(CHUNK)) for index in range(2 * NOT_TRIED + 3)]
+    assert len(tried) == 3
+    assert [index for index, one in enumerate(found) if one] == (
+        [0, NOT_TRIED + 1, 2 * NOT_TRIED + 2] if packed else []
+    )
 
 
-def drive(rates, found, left=1 << 40):
-    """A transfer at so many bytes a second while packing is (off, on); what was switched."""
-    clock, switched, everywhere = [0.0], [], [0.0]
-    trial = PackingTrial(switched.append, lambda: found, lambda: clock[0])
-    for _ in range(200):
-        clock[0] += 0.05
-        everywhere[0] += 0.05 * rates[bool(switched and switched[-1])]
-        trial.step(int(everywhere[0] / 4), int(everywhere[0]), left)
-    return switched
-
-
-def test_it_stays_on_where_hosts_receive_faster():
-    assert drive((40 * MIB, 70 * MIB), PackingSample(0.5, 70 * MIB)) == [True, True]
-
-
-def test_it_is_switched_off_for_good_where_they_do_not():
-    assert drive((40 * MIB, 40 * MIB * (GAIN - 0.1)), PackingSample(0.5, 70 * MIB)) == [True, False]
-
-
-def test_it_is_never_tried_where_it_promises_nothing():
-    assert drive((40 * MIB, 80 * MIB), PackingSample(0.97, 70 * MIB)) == []
-    assert drive((40 * MIB, 80 * MIB), None) == []
-
-
-def test_it_is_never_tried_when_little_is_left():
-    assert drive((40 * MIB, 80 * MIB), PackingSample(0.5, 70 * MIB), left=100 * MIB) == []
-
-
-def test_a_short_transfer_is_left_alone():
-    switched = []
-    trial = PackingTrial(switched.append, lambda: PackingSample(0.1, 70 * MIB), lambda: 0.0)
-    for _ in range(50):
-        trial.step(1, 4, 1 << 40)
-    assert switched == [] and WARM_UP_S + MEASURE_S >= 1.5
+def test_chunks_that_shrink_quickly_are_all_compressed(monkeypatch):
+    monkeypatch.setattr("gpurun.content.seats.time", SimpleNamespace(monotonic=lambda: 1.0))
+    head = Packing()
+    head.link_bytes_s = LINK
+    assert all(head.get(OneBlob, index, bytes(CHUNK)) for index in range(NOT_TRIED))

@@ -5,12 +5,12 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from waiting import LIMIT_S
 
-from gpurun.content import relay as packing
 from gpurun.content.chain import Want, chain, star
 from gpurun.content.relay import DamagedBlob, Relay
 from gpurun.content.seats import Options, make_certificate
@@ -380,7 +380,7 @@ def test_packed_chunks_arrive_as_they_were(hosts, store, direct):
     stored = [store.put([os.urandom(1000) * 3000 + os.urandom(2 * MIB)])]
     names = ["h0", "h1", "h2"]
     relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, direct=direct)
-    relay.seats.packing.on = True
+    relay.seats.packing.link_bytes_s = 1.0
     run(relay, stored)
     assert all(spooled(hosts, name, stored[0]) == stored[0].path.read_bytes() for name in names)
     if direct:
@@ -388,20 +388,41 @@ def test_packed_chunks_arrive_as_they_were(hosts, store, direct):
     relay.close()
 
 
-def test_packing_is_found_to_pay_on_a_slow_link(hosts, store, monkeypatch):
-    """How much faster the hosts must receive is `PackingTrial`'s to judge: here a busy machine makes that any rate."""
-    for name, value in {"MEASURE_S": 3.0, "MIN_LEFT_S": 0.0, "GAIN": 0.0}.items():
-        monkeypatch.setattr(packing, name, value)
-    stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(80))]
+def paced(hosts, store, rate_bytes_s, *, seconds):
+    """Send what shrinks by half to two hosts, at that rate until it is compressed."""
+    count = int(rate_bytes_s * seconds / CHUNK)
+    stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(count))]
     names = ["h0", "h1"]
     relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored)
-    relay.seats._pace = Pace(MIB)
+    relay.seats._pace = Pace(rate_bytes_s)
 
     def hurry():
         if relay.seats.packing.on:
             relay.seats.server._pace = Pace(None)
 
     run(relay, stored, each_step=hurry)
-    assert relay.seats.packing.on
-    assert relay.sent_bytes < 0.8 * stored[0].size  # at a given rate, fewer bytes are less time
+    relay.close()
+    assert all(relay.lanes[f"0/{name}"].received == stored[0].size for name in names)
+    return relay.seats.packing.on, relay.sent_bytes / stored[0].size
+
+
+def test_what_a_slow_link_sends_is_compressed(hosts, store):
+    was_on, sent = paced(hosts, store, MIB, seconds=20.0)
+    assert was_on and sent < 0.8  # at a given rate, fewer bytes are less time
+
+
+def test_what_a_fast_link_sends_is_not(hosts, store, monkeypatch):
+    monkeypatch.setattr("gpurun.content.seats.SLOW_BYTES_S", MIB / 4)  # a busy machine may be that slow
+    assert paced(hosts, store, MIB, seconds=4.0) == (False, 1.0)
+
+
+def test_when_the_first_host_was_slow_and_not_the_link_nothing_more_is_compressed(hosts, store):
+    stored = [store.put([os.urandom(MIB)])]
+    relay = relay_of(hosts.fleet("h0", "h1"), all_of(["h0", "h1"], stored), stored)
+    relay.seats.packing.link_bytes_s = 1.0
+    lanes = list(relay.lanes.values())
+    relay._demote(lanes[1], lanes, replace(lanes[1].pace(lanes), upstream="h0"))
+    assert relay.seats.packing.on, "the second host says nothing about the head's link"
+    relay._demote(lanes[0], lanes, lanes[0].pace(lanes))
+    assert not relay.seats.packing.on
     relay.close()

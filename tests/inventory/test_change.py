@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import stat
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -259,8 +260,26 @@ def test_a_damaged_record_is_named(file: InventoryFile, path: Path) -> None:
     record.plain.write_text("{")
     with pytest.raises(StateError, match=r"000001\.json"):
         file.undo(ME)
-    with pytest.raises(StateError, match=r"000001\.json"):
+    with pytest.raises(StateError, match=r"000001\.json") as refused:
         file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME)
+    run_hint(refused.value)
+    assert file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME) is not None
+
+
+def test_a_damaged_text_is_named(file: InventoryFile, path: Path) -> None:
+    change = file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
+    assert change is not None
+    (file.history.folder / "texts" / change.after).plain.write_text("?")
+    path.write_text(path.read_text() + "# by hand\n")
+    with pytest.raises(StateError, match="text of the inventory is damaged") as refused:
+        file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME)
+    run_hint(refused.value)
+    assert file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME) is not None
+
+
+def run_hint(error: StateError) -> None:
+    """Run the command between backticks."""
+    subprocess.run((error.hint or "").split("`")[1], shell=True, check=True)
 
 
 def test_a_history_that_cannot_be_kept_keeps_the_file(path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S
 
+from gpurun.content.workdir import Code
 from gpurun.errors import StateError
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
@@ -194,6 +195,46 @@ def test_what_a_killed_submission_leaves_is_removed(store, count):
         assert done.returncode == -signal.SIGKILL, done.stderr
     assert points > 6
     assert left(store) == whole
+
+
+CREATE_WITH_CODE = CREATE.replace(
+    "JobStore(Path", "from gpurun.content import tree, workdir\ncode = tree.scan(Path(sys.argv[3]))\n"
+    "specs = [JobSpec('n', 'i', 1, ('true',), workdir=sys.argv[3], code=code.digest)] * int(sys.argv[2])\n"
+    "codes = {code.digest: lambda path: workdir.CodeStore(Path(sys.argv[1])).add(path, code)}\nJobStore(Path",
+).replace("now_s=1.0", "now_s=1.0, codes=codes")  # fmt: skip
+
+
+@pytest.mark.parametrize("has_code", [False, True], ids=["new code", "stored code"])
+def test_a_killed_submission_of_code_harms_no_job_and_leaves_no_code(store, tmp_path, monkeypatch, has_code):
+    """Killed at every fault point in turn; the code of all jobs is whole then, and goes with them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_bytes(os.urandom(100_000))
+    argv = [sys.executable, "-c", CREATE_WITH_CODE, str(store.home), "2", str(tmp_path / "work")]
+    if has_code:
+        subprocess.run(argv, check=True)
+    before, points = left(store), 0
+    while True:
+        points += 1
+        environ = {**os.environ, "GPURUN_FAULT": f"command:{points}"}
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True)
+        store.sweep(now_s=time.time() + LONG_AFTER_S)
+        jobs, marks = left(store)
+        assert set(jobs) - set(store.codes()) == set(marks), done.stderr
+        for job_id in marks:
+            if digest := store.get(job_id).spec().code:
+                code = Code(store.get(job_id).code)
+                code.compare(code)
+                assert code.digest == digest
+        for job_id in set(marks) - set(before[1]):
+            shutil.rmtree((store.folder / job_id).plain)
+            store.retire(job_id)
+        store.sweep(now_s=time.time() + LONG_AFTER_S)
+        assert left(store) == before, done.stderr
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert points > 6
 
 
 def test_what_is_still_being_made_stays(store, monkeypatch):

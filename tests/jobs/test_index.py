@@ -85,7 +85,7 @@ def test_every_field_comes_back(jobs, read):
         id="", name="n", owner="me", owner_uid=os.getuid(), inventory="/i", gpus=3, state=State.QUEUED,
         submitted_s=1.5, queued_s=2.5, pool="p", priority=7, outcome=State.FAILED, ladder=True, reached="files",
         attempt=2, restarts=1, granted=(Grant("h1", (0, 2)),), granted_s=3.0, started_s=4.0, checkpoint_s=5.0,
-        ended_s=6.0, reason="r\n", exit_code=137, code=1, avoid=("h9",),
+        ended_s=6.0, reason="r\n", code=1, avoid=("h9",),
         first_failure=FirstFailure("it", 0, "h1", 1, ("a",), "rank", "Xid", True), restart=Restart(9.0, 2, 3),
         setback=Setback(1, "rank", "", 0, 1, None, 2.0), boot=head_clock().boot.id, boot_s=head_clock().boot.began_s,
     )  # fmt: skip

@@ -54,7 +54,8 @@ def finish(cluster: Cluster, job: str, state: str, code: int | None = None) -> d
     until(lambda: cluster.record(job)["ended_s"] is not None, lambda: cluster.record(job), every_s=LOOK_S)
     found = cluster.record(job)
     assert found["state"] == state, (found["reason"], cluster.log(job)[-3000:])
-    assert code is None or found["exit_code"] == code, (found["reason"], cluster.log(job)[-3000:])
+    ended_with = found["first_failure"]["exit_code"] if found["first_failure"] else 0
+    assert code is None or ended_with == code, (found["reason"], cluster.log(job)[-3000:])
     return found
 
 

@@ -7,6 +7,7 @@ Horovod, and a crash should take seconds. `tests/lab/test_crashes.py` takes a sa
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import Cluster
+from cluster import TINY, Cluster
 from faulting import kill_supervisor
 from stand_in import TAKE_COMMAND
 
@@ -28,6 +29,7 @@ from gpurun.leases.look import WaiterLocks
 from gpurun.leases.store import LeaseStore
 from gpurun.node.agent.processes import list_processes
 from gpurun.state.hosts import Cordon, Cordons
+from gpurun.studies.store import SweepStore
 
 IMAGE = "gpurun/crashtest:3"
 LINES = 8
@@ -197,6 +199,46 @@ def cancel_of_a_queued_job_dies(cluster: Cluster, point: int) -> Crash:
     return Crash(told(done.err))
 
 
+REPORTS = """
+import gpurun_runtime as gpurun
+for step in range(4):
+    gpurun.report(step, images_per_s=10.0, accuracy=0.5)
+"""
+PROGRAM = ("--image", TINY, "--launcher", "tasks", "--name", "curve")
+
+
+def campaign_dies(cluster: Cluster, point: int) -> Crash:
+    """The next command continues a killed campaign: each run is measured, by one job."""
+    sizes = ("scale", "-i", str(cluster.inventory), "--gpus", "1,2", "--repeat", "2", "--json")
+    measure = (*sizes, *PROGRAM, "--", "python3", "-c", REPORTS)
+    with fault(cluster, "command", point):
+        killed = cluster.gpurun(*measure)
+    done = cluster.gpurun(*measure)
+    assert done.code == 0, done.err
+    runs = json.loads(done.out)["runs"]
+    assert [(run["gpus"], run["run"], run["outcome"]) for run in runs] == [
+        (gpus, number, "measured") for number in (1, 2) for gpus in (1, 2)
+    ]
+    assert {run["job"] for run in runs} == set(JobStore(cluster.home).ids()) and len({run["job"] for run in runs}) == 4
+    return Crash(told(killed.err))
+
+
+def conductor_dies(cluster: Cluster, point: int) -> Crash:
+    """The next conductor continues a killed sweep: each trial ends, by one job."""
+    begin = ("sweep", "-i", str(cluster.inventory), "-n", "1", "--grid", "lr=1,2,3", "--metric", "accuracy:max")
+    with fault(cluster, "conductor", point):
+        ident = cluster.gpurun(*begin, *PROGRAM, "--", "python3", "-c", REPORTS).out.strip()
+        folder, deadline = SweepStore(cluster.home).get(ident), time.monotonic() + DEADLINE_S
+        while folder.is_conducted() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    while not (found := json.loads(cluster.gpurun("sweep", "status", ident, "--json").out))["done"]:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+    assert found["counts"]["complete"] == 3, found
+    assert {trial["job"] for trial in found["trials"]} == set(JobStore(cluster.home).ids()), found
+    return Crash(told(Path(str(folder.lock)).read_text()))
+
+
 def recover_dies(cluster: Cluster, point: int) -> Crash:
     """A recover that dies during an adoption leaves an adopted job, or an orphan that the next command adopts."""
     return _adopter_dies(cluster, point, "recover")
@@ -287,6 +329,8 @@ SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
     "recover": recover_dies,
     "status": status_dies,
     "waiter": waiter_dies,
+    "campaign": campaign_dies,
+    "conductor": conductor_dies,
 }
 
 

@@ -26,6 +26,8 @@ SAMPLE = {
     "cancel of a queued job": (2,),
     "recover": (1,),
     "waiter": (5,),
+    "campaign": (12,),
+    "conductor": (7,),
 }
 
 

@@ -213,4 +213,4 @@ def test_a_program_that_fails_everywhere_is_not_started_again(cluster):
     bad = cluster.submit(*flags, command=("sh", "-c", "exit 7"))
     assert bad.code == 1, bad.err
     found = cluster.record(bad.out.split()[0])
-    assert (found["state"], found["restarts"], found["exit_code"]) == ("FAILED", 0, 7)
+    assert (found["state"], found["restarts"], found["first_failure"]["exit_code"]) == ("FAILED", 0, 7)

@@ -311,7 +311,7 @@ def test_a_rank_outgrows_the_memory_limit_of_its_container(cluster, tmp_path):
     story = tell(cluster, job, "a rank outgrew its container's memory limit", since)
     found = cluster.record(job)
     assert (story.state, story.restarts) == ("FAILED", 0), found["reason"]
-    assert found["exit_code"] == 128 + signal.SIGKILL
+    assert found["first_failure"]["exit_code"] == 128 + signal.SIGKILL
     assert (found["first_failure"]["rank"], found["first_failure"]["host"]) == (1, victim), found["first_failure"]
 
 

@@ -192,6 +192,6 @@ def test_the_traceback_of_the_rank_that_failed_first_is_in_the_report(cluster):
     found = finish(cluster, job, "FAILED")
     failure = found["first_failure"]
     assert (failure["rank"], failure["host"]) == (1, hosts_of(found)[1])
-    assert found["exit_code"] in (1, 134), "now and then PyTorch's threads abort a process that exits"
+    assert found["first_failure"]["exit_code"] in (1, 134), "now and then PyTorch's threads abort a process that exits"
     assert any(line.endswith("ValueError: no such layer, 2 ranks") for line in failure["excerpt"]), failure
     assert any("Traceback (most recent call last)" in line for line in failure["excerpt"])

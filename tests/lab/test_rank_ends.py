@@ -251,7 +251,8 @@ def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluste
     cluster.gpurun("wait", *jobs.values(), timeout_s=400)
     for rank, job in jobs.items():
         found = cluster.record(job)
-        assert (found["state"], found["exit_code"], found["first_failure"]["rank"]) == ("FAILED", 37, rank), found
+        failure = found["first_failure"]
+        assert (found["state"], failure["exit_code"], failure["rank"]) == ("FAILED", 37, rank), found
         lines = cluster.log(job).splitlines()
         (failed_s,) = [float(line.split()[-1]) for line in lines if "fails at" in line]
         told_s = [float(line.split()[-1]) - failed_s for line in lines if "told at" in line]

@@ -16,7 +16,7 @@ from faulting import kill_supervisor, wait_until
 from waiting import until
 
 from gpurun.lab.process import NoSuchLab
-from gpurun.studies.sweep_store import SweepStore
+from gpurun.studies.store import SweepStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("sweep")]
 

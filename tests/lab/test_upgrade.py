@@ -17,7 +17,7 @@ from faulting import kill_supervisor
 from waiting import until
 
 import gpurun
-from gpurun.studies.sweep_store import SweepStore
+from gpurun.studies.store import SweepStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("upgrade")]
 

@@ -17,6 +17,10 @@ IB = Fabric("ib", FabricKind.INFINIBAND, "ib0", hcas=("mlx5_0", "mlx5_1:2"), ser
 HOST = Host("gpu-r1-01", "r1", "pascal", 4, "roce25")
 
 
+def values(settings):
+    return {setting.name: setting.value for setting in settings.environment}
+
+
 def roce_port(*gids, state="ACTIVE", number=1):
     return HcaPort(number, state, "Ethernet", 25.0, gids=tuple(gids))
 
@@ -35,7 +39,7 @@ def roce_facts(*gids, **changes):
 
 def test_tcp_needs_no_probe_and_no_device():
     found = fabric_settings(TCP, HOST)
-    assert found.as_dict() == {
+    assert values(found) == {
         "NCCL_SOCKET_IFNAME": "=eno1",
         "HOROVOD_GLOO_IFACE": "eno1",
         "OMPI_MCA_btl_tcp_if_include": "eno1",
@@ -49,7 +53,7 @@ def test_tcp_needs_no_probe_and_no_device():
 
 def test_roce_from_the_inventory_alone():
     found = fabric_settings(ROCE, HOST)
-    assert found.as_dict() == {
+    assert values(found) == {
         "NCCL_SOCKET_IFNAME": "=ens1f0",
         "HOROVOD_GLOO_IFACE": "ens1f0",
         "OMPI_MCA_btl_tcp_if_include": "ens1f0",
@@ -64,7 +68,7 @@ def test_roce_from_the_inventory_alone():
 
 
 def test_infiniband_never_gets_a_gid_index():
-    found = fabric_settings(IB, HOST).as_dict()
+    found = values(fabric_settings(IB, HOST))
     assert found["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1:2"
     assert found["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:2"
     assert (found["NCCL_IB_SL"], found["UCX_IB_SL"]) == ("3", "3")
@@ -75,7 +79,7 @@ def test_infiniband_never_gets_a_gid_index():
 def test_nothing_that_the_documentation_warns_against(fabric):
     found = fabric_settings(fabric, HOST)
     assert "--privileged" not in found.docker_flags
-    names = found.as_dict()
+    names = values(found)
     assert not {"NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_CUDA_SUPPORT", "OMPI_MCA_pml"} & set(names)
     assert len(names) == len(found.environment)
     assert all(setting.reason and setting.source for setting in found.environment)
@@ -83,18 +87,18 @@ def test_nothing_that_the_documentation_warns_against(fabric):
 
 def test_the_gid_index_is_always_set_where_the_probe_knows_it():
     """An image's NCCL_VERSION is its base's; the NCCL that PyTorch brings may be older and then takes index 0."""
-    found = fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL, V1_IPV4, V2_IPV4)).as_dict()
+    found = values(fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL, V1_IPV4, V2_IPV4)))
     assert found["NCCL_IB_GID_INDEX"] == "3"
     assert "UCX_IB_GID_INDEX" not in found  # UCX finds an IPv4 RoCE v2 entry itself
 
 
 def test_link_local_only_needs_the_index_in_every_version():
-    found = fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL)).as_dict()
+    found = values(fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL)))
     assert found["NCCL_IB_GID_INDEX"] == found["UCX_IB_GID_INDEX"] == "1"
 
 
 def test_ipv6_only():
-    found = fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL, Gid(5, "2001:db8::1", "RoCE v2", "ens1f0"))).as_dict()
+    found = values(fabric_settings(ROCE, HOST, roce_facts(V1, V2_LOCAL, Gid(5, "2001:db8::1", "RoCE v2", "ens1f0"))))
     assert found["NCCL_IB_GID_INDEX"] == "5"
     assert "NCCL_IB_ADDR_FAMILY" not in found
 
@@ -111,14 +115,14 @@ def test_ports_that_need_different_indices_leave_the_choice_to_nccl_that_can_mak
     ports = [roce_port(Gid(index, address, "RoCE v2")) for index, address in zip((3, 5), addresses, strict=True)]
     hcas = tuple(Hca(f"mlx5_{at}", (port,), uverbs=f"uverbs{at}") for at, port in enumerate(ports))
     facts = roce_facts(hcas=hcas, infiniband_nodes=("rdma_cm", "uverbs0", "uverbs1"))
-    found = fabric_settings(dataclasses.replace(ROCE, hcas=()), HOST, facts).as_dict()
+    found = values(fabric_settings(dataclasses.replace(ROCE, hcas=()), HOST, facts))
     assert {name: value for name, value in found.items() if "GID" in name or "FAMILY" in name} == told
 
 
 def test_a_vlan_in_front_of_the_fabrics_own_gid_needs_the_index():
     vlan = Gid(3, "::ffff:10.9.0.1", "RoCE v2", "ens1f0.9")
     facts = roce_facts(V1, vlan, dataclasses.replace(V2_IPV4, index=5))
-    assert fabric_settings(ROCE, HOST, facts).as_dict()["NCCL_IB_GID_INDEX"] == "5"
+    assert values(fabric_settings(ROCE, HOST, facts))["NCCL_IB_GID_INDEX"] == "5"
 
 
 def test_the_inventorys_index_beats_the_probe():
@@ -130,7 +134,7 @@ def test_the_inventorys_index_beats_the_probe():
 
 def test_a_probed_hca_gets_its_own_device_nodes_only():
     found = fabric_settings(ROCE, HOST, roce_facts(V2_IPV4))
-    assert found.as_dict()["NCCL_IB_HCA"] == "=mlx5_0:1"
+    assert values(found)["NCCL_IB_HCA"] == "=mlx5_0:1"
     devices = [found.docker_flags[at + 1] for at, flag in enumerate(found.docker_flags) if flag == "--device"]
     assert devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
 
@@ -168,7 +172,7 @@ def test_every_job_of_a_host_gets_all_its_rails_and_no_nic_for_storage():
     found = fabric_settings(
         dataclasses.replace(IB, hcas=()), HOST, dataclasses.replace(facts, hcas=(*facts.hcas, storage))
     )
-    assert found.as_dict()["NCCL_IB_HCA"] == "=mlx5_1:1,mlx5_10:1"
+    assert values(found)["NCCL_IB_HCA"] == "=mlx5_1:1,mlx5_10:1"
 
 
 def test_a_dead_port_leaves_the_others():
@@ -176,12 +180,12 @@ def test_a_dead_port_leaves_the_others():
     dead = dataclasses.replace(facts.hcas[0], ports=(HcaPort(1, "DOWN", "InfiniBand"),))
     facts = dataclasses.replace(facts, hcas=(dead, facts.hcas[1]))
     fabric = dataclasses.replace(IB, hcas=("mlx5_1", "mlx5_10"))
-    assert fabric_settings(fabric, HOST, facts).as_dict()["NCCL_IB_HCA"] == "=mlx5_10:1"
+    assert values(fabric_settings(fabric, HOST, facts))["NCCL_IB_HCA"] == "=mlx5_10:1"
 
 
 def test_no_working_port_keeps_the_inventorys_so_that_nccl_fails_loudly():
     facts = roce_facts(V2_IPV4, hcas=(Hca("mlx5_0", (roce_port(state="DOWN"),)),))
-    found = fabric_settings(ROCE, HOST, facts).as_dict()
+    found = values(fabric_settings(ROCE, HOST, facts))
     assert (found["NCCL_IB_HCA"], found["NCCL_NET"]) == ("=mlx5_0", "IB")
 
 

@@ -15,7 +15,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import NAMES, settled
 from gpurun.launch.launchers.direct import JAX, TASKS, TORCHRUN, environment
 from gpurun.launch.launchers.launcher import seats_of
-from gpurun.supervisor.log import Seating
+from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.decide import GangSeen
 
 EACH = replace(GANG, one_per_host=True)

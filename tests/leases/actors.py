@@ -20,6 +20,7 @@ from waiting import LIMIT_S, until
 
 from gpurun import faults
 from gpurun.errors import GpurunError
+from gpurun.head.spawn import Head
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import Allocator, mark_granted
@@ -33,6 +34,12 @@ fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {h1: {}}}}
 """
 IMPORTED_FROM = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "lab")]
+
+
+def finish_interrupted(home: Path) -> None:
+    """What each command of this user does first for jobs that have ended without a record."""
+    head = Head(home)
+    head.finish_interrupted(head._own(*head.live_jobs()))
 
 
 class Zygote:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from actors import finish_interrupted
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.head.spawn import Head
@@ -110,10 +111,10 @@ def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable
     leases = LeaseStore(home)
     leases.second_name(folder.id).plain.write_bytes(b"{")  # both names are of one file
     leases.path(folder.id).unlink()
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert folder.record().state is State.PREPARING
     lock.close()
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert folder.record().state is State.FAILED
 
 
@@ -210,7 +211,7 @@ def test_a_supervisor_that_lives_on_without_its_lease_does_not_undo_the_end_that
     LeaseStore(home).second_name(folder.id).unlink()
     job = SupervisedJob(home, lease, lock)
     job.amend(uncut=("h1",))
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert folder.record().state is State.FAILED
     with pytest.raises(StateError, match="another process has changed the job: the job's state is now FAILED"):
         job.amend(uncut=())

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from actors import finish_interrupted
 from forked import PopenOfCode
 from how_many import count, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import StateError
-from gpurun.head.spawn import Head
 from gpurun.jobs.record import CancelRequest, State
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.store import JobStore
@@ -131,13 +131,13 @@ def test_looking_for_orphans_is_quick_while_many_run(home):
 def test_a_job_whose_lease_was_discarded_ends(home):
     folder = submit(home, 2)
     ((_, lock),) = Allocator(home).run_pass(now_s=2.0).granted
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert folder.record().state is State.GRANTED
     LeaseStore(home).path(folder.id).plain.write_bytes(b"{")
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert folder.record().state is State.GRANTED
     LeaseStore(home).release(lock)
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
     assert "somebody removed the job's lease" in folder.record().reason
 
@@ -190,7 +190,7 @@ def test_a_damaged_request_fails_no_pass_and_ends_no_job(home, damage):
     assert [Path(problem.where) for problem in done.problems] == [(folder.path / "cancel.json").plain]
     assert not any(running.stopping for running in next(iter(done.snapshots.values())).running)
     assert {folder.record().state, other.record().state} == {State.GRANTED}
-    Head(home).finish_interrupted(Head(home).own_jobs())
+    finish_interrupted(home)
     assert "damaged" in folder.events.read_text()
     assert Allocator(home).run_pass(now_s=6.0).problems == ()
     first.close()

@@ -17,11 +17,11 @@ from pathlib import Path
 import actors
 import hypothesis.strategies as st
 import pytest
+from actors import finish_interrupted
 from how_many import count
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpurun.head.spawn import Head
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -259,7 +259,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.discarded.add(name.partition(".")[0])
             del self.damaged[name]
         if not self.damaged:
-            Head(self.home).finish_interrupted(Head(self.home).own_jobs())
+            finish_interrupted(self.home)
 
     def _drain(self) -> None:
         for actor in list(self.held):
@@ -279,7 +279,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.letting_go.add(name.partition(".")[0])
                 last.ask("release", name=name, again=False)
                 self._settle(last, f"release {name}")
-            Head(self.home).finish_interrupted(Head(self.home).own_jobs())
+            finish_interrupted(self.home)
         assert self._read() == {}
         for job in self.acknowledged | {whole}:
             state = self.jobs.get(job).record().state

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from actors import finish_interrupted
 from waiting import LIMIT_S
 
 from gpurun.errors import StateError
@@ -315,7 +316,7 @@ class TestARemovedLeaseFile:
         folder, lease, lock = running
         lock.close()
         LeaseStore(home).path(folder.id).unlink()
-        Head(home).finish_interrupted(Head(home).own_jobs())
+        finish_interrupted(home)
         assert folder.record().state is State.PREPARING, "it has not been fenced"
         started = []
         monkeypatch.setattr(

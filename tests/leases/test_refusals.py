@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord, State
-from gpurun.leases.lease import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, next_try_s, refused_gpus, remember
+from gpurun.leases.lease import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, active, next_try_s, remember
 from gpurun.msgspec_types import ready
 
 BOB = GpuHolder((2, 3), "j-0000000b", 1, "bob", 1002, "head-2")
@@ -18,6 +19,14 @@ def record(uid: int = 1000, refusals: tuple[HostRefusal, ...] = ()) -> JobRecord
         id="j-0000000a", name="a", owner="alice", owner_uid=uid, inventory="/i.yaml", gpus=2, state=State.QUEUED,
         submitted_s=0.0, queued_s=0.0, refusals=refusals,
     )  # fmt: skip
+
+
+def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
+    """Host → GPUs that this user's gangs must not use now."""
+    found: dict[str, set[int]] = {}
+    for refusal in active(records, uid, now_s):
+        found.setdefault(refusal.host, set()).update(refusal.holder.gpus)
+    return {host: tuple(sorted(gpus)) for host, gpus in sorted(found.items())}
 
 
 def test_a_refused_gpu_counts_as_taken_for_a_few_seconds():

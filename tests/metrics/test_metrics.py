@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import stat
 import threading
 import urllib.error
@@ -16,14 +17,16 @@ from ended_jobs import fail_once, run, submit, uses
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpurun import metrics
+from gpurun.cli.serve import FRESH_S, address_of
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.folder import write_use
 from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant
 from gpurun.leases.look import Cluster
-from gpurun.metrics import MetricFamily, Scraped, address_of, exposition, measure_all, server, write_textfile
+from gpurun.metrics import FAMILIES, MOST_LABEL_CHARS, Metrics, measure_all, write_textfile
 from gpurun.state.hosts import Machine, Machines, Out
+from gpurun.views.loopback import Remade, scrapes, server
 
 INVENTORY = """\
 version: 1
@@ -54,7 +57,7 @@ def home(tmp_path, monkeypatch):
 
 
 def text(home, now_s=1000.0):
-    return exposition(measure_all(Cluster(load_inventory(home / "inventory.yaml"), home), now_s=now_s))
+    return measure_all(Cluster(load_inventory(home / "inventory.yaml"), home), now_s=now_s).text()
 
 
 def test_what_is_told(home):
@@ -128,8 +131,21 @@ def test_no_text_of_a_job_is_a_line_of_its_own(home):
     assert not [
         line for line in found.splitlines() if not line.startswith(("gpurun_", "# HELP gpurun_", "# TYPE gpurun_"))
     ]
-    family = MetricFamily("x", "gauge", "h", ("a",), {('\\"\n',): float("inf")})
-    assert exposition([family]).splitlines()[2] == r'x{a="\\\"\\n"} NaN'
+    metrics = Metrics()
+    metrics.add("gpurun_hosts", float("inf"), '\\"\n')
+    assert metrics.text().splitlines()[2] == r'gpurun_hosts{state="\\\"\\n"} NaN'
+    assert not any("\\" in family.help for family in FAMILIES.values()), "a help with one would have to be escaped"
+
+
+@pytest.mark.parametrize("pair", [("\x1b", "\\x1b"), ("x" * MOST_LABEL_CHARS, "x" * (MOST_LABEL_CHARS + 1))])
+def test_labels_that_look_the_same_are_one_sample(pair):
+    """node_exporter refuses a file that has a sample twice."""
+    metrics = Metrics()
+    for cause in pair:
+        metrics.add("gpurun_failures_total", 1, cause)
+        metrics.put("gpurun_gpu_utilization_ratio", 0.5, cause, "", "")
+    samples = [sample for family in text_string_to_metric_families(metrics.text()) for sample in family.samples]
+    assert [sample.value for sample in samples] == [0.5, 2]
 
 
 def test_a_reader_of_the_format_finds_every_family_with_help_type_and_unit(home):
@@ -182,7 +198,7 @@ def serve():
     made = []
 
     def start(make):
-        one = server(("127.0.0.1", 0), Scraped(make))
+        one = server(("127.0.0.1", 0), scrapes(Remade(make, FRESH_S)))
         threading.Thread(target=one.serve_forever, daemon=True).start()
         made.append(one)
         return f"http://127.0.0.1:{one.server_port}"
@@ -212,6 +228,17 @@ def test_the_server_gives_metrics_and_nothing_else(serve):
         assert get(f"{url}{path}")[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "body"), [("HEAD", 200, b""), ("POST", 405, b"read"), ("X", 405, b"read")]
+)
+def test_the_server_only_reads(serve, method, status, body):
+    connection = socket.create_connection(("127.0.0.1", int(serve(lambda: "gpurun_x 1\n").rpartition(":")[2])), 10)
+    with connection:
+        connection.sendall(f"{method} /metrics HTTP/1.0\r\n\r\n".encode())
+        head, _, rest = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.split()[1] == str(status).encode() and body in rest and (method != "HEAD" or not rest)
+
+
 def test_a_scrape_that_fails_says_why(serve):
     def fail():
         raise StateError("the cordons are damaged")
@@ -227,7 +254,7 @@ def test_addresses():
         with pytest.raises(BadInput):
             address_of(wrong)
     with pytest.raises(BadInput, match="cannot listen"):
-        server(("203.0.113.1", 1), Scraped(str))
+        server(("203.0.113.1", 1), scrapes(Remade(str, FRESH_S)))
 
 
 def test_while_a_lease_is_damaged_no_gpu_counts_as_leased_or_free(home):

@@ -13,7 +13,7 @@ from waiting import until
 from gpurun.content.seats import make_certificate
 from gpurun.node.transfer import blobs
 from gpurun.node.transfer.blobs import Server
-from gpurun.node.transfer.spool import Pace, Packing
+from gpurun.node.transfer.spool import Pace, Remembered
 
 ERRORS = [OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED)]
 
@@ -39,7 +39,7 @@ def server(monkeypatch):
     monkeypatch.setattr(blobs, "ACCEPT_AGAIN_S", 0.01)
     monkeypatch.setattr(Server, "_accept", lambda self: None)
     certificate = make_certificate()
-    made = Server("127.0.0.1", certificate.certificate, certificate.key, {}.get, Pace(None), Packing())
+    made = Server("127.0.0.1", certificate.certificate, certificate.key, {}.get, Pace(None), Remembered())
     monkeypatch.undo()
     monkeypatch.setattr(blobs, "ACCEPT_AGAIN_S", 0.01)
     yield made

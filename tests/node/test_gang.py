@@ -164,7 +164,7 @@ def test_an_engine_that_breaks_off_a_start_is_no_failure_of_the_job(monkeypatch,
         raise error
 
     monkeypatch.setattr(gang.docker, "exchange", exchange)
-    monkeypatch.setattr(gang.docker, "connect", lambda *_, **__: http.client.HTTPConnection("x"))
+    monkeypatch.setattr(gang.docker, "open_engine", lambda *_, **__: http.client.HTTPConnection("x"))
     with pytest.raises(OpError) as caught:
         gang.start(Call(1, lambda *_: None, False, b""), "c")
     assert caught.value.kind == kind

@@ -113,7 +113,7 @@ def test_who_comes_while_quotas_are_set_gets_one_too(engine, monkeypatch):
         set_quota(connection, container, quota_us)
 
     monkeypatch.setattr(neighbours, "_set_quota", slow)
-    connection = docker.connect(call())
+    connection = docker.open_engine(call())
     assert settle(connection) == {mine, *late}
     connection.close()
     assert [quota(engine, each) for each in (mine, *late)] == [250_000, 100_000]

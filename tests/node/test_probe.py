@@ -19,8 +19,9 @@ import gpurun
 from gpurun.facts import Hardware, hardware_from_document
 from gpurun.node import nvml
 from gpurun.node.agent import processes
+from gpurun.node.agent.frames import Call, Cancelled
+from gpurun.node.nvml_apart import NoAnswer, Nvml
 from gpurun.node.probe import facts, probe
-from gpurun.node.probe.probe import Died, TooSlow, ask_apart, items
 
 PLACE = Path(gpurun.__file__).parents[1]
 RUN = f"import sys; sys.path.insert(0, {str(PLACE)!r}); from gpurun.node.probe.probe import main; main()"
@@ -28,58 +29,163 @@ RUN = f"import sys; sys.path.insert(0, {str(PLACE)!r}); from gpurun.node.probe.p
 
 # -- a process of its own ----------------------------------------------------------------------------------
 
-
-def test_apart_answers():
-    assert ask_apart(lambda: {"a": [1, "ü\n"]}, LIMIT_S) == {"a": [1, "ü\n"]}
-
-
-def test_a_driver_that_hangs_costs_its_time_out_once():
-    with pytest.raises(TooSlow, match=r"0\.2 s"):
-        ask_apart(lambda: time.sleep(3600), 0.2)
-
-
-def test_a_driver_that_kills_its_process():
-    with pytest.raises(Died):
-        ask_apart(os.abort, LIMIT_S)
+HEALTHY = """
+class NVMLError(Exception):
+    value = 999
+class NVMLLibraryMismatchError(Exception):
+    pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 0
+def nvmlSystemGetCudaDriverVersion(): return 12040
+def nvmlSystemGetDriverVersion(): return b"550.54"
+"""
 
 
-def test_an_exception_is_named_with_its_place():
-    with pytest.raises(Died, match=r"ZeroDivisionError.*test_probe\.py:\d+"):
-        ask_apart(lambda: 1 / 0, LIMIT_S)
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Make processes that ask NVML import a module of these lines, behind those of a healthy driver without GPUs."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(lines=""):
+        (tmp_path / "pynvml.py").write_text(HEALTHY + lines)
+
+    return install
 
 
-def then_hang(value):
-    yield value
-    time.sleep(3600)
+FACTS = {"driver": "550.54", "cuda": "12.4", "gpus": []}
+HANGS = "import time\ndef nvmlDeviceGetCount(): time.sleep(3600)\n"
 
 
-def test_a_process_that_hung_in_a_driver_leaves_no_zombie_behind_the_next_question(monkeypatch):
-    kill, killed = os.kill, []
-    with monkeypatch.context() as driver:
-        driver.setattr(os, "kill", lambda pid, _: killed.append(pid))
-        with pytest.raises(TooSlow):
-            ask_apart(lambda: time.sleep(3600), 0.2)
-    (pid,) = killed
-    kill(pid, signal.SIGKILL)
+def test_one_process_answers_every_kind_of_question(driver):
+    driver()
+    with Nvml() as apart:
+        assert apart.ask_host("facts") == FACTS
+        assert apart.ask_host("sample") == {"gpus": []}
+        assert apart.ask([]) == {"gpus": []}
+        assert apart.ask_host("facts") == FACTS
+
+
+@pytest.mark.parametrize("what", ["facts", "sample"])
+def test_a_driver_that_hangs_costs_its_time_out_once(driver, what):
+    driver(HANGS)
+    began_s = time.monotonic()
+    with Nvml() as apart, pytest.raises(NoAnswer, match=r"hangs.*0\.5 s"):
+        apart.ask_host(what, timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - began_s < LIMIT_S
+
+
+def test_a_driver_that_hangs_hides_no_other_section_of_the_document(driver, monkeypatch):
+    driver(HANGS)
+    monkeypatch.setattr(Nvml.ask_host, "__defaults__", (0.5,))
+    found = probe.probe_document()
+    assert (found["gpus"], found["gpu_problem"]) == ([], "the NVIDIA driver hangs: NVML did not answer within 0.5 s")
+    assert found["hostname"] == socket.gethostname()
+
+
+def test_a_driver_that_kills_its_process(driver):
+    driver("import os\ndef nvmlDeviceGetCount(): os.abort()\n")
+    with Nvml() as apart, pytest.raises(NoAnswer, match="died"):
+        apart.ask_host("facts")
+
+
+@pytest.mark.parametrize("noise", ["print('loading')", "print('1')", "import os; os.write(1, b'no line')"])
+def test_what_a_library_prints_is_no_answer(driver, noise):
+    driver(f"{noise}\ndef nvmlDeviceGetCount():\n    {noise}\n    return 0\n")
+    with Nvml() as apart:
+        assert [apart.ask_host("facts"), apart.ask_host("sample")] == [FACTS, {"gpus": []}]
+
+
+def test_bytes_without_an_end_are_no_answer(driver):
+    driver("import os\ndef nvmlDeviceGetCount():\n    while True:\n        os.write(fd, b'x' * 99)\n"
+           "fd = next(n for n in range(3, 99) if os.path.exists(f'/proc/self/fd/{n}') and 'pipe' in "
+           "os.readlink(f'/proc/self/fd/{n}'))\n")  # fmt: skip
+    with Nvml() as apart, pytest.raises(NoAnswer, match="hangs"):
+        apart.ask_host("facts", timeout_s=2.0)
+
+
+def test_a_module_that_cannot_be_imported_is_named(driver):
+    driver("raise OSError('libnvidia-ml.so is damaged')\n")
+    with Nvml() as apart, pytest.raises(NoAnswer, match=r"reading NVML failed: OSError: libnvidia-ml\.so is damaged"):
+        apart.ask_host("facts")
+
+
+def test_an_exception_is_named_with_its_place(driver):
+    driver("def nvmlDeviceGetCount(): return 1 / 0\n")
+    with Nvml() as apart:
+        with pytest.raises(NoAnswer, match=r"reading NVML failed: ZeroDivisionError.*pynvml\.py:\d+"):
+            apart.ask_host("facts")
+        assert apart.ask([]) == {"gpus": []}, "the next question is answered all the same"
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+@pytest.mark.parametrize(("code", "said"), [(9, "no NVIDIA driver: x"), (12, "no NVIDIA driver: x"), (18, "NVML: x")])
+def test_what_nvml_refuses_is_told_as_it_is(driver, function, code, said):
+    driver(f"def {function}():\n    error = NVMLError('x')\n    error.value = {code}\n    raise error\n")
+    assert probe._gpus(probe.Roots()) == {"gpus": [], "gpu_problem": said}
+    call = Call(1, lambda *_: None, False, b"")
+    (sample,) = probe.sample(call)
+    assert (sample["gpus"], sample["problem"]) == ([], said)
+
+
+def test_a_host_without_pynvml_says_so(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(PLACE), *(each for each in sys.path if "site-packages" not in each)])
+    found = probe._gpus(probe.Roots())
+    assert found == {"gpus": [], "gpu_problem": "reading NVML failed: No module named 'pynvml'"}
+
+
+def test_samples_come_until_nobody_wants_more(driver):
+    driver()
+    call = Call(1, lambda *_: None, False, b"")
+    source = probe.sample(call, interval_s=0.01)
+    assert [next(source)["gpus"] for _ in range(3)] == [[], [], []]
+    call.cancel()
+    with pytest.raises(Cancelled):
+        next(source)
+
+
+def test_a_process_that_hung_in_a_driver_leaves_no_zombie_behind_the_next_question(driver, monkeypatch):
+    driver(HANGS)
+    with monkeypatch.context() as kernel:  # a process in a driver cannot be killed
+        kernel.setattr(subprocess.Popen, "kill", lambda _: None)
+        apart = Nvml()
+        pid = apart._process.pid
+        assert probe_hangs(apart)
+        apart.close()
+        del apart
+    os.kill(pid, signal.SIGKILL)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert ask_apart(lambda: 1, LIMIT_S) == 1
+    driver()
+    with Nvml() as apart:
+        assert apart.ask_host("facts") == FACTS
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_the_other_process_holds_none_of_our_files():
+def probe_hangs(apart):
+    try:
+        apart.ask_host("facts", timeout_s=0.2)
+    except NoAnswer:
+        return True
+    return False
+
+
+def test_the_other_process_holds_none_of_our_files(driver):
+    driver()
     reader, writer = os.pipe()
-    source = items(lambda: then_hang(1), LIMIT_S)
-    assert next(source) == 1
-    os.close(writer)
-    assert os.read(reader, 1) == b""  # would block if the child still had the writing end
-    source.close()
+    os.set_inheritable(writer, True)
+    with Nvml() as apart:
+        assert apart.ask_host("facts") == FACTS
+        os.close(writer)
+        assert os.read(reader, 1) == b""  # would block if the child still had the writing end
     os.close(reader)
 
 
-def test_closing_ends_the_other_process():
-    source = items(lambda: then_hang(os.getpid()), LIMIT_S)
-    pid = next(source)
-    source.close()
+def test_closing_ends_the_other_process(driver):
+    driver()
+    with Nvml() as apart:
+        assert apart.ask_host("facts") == FACTS
+        pid = apart._process.pid
+        assert processes.read_process(pid) is not None
     until(lambda: processes.read_process(pid) is None)
 
 

@@ -22,7 +22,7 @@ def document(events=("end", "failure"), name=NAME, **changes):
     failure = FirstFailure("rank 3 on h2 failed first", rank=3, host="h2", exit_code=1)
     record = JobRecord(
         id="j-0a1b2c3d", name=name, owner="alice", owner_uid=1000, inventory="/i.yaml", gpus=4, state=State.FAILED,
-        submitted_s=1.0, queued_s=1.0, attempt=2, reason="rank 3 on h2 failed first\nBcc: y@evil.example", exit_code=1,
+        submitted_s=1.0, queued_s=1.0, attempt=2, reason="rank 3 on h2 failed first\nBcc: y@evil.example",
         first_failure=failure, ended_s=9.0,
     ).but(**changes)  # fmt: skip
     spec = JobSpec(name, "i", 4, ("true",), project="cats")

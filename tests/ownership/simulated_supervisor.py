@@ -27,7 +27,8 @@ from gpurun.supervisor import __main__ as process
 from gpurun.supervisor import life, start, stop, watch
 from gpurun.supervisor import start as elsewhere
 from gpurun.supervisor import stop as last_lines
-from gpurun.supervisor.job import SupervisedJob, claim, claim_of, raise_first
+from gpurun.supervisor.hosts import claim, claim_of, connect_hosts, raise_first
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.stop import found_again
 from gpurun.supervisor.verdict.decide import ContainerEnd
 from gpurun.supervisor.verdict.ends import GangEnd
@@ -159,7 +160,7 @@ def probe(job: SupervisedJob, hosts: Collection[str]) -> None:
 
 
 def prepare(job: SupervisedJob) -> State:
-    job.connect()
+    connect_hosts(job)
     job.reach("files")
     job.check_requests(ladder=False)
     probe(job, job.hosts)
@@ -168,7 +169,7 @@ def prepare(job: SupervisedJob) -> State:
 
 
 def launch(job: SupervisedJob) -> State:
-    job.connect()
+    connect_hosts(job)
     if not start._is_launched(job):
         probe(job, job.hosts)
         job.reach("containers")

@@ -23,6 +23,7 @@ import power_work
 from power_disk import Crash
 from power_hosts import World, printed, printed_by_rank
 
+from gpurun.content.workdir import Code
 from gpurun.errors import StateError
 from gpurun.jobs.record import State
 from gpurun.jobs.store import JobStore
@@ -107,7 +108,10 @@ class _Boot:
         for job in self.jobs.ids():
             folder = self.jobs.get(job)
             try:
-                folder.record(), folder.spec(), folder.cancel_request()
+                folder.record(), folder.cancel_request()
+                code = Code(folder.code)
+                code.compare(code)
+                self.must(code.digest == folder.spec().code, f"{job} has other code")
             except (StateError, FileNotFoundError) as error:
                 self.must(False, f"damaged: {error}")
         Cordons(self.home).read()

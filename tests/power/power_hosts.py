@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from gpurun.content.tree import FileTree
 from gpurun.errors import HostFailure
 from gpurun.head import spawn, submit
 from gpurun.jobs.record import State
@@ -264,7 +265,7 @@ def watch(world: World, job: SupervisedJob) -> State:
     job.check_requests(ladder=True)
     if silent:
         raise GangEnd(End(State.QUEUED, f"{first} is silent", 4, suspects=(first,)))
-    raise GangEnd(End(State.SUCCEEDED, "", 0, exit_code=0))
+    raise GangEnd(End(State.SUCCEEDED, "", 0))
 
 
 def end_log(world: World, job: SupervisedJob, hosts: Iterable[str]) -> set[str]:
@@ -332,6 +333,10 @@ def start_by(starts: Callable[[Path, Lease, LeaseLock], None]) -> None:
     spawn.Head.start_supervisor = lambda head, lease, lock, **_: starts(head.home, lease, lock)  # type: ignore[method-assign]
 
 
+def _read(code: FileTree) -> bytes:
+    return b"".join(piece for digest in code.files for piece in code.content(digest))
+
+
 def install(world: World, starts: Any) -> None:
     """Have this process's gpurun act on the world. `starts(home, lease, lock)` starts a supervisor."""
     links = cached_property(lambda job: PowerLinks(world, job.hosts, job.lease))
@@ -342,6 +347,7 @@ def install(world: World, starts: Any) -> None:
     prepare.examine = start.examine = lambda *_: None
     elsewhere.look_at = lambda _home, _inventory, hosts: dict.fromkeys(hosts)  # all answer by now
     prepare.ship_image = start.ship_image = lambda *_, **__: None
+    prepare.sync_workdir = lambda _, folders, code, **__: Results({host: len(_read(code)) for host in folders}, {})
     SupervisedJob.follow_log = lambda *_: None  # type: ignore[method-assign]
     stop._end_log = partial(end_log, world)
     lost.end_late_output = lambda *_: None

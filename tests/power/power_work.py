@@ -42,7 +42,8 @@ DIES = 0.3
 
 
 def spec(gpus: int) -> JobSpec:
-    return JobSpec(name="n", image="i", gpus=gpus, command=("true",), outputs="/out", max_restarts=2, grace_s=0.0)
+    work = str(Path(os.environ["GPURUN_INVENTORY"]).with_name("work"))
+    return JobSpec("n", "i", gpus, ("true",), workdir=work, outputs="/out", max_restarts=2, grace_s=0.0)
 
 
 def command(*argv: str) -> int:
@@ -133,6 +134,8 @@ def argv(home: Path, world: Path, seed: int, jobs: int) -> list[str]:
 def environ(home: Path, inventory: Path) -> dict[str, str]:
     """The environment of that process; what gpurun is imported from is the same as here."""
     inventory.write_text(INVENTORY)
+    inventory.with_name("work").mkdir(exist_ok=True)
+    inventory.with_name("work").joinpath("train.py").write_text("code of all jobs")
     root = str(Path(gpurun.__file__).parents[1])
     return {**os.environ, "PYTHONPATH": root, "GPURUN_HOME": str(home), "GPURUN_INVENTORY": str(inventory)}
 

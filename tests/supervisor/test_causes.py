@@ -10,7 +10,7 @@ from gpurun.supervisor.verdict.ends import End
 GRANTS = (Grant("a", (0, 1)), Grant("b", (2,)))
 CONTAINER = "0" * 64
 BY_LAUNCHER = End(
-    State.FAILED, "rank 0 on a failed first, with exit code 134", 1, exit_code=134,
+    State.FAILED, "rank 0 on a failed first, with exit code 134", 1,
     failure=FirstFailure("rank 0 …", rank=0, host="a", exit_code=134, excerpt=("Traceback",), kind="rank"),
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_a_full_disk_explains_only_who_complained():
 def test_the_launchers_verdict_gets_its_cause():
     cause = seen(kernel("NVRM: Xid (PCI:0000:34:00): 79, GPU has fallen off the bus."))
     end = explained(BY_LAUNCHER, cause)
-    assert (end.code, end.suspects, end.exit_code) == (4, ("b",), 134)
+    assert (end.code, end.suspects, end.failure.exit_code) == (4, ("b",), 134)
     assert (end.failure.host, end.failure.rank, end.failure.excerpt) == ("b", 2, ("Traceback",))
     assert explained(BY_LAUNCHER, None) is BY_LAUNCHER
     succeeded = replace(BY_LAUNCHER, outcome=State.SUCCEEDED)
@@ -144,5 +144,5 @@ def test_who_fills_the_disk_is_ended_for_it():
 
 def test_a_limit_of_processes_is_a_hint():
     end = explained(BY_LAUNCHER, first_cause([seen({"kind": "pids", "refused": 4, "most": 16384})], []))
-    assert (end.code, end.exit_code, end.failure.kind) == (1, 134, "pids")
+    assert (end.code, end.failure.exit_code, end.failure.kind) == (1, 134, "pids")
     assert "failed first, with exit code 134 (b: the job has reached its limit of 16384 processes" in end.reason

@@ -45,7 +45,7 @@ def test_a_gang_that_trains_is_left_alone():
 def test_the_first_rank_to_fail_is_named_though_the_launcher_waits_for_ever():
     seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 37, T - SETTLE_S)])
     end = end_of(decide(seen))
-    assert (end.outcome, end.exit_code, end.ladder) == (State.FAILED, 37, True)
+    assert (end.outcome, end.failure.exit_code, end.ladder) == (State.FAILED, 37, True)
     assert (end.failure.rank, end.failure.host, end.failure.kind) == (1, "b", "rank")
     assert decide(replace(seen, now_s=T - 0.5)) is None, "another host's word may be on its way"
 
@@ -57,7 +57,7 @@ def test_a_rank_that_the_launcher_broke_off_is_not_blamed_for_another_ones_failu
 
 def test_a_rank_that_a_signal_ended_is_named():
     ranks = [rank(0, "a", 139, T - SETTLE_S), rank(1, "b")]
-    assert end_of(decide(replace(GANG, ranks=ranks))).exit_code == 139
+    assert end_of(decide(replace(GANG, ranks=ranks))).failure.exit_code == 139
 
 
 @pytest.mark.parametrize("broken", [rank(1, "b", 143, T - 2), rank(1, "b", 137, T - 2, is_cut_off=True)])
@@ -158,7 +158,7 @@ def test_a_rank_that_fell_with_its_container_tells_of_it_while_docker_is_silent(
 def test_a_rank_that_failed_before_its_launcher_ended_is_named_though_others_fell_with_the_container():
     fell = rank(1, "a", 137, T, is_cut_off=True)._replace(with_container=True)
     seen = replace(GANG, ranks=[rank(0, "a", 37, T - 0.3), fell], has_launchers_log=True)
-    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).exit_code == 37
+    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).failure.exit_code == 37
 
 
 def test_ranks_that_ended_with_their_container_are_not_the_cause():
@@ -230,7 +230,7 @@ def test_a_command_that_the_image_lacks_is_named(said):
     spec = replace(SPEC, command=(command, "train.py"))
     end = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 127)])))
     named = with_last_words(end, [Line(1, "stderr", said.format(command))], spec)
-    assert (named.code, named.exit_code, named.failure.rank) == (2, 127, 1)
+    assert (named.code, named.failure.exit_code, named.failure.rank) == (2, 127, 1)
     assert named.reason == named.failure.reason == f"the image {spec.image} has no {command}: {end.reason}"
     for other in (said.format("true"), f"train.py: {command}: not found", "", said.format(command) + " yet"):
         assert with_last_words(end, [Line(1, "stderr", other)], spec).reason == end.reason

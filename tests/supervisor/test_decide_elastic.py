@@ -132,7 +132,7 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     lost = {"c": FirstFailure("the job's container ended", host="c", exit_code=137, kind="container")}
     end = rank_failed(None, "a", 134, who="a rank")
     found = after_loss(end, lost, 2.6, 60)
-    assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
+    assert (found.suspects, found.failure, found.code, found.failure.exit_code) == (("c",), lost["c"], 4, 137)
     assert found.reason == (
         "c: the job's container ended; then a rank on a failed first, with exit code 134 "
         "(SIGABRT: the program aborted, for example after a failed assertion)"
@@ -159,7 +159,7 @@ def test_an_elastic_gang_whose_ranks_have_all_ended_does_not_wait_for_its_driver
     assert decide(replace(over, now_s=T + FORSAKEN_S, heard_since_s=T + 1)) is None
     failed = replace(over, ranks=[*over.ranks[1:2], rank(0, "a", 3, T), rank(2, "c", 143, T - 2)])
     end = end_of(decide(replace(failed, now_s=T + FORSAKEN_S)))
-    assert (end.outcome, end.failure.host, end.exit_code) == (State.FAILED, "a", 3)
+    assert (end.outcome, end.failure.host, end.failure.exit_code) == (State.FAILED, "a", 3)
     enough = replace(failed, ranks=[*failed.ranks[1:], rank(1, "b", 0, T - 5), rank(2, "c", 0, T)])
     started_again = [each._replace(started_s=T - 90) if each.code == 0 else each for each in enough.ranks]
     assert end_of(decide(replace(enough, ranks=started_again, now_s=T + FORSAKEN_S))).outcome is State.SUCCEEDED
@@ -173,4 +173,4 @@ def test_an_elastic_gang_of_which_nothing_is_left_ends_although_a_rank_never_rep
     seen = replace(ELASTIC, ranks=[gone, rank(1, "b"), rank(2, "c", 1, T - 100)], exits={"b": container(None, T - 99)})
     assert decide(replace(seen, now_s=T - 99 + FORSAKEN_S - 1)) is None, "the driver may start others"
     end = end_of(decide(replace(seen, now_s=T - 99 + FORSAKEN_S)))
-    assert (end.outcome, end.failure.host, end.exit_code) == (State.FAILED, "c", 1)
+    assert (end.outcome, end.failure.host, end.failure.exit_code) == (State.FAILED, "c", 1)

@@ -47,7 +47,7 @@ def test_without_a_word_from_ranks_the_launcher_is_believed():
     failed = replace(seen, exits={"a": container(1)})
     lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 3")]
     end = by_launcher(failed, lines, SPEC, ["a", "b"])
-    assert (end.failure.rank, end.failure.host, end.exit_code) == (1, "b", 3)
+    assert (end.failure.rank, end.failure.host, end.failure.exit_code) == (1, "b", 3)
 
 
 def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():

@@ -26,7 +26,7 @@ defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
 fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {h1: {}}}}
 """
-GOOD = End(State.SUCCEEDED, "", 0, exit_code=0)
+GOOD = End(State.SUCCEEDED, "", 0)
 XID = FirstFailure("GPU 0: Xid 79", host="h1", kind="xid", cordon=True)
 BROKEN = End(State.FAILED, "GPU 0: Xid 79", 4, failure=XID, suspects=("h1",))
 

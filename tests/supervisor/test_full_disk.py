@@ -16,7 +16,8 @@ from gpurun.leases.allocate import Allocator
 from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.state import durable
 from gpurun.supervisor import life, stop
-from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.hosts import raise_first
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.log import JobLog
 from gpurun.supervisor.verdict.ends import failed
 
@@ -119,7 +120,7 @@ def test_a_log_that_cannot_be_ended_keeps_no_end_from_being_written(granted, mon
     home, folder, lease, lock = granted
     at(folder, State.RUNNING)
     job = SupervisedJob(home, lease, lock)
-    job.move(State.STOPPING, outcome=State.SUCCEEDED, exit_code=0)
+    job.move(State.STOPPING, outcome=State.SUCCEEDED)
     log = begun_log(job, monkeypatch)
     assert stop._finish(job, {}) is State.SUCCEEDED
     assert folder.record().state is State.SUCCEEDED
@@ -138,7 +139,7 @@ def test_an_end_that_cannot_be_written_once_its_gpus_are_free_is_written_later(g
     home, folder, lease, lock = granted
     at(folder, State.RUNNING)
     job = SupervisedJob(home, lease, lock)
-    job.move(State.STOPPING, outcome=State.SUCCEEDED, exit_code=0)
+    job.move(State.STOPPING, outcome=State.SUCCEEDED)
     real, waited = stop.finish, []
 
     def finish(*arguments, **named):

@@ -10,7 +10,7 @@ from gpurun.errors import HostUnreachable
 from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor import health
-from gpurun.supervisor.log import Seating
+from gpurun.supervisor.ranks import Seating
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 

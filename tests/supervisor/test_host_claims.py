@@ -11,7 +11,7 @@ from gpurun.jobs.record import State
 from gpurun.jobs.spec import Grant
 from gpurun.node.claim_rules import Claimant, Refused
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.supervisor.job import claim, raise_first, refusals_in, refused_end
+from gpurun.supervisor.hosts import claim, raise_first, refusals_in, refused_end
 from gpurun.supervisor.verdict.ends import GangEnd
 
 ALICE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")

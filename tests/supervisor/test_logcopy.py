@@ -16,9 +16,9 @@ from gpurun.errors import HostUnreachable
 from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed, Reply
 from gpurun.state.paths import StatePath
-from gpurun.supervisor import log_copy
-from gpurun.supervisor.log import Seating
+from gpurun.supervisor import log_copy, ranks
 from gpurun.supervisor.log_copy import LogCopy
+from gpurun.supervisor.ranks import RankReports, Seating
 
 SEATING = Seating((Grant("h", (0, 1, 2, 3)), Grant("other", (0, 1))))
 
@@ -99,7 +99,7 @@ def copy(tmp_path, monkeypatch):
     def start(*scripts):
         host = Host(*scripts)
         made = LogCopy(host, "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now,
-                       seating=SEATING)  # fmt: skip
+                       reports=RankReports(SEATING))  # fmt: skip
         made.start()
         return made, host
 
@@ -210,7 +210,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
 
 def test_what_was_never_begun_makes_no_file(tmp_path):
     LogCopy(Host(), "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now,
-            seating=SEATING).close()  # fmt: skip
+            reports=RankReports(SEATING)).close()  # fmt: skip
     assert not (tmp_path / "log").exists()
 
 
@@ -245,7 +245,7 @@ def follow(copy):
 
 def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
     made, host = follow([said("start"), output(6, b"step 1"), output(11, b"\nstep"), said("end", code=0)])
-    until(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made._reports.all and made._reports.all[0].code == 0)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
     assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False, "silence_s": None, "rest_bytes": None}
@@ -257,9 +257,9 @@ def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_
     made, _ = follow([gate, *lies, said("end", "9.1", rank=9, code=1), output(6, b"truth\n"), said("end", code=0)])
     made._note = notes.append
     gate.set()
-    until(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made._reports.all and made._reports.all[0].code == 0)
     made.close()
-    assert [(rank.rank, rank.code) for rank in made.ranks] == [(3, 0)]
+    assert [(rank.rank, rank.code) for rank in made._reports.all] == [(3, 0)]
     assert text(tmp_path) == ["[3]<stdout>:truth"]
     assert notes == ["h reports a rank 5, which does not run there, so gpurun ignores these reports"]
 
@@ -270,21 +270,21 @@ def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
     made, _ = follow([gate, lie], [lie], [lie], [said("end", code=0)])
     made._note = notes.append
     gate.set()
-    until(lambda: made.ranks)
+    until(lambda: made._reports.all)
     made.close()
     assert notes == ["the output of ranks on h is lost: its answer cannot be true"]
 
 
 def test_a_host_that_names_ranks_without_end_fills_no_memory(follow, monkeypatch):
-    monkeypatch.setattr(log_copy, "MOST_NAMES", 100)
+    monkeypatch.setattr(ranks, "MOST_NAMES", 100)
     gate, notes = threading.Event(), []
     flood = [said("start", f"3.{number}.1") for number in range(1000)]
     made, _ = follow([gate, *flood, said("end", "3.7.1", code=0)])
     made._note = notes.append
     gate.set()
-    until(lambda: any(rank.code == 0 for rank in made.ranks))
+    until(lambda: any(rank.code == 0 for rank in made._reports.all))
     made.close()
-    assert len(made.ranks) == 100
+    assert len(made._reports.all) == 100
     assert notes == ["h reports more than 100 ranks, so gpurun ignores these reports"]
 
 
@@ -337,7 +337,7 @@ def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
         [said("start"), output(4, b"a\nb\n"), HostUnreachable("cut", host="h")],
         [said("start"), output(6, b"c\n"), said("end", code=5)],
     )
-    until(lambda: made.ranks and made.ranks[0].code == 5)
+    until(lambda: made._reports.all and made._reports.all[0].code == 5)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
     assert host.had[1]["have"] == {"3.17": [4, 0, 0]}
@@ -350,16 +350,16 @@ def test_a_host_may_leave_and_come_back(follow, tmp_path):
     let_end("log h")
     host.ranks = [[said("start", "3.17.9"), output(2, b"b\n", "3.17.9")]]
     made.follow(["h"])
-    until(lambda: made.ranks)
+    until(lambda: made._reports.all)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a", "[3]<stdout>:b"]
 
 
 def test_what_a_forgotten_host_told_counts_no_more(follow):
     made, _ = follow([said("start"), said("end", code=1)])
-    until(lambda: made.ranks and made.ranks[0].code == 1)
+    until(lambda: made._reports.all and made._reports.all[0].code == 1)
     made.forget(["h"])
-    assert made.ranks == ()
+    assert made._reports.all == ()
 
 
 def test_what_a_host_tells_while_it_is_forgotten_counts_no_more(follow):
@@ -378,7 +378,7 @@ def test_what_a_host_tells_while_it_is_forgotten_counts_no_more(follow):
     begin.set()
     assert forgotten.wait(LIMIT_S)
     let_end("log h")
-    assert made.ranks == ()
+    assert made._reports.all == ()
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_what_a_host_tells_while_it_is_forgotten_counts_no_more(follow):
 )  # fmt: skip
 def test_a_host_that_lies_changes_no_line_of_the_log(follow, tmp_path, lie):
     made, _ = follow([lie, said("start", "9.9")])
-    until(lambda: made.ranks)
+    until(lambda: made._reports.all)
     made.close()
     assert text(tmp_path) == []
 
@@ -403,7 +403,7 @@ def test_the_rest_is_taken_once_the_containers_are_dead(follow, tmp_path):
     made.take_rest(["h", "unknown"], LIMIT_S)
     host.ranks = [[said("start"), output(2, b"a\n"), said("end", code=137, killed=True)]]
     made.take_rest(["h"], LIMIT_S)
-    until(lambda: made.ranks)
+    until(lambda: made._reports.all)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a"]
     assert any(given["once"] for given in host.had)
@@ -423,7 +423,7 @@ def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeyp
     monkeypatch.setattr(os, "write", to_a_full_disk)
     script = [output(2, b"a\n"), output(6, b"b\nc\n"), said("end", code=0)]
     made, _ = follow(script, script, script)
-    until(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made._reports.all and made._reports.all[0].code == 0)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
 
@@ -442,14 +442,14 @@ def test_a_head_without_threads_or_memory_loses_nothing_of_the_log(follow, tmp_p
 
     monkeypatch.setattr(Host, "agent", agent)
     made, host = follow([said("start"), output(2, b"a\n"), said("end", code=0)])
-    until(lambda: made.ranks and made.ranks[0].code == 0 and host.since)
+    until(lambda: made._reports.all and made._reports.all[0].code == 0 and host.since)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a"] and met == {"log", "log h"}
 
 
 def test_last_words_without_a_newline_are_in_the_log_when_the_end_is_known(follow, tmp_path):
     made, _ = follow([said("start"), output(5, b"fatal"), said("end", code=3)])
-    until(lambda: made.ranks and made.ranks[0].code == 3)
+    until(lambda: made._reports.all and made._reports.all[0].code == 3)
     assert text(tmp_path) == ["[3]<stdout>:fatal"]
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:fatal"]
@@ -470,7 +470,7 @@ def test_a_host_may_forget_what_the_heads_disk_has_and_no_more(follow, tmp_path,
     )
     host.log, host.refuses_release = tmp_path / "log", refuses
     go.set()
-    until(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made._reports.all and made._reports.all[0].code == 0)
     made.close()
     ((known, log),) = host.released
     assert known == {"3.17": [6, 0, 0]}, "half a line is not in the log yet"

@@ -131,7 +131,7 @@ def test_it_asks_until_the_proof_is_there(lost, monkeypatch):
 class NotedLog:
     """Stands for the copy of a log; notes what it was asked, and writes a line for each host."""
 
-    def __init__(self, _links, first, *, job, attempt, container, path, clock, seating, limit):
+    def __init__(self, _links, first, *, job, attempt, container, path, clock, reports, limit):
         self.first, self.path = first, path
         STEPS.append(f"begin {container}")
 

@@ -42,7 +42,7 @@ class World:
         self.job = SimpleNamespace(
             spec=spec, hosts=["a", "b"], launcher=launcher, lease=SimpleNamespace(job="j-1", ssh_port=29400),
             record=SimpleNamespace(attempt=3), accounts={h: SimpleNamespace(address="10.0.0.1") for h in "ab"},
-            log_copy=SimpleNamespace(ranks=[SimpleNamespace(started_s=self.started_s)]),
+            reports=SimpleNamespace(all=[SimpleNamespace(started_s=self.started_s)]),
             seating=SimpleNamespace(has=lambda host, rank: (host, rank) in (("a", 0), ("b", 1))),
             links=SimpleNamespace(each=self.each), note=lambda text, **more: self.notes.append((text, more)),
         )  # fmt: skip

@@ -20,7 +20,7 @@ from gpurun.remote.fleet import Results
 from gpurun.state.hosts import Cordons
 from gpurun.supervisor import start as elsewhere
 from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
-from gpurun.supervisor.job import raise_first
+from gpurun.supervisor.hosts import raise_first
 from gpurun.supervisor.outputs.listing import Unbrought
 from gpurun.supervisor.verdict.ends import GangEnd
 

@@ -59,7 +59,7 @@ def test_a_program_that_the_image_lacks_is_named_whatever_started_the_rank(launc
     lacks = spec.command[0]
     said = Line(1, "stderr", f"/gpurun/bin/rank: 144: exec: {lacks}: not found")
     end = with_last_words(end_of(decide(seen)), [said], spec)
-    assert (end.outcome, end.code, end.exit_code, end.failure.rank) == (State.FAILED, 2, 127, 1)
+    assert (end.outcome, end.code, end.failure.exit_code, end.failure.rank) == (State.FAILED, 2, 127, 1)
     assert end.reason.startswith(f"the image {spec.image} has no {lacks}: ") and not end.suspects
 
 
@@ -68,7 +68,7 @@ def test_a_launcher_that_the_image_lacks_is_named(launcher):
     spec, seen = gang_of(launcher, exits={"a": container(127)}, has_launchers_log=True)
     said = Line(None, "stderr", f"/gpurun/bin/launch: 7: exec: {launcher_of(spec).program}: not found")
     end = by_launcher(seen, [said], spec, ["a", "b"])
-    assert (end.code, end.exit_code, end.suspects) == (2, 127, ())
+    assert (end.code, end.failure.exit_code, end.suspects) == (2, 127, ())
     lacks = f"the image {spec.image} has no {launcher_of(spec).program}"
     assert end.reason == f"{lacks}: choose another --launcher, or use an image of recipes/images"
 

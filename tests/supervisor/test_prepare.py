@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,10 @@ import pytest
 from gpurun.content import ship as shipping
 from gpurun.content.relay import DamagedBlob
 from gpurun.content.tree import scan
+from gpurun.content.workdir import write_code
 from gpurun.errors import HostFailure
 from gpurun.jobs.record import State
+from gpurun.state.paths import StatePath
 from gpurun.supervisor import start
 from gpurun.supervisor.verdict.causes import is_unstarted
 from gpurun.supervisor.verdict.ends import GangEnd
@@ -56,6 +59,23 @@ def test_a_workdir_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkey
     assert waits(ended.value.end) is may_pass
     monkeypatch.undo()
     assert not scan(tmp_path).entries
+
+
+def test_a_job_whose_list_of_files_is_not_the_submitted_one_does_not_run(tmp_path, monkeypatch):
+    """Each content is sound: only the digest of all shows that two files changed places."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    for name in ("train.pb", "train.py"):
+        (tmp_path / "work" / name).write_text(name)
+    tree, kept = scan(tmp_path / "work"), StatePath(tmp_path) / "code"
+    write_code(kept, tree)
+    kept.plain.write_bytes(re.sub(rb"(train.p)(.)(.*train.p)(.)", rb"\1\4\3\2", kept.read_bytes(), count=1))
+    job = SimpleNamespace(
+        spec=SimpleNamespace(workdir="/w", code=tree.digest), lease=SimpleNamespace(job="j"),
+        accounts={"h1": SimpleNamespace(job_folder=lambda _: "/f")}, folder=SimpleNamespace(code=kept),
+    )  # fmt: skip
+    with pytest.raises(GangEnd, match="differs from the submitted list"):
+        start._send_workdir(job, ["h1"])
 
 
 @pytest.mark.parametrize(

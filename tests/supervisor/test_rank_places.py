@@ -6,9 +6,8 @@ import pytest
 
 from gpurun.errors import BadInput, HostUnreachable
 from gpurun.jobs.spec import Grant
-from gpurun.supervisor.log import Seating
-from gpurun.supervisor.log_copy import RankPlace
-from gpurun.supervisor.log_copy import host_of as host_of_job
+from gpurun.supervisor.ranks import RankPlace, Seating
+from gpurun.supervisor.ranks import host_of as host_of_job
 
 GRANTS = (Grant("h1", (0, 1)), Grant("h2", (0, 1)))
 STATIC, ELASTIC = Seating(GRANTS), Seating(GRANTS, most=6)

@@ -11,8 +11,7 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.log import Seating
-from gpurun.supervisor.log_copy import ask_places, host_of
+from gpurun.supervisor.ranks import Seating, ask_places, host_of
 
 GRANTS = (Grant("a", (0, 3)), Grant("b", (1,)))
 SPEC = JobSpec(name="x", image="i", gpus=3, command=("true",))

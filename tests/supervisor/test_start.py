@@ -20,6 +20,7 @@ from gpurun.remote import answers
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import start
+from gpurun.supervisor.hosts import ask_accounts
 from gpurun.supervisor.verdict.ends import GangEnd
 
 
@@ -96,7 +97,7 @@ def test_only_a_host_whose_inventory_allows_caches_is_asked_for_them(prepared):
     first, second = job.hosts
     hosts = [replace(each, cache_quota_mib=2 if each.name == second else None) for each in job.inventory.hosts]
     job.inventory = replace(job.inventory, hosts=tuple(hosts))
-    job.ask_accounts()
+    ask_accounts(job)
     assert "caches" not in job.links.asked[first]
     caches = job.links.asked[second]["caches"]
     plan = start._create_all(job)

@@ -21,13 +21,12 @@ from gpurun.jobs.store import JobStore
 from gpurun.state import clock
 from gpurun.state.clock import Presence
 from gpurun.state.paths import StatePath
-from gpurun.studies import sweep_main as process
-from gpurun.studies import sweep_runner as conducting
-from gpurun.studies import sweep_store as storing
+from gpurun.studies import runner as running
+from gpurun.studies import store as storing
+from gpurun.studies.runner import Conductor, conduct, reopen
+from gpurun.studies.store import SweepStore
 from gpurun.studies.sweep_pictures import curves
 from gpurun.studies.sweep_plan import Wish
-from gpurun.studies.sweep_runner import Conductor, reopen
-from gpurun.studies.sweep_store import SweepStore
 from gpurun.supervisor.log import JobLog
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
@@ -59,8 +58,8 @@ def world(tmp_path, monkeypatch):
         del environ
         folder.ask_to_cancel(CancelRequest("cancel", by, 1.0, reason))
 
-    monkeypatch.setattr(conducting, "queue_jobs", queue)
-    monkeypatch.setattr(conducting, "cancel", ask)
+    monkeypatch.setattr(running, "queue_jobs", queue)
+    monkeypatch.setattr(running, "cancel", ask)
     return SimpleNamespace(
         home=tmp_path / "home",
         inventory=str(tmp_path / "inventory.yaml"),
@@ -75,7 +74,7 @@ def begin(world, template=TEMPLATE, add_code=None, **wish):
 
 
 def carry(world, folder):
-    return Conductor(world.home, folder, {})
+    return Conductor(folder, {})
 
 
 def live(world):
@@ -135,7 +134,7 @@ def test_killed_at_any_point_no_trial_is_lost_and_none_runs_twice(world, monkeyp
         if left[0] == 0:
             raise Killed
 
-    for module in (conducting, storing):
+    for module in (running, storing):
         monkeypatch.setattr(module.faults, "point", point)
     done, deaths, jobs = False, 0, {}
     for life in range(1, 400):
@@ -156,7 +155,7 @@ def test_killed_at_any_point_no_trial_is_lost_and_none_runs_twice(world, monkeyp
     assert outcomes(folder) == {n: ("complete", n / 10) for n in range(5)}
 
 
-def conduct(world, folder, number, own_copy):
+def whole_sweep(world, folder, number, own_copy):
     """A whole sweep whose conductor's `number`-th call fails, by the real loop. Returns the calls and the jobs."""
     jobs, calls = {}, Calls(world.home, number)
 
@@ -168,17 +167,16 @@ def conduct(world, folder, number, own_copy):
             end(world, job)
         calls.counts = True
 
-    for module in (conducting, process):
-        own_copy(module, "time", sleep=others_act)
+    own_copy(running, "time", sleep=others_act)
     with calls.installed():
-        process.begin(world.home, folder, Presence(world.home)).run()
+        conduct(folder, {}, Presence(world.home))
     return calls, jobs
 
 
 def test_whatever_call_of_a_conductor_fails_no_trial_is_lost_and_none_runs_twice(world, own_copy):
     def sweep(number):
         folder = begin(world, grid=GRID, max_parallel=2, metric="accuracy")
-        calls, jobs = conduct(world, folder, number, own_copy)
+        calls, jobs = whole_sweep(world, folder, number, own_copy)
         assert {trial: len(ids) for trial, ids in jobs.items()} == dict.fromkeys(range(5), 1), calls.failed
         assert outcomes(folder) == {n: ("complete", n / 10) for n in range(5)}, calls.failed
         assert folder.done.exists()
@@ -187,6 +185,25 @@ def test_whatever_call_of_a_conductor_fails_no_trial_is_lost_and_none_runs_twice
     total = 1_000_000 - sweep(1_000_000).left
     step = max(1, total // count("calls that fail once"))
     assert total > 200 and all(sweep(number).failed for number in range(1, total - 20, step))
+
+
+def test_a_conductor_killed_after_the_marks_of_its_jobs_and_before_the_jobs_submits_them(world, monkeypatch):
+    """SIGKILL runs no `finally`: the marks in ``live`` stay, and no command may come that removes them."""
+    folder = begin(world, grid=GRID, max_parallel=2)
+
+    def kill(specs, *_, ids, **__):
+        world.jobs.live.plain.mkdir(parents=True)
+        for job in ids:
+            (world.jobs.live / job).touch()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "queue_jobs", kill)
+        with pytest.raises(Killed):
+            carry(world, folder).step()
+    assert len(world.jobs.live_ids()) == 2 and world.jobs.ids() == ()
+    carry(world, folder).step()
+    assert sorted(world.jobs.ids()) == sorted(world.jobs.live_ids()) and sorted(live(world)) == [0, 1]
 
 
 @pytest.mark.parametrize("is_empty_mount_point", [False, True])
@@ -217,6 +234,7 @@ def test_a_state_directory_that_is_away_for_a_moment_ends_no_trial(world, submit
 def test_a_conductor_begins_as_soon_as_its_files_can_be_read(world, monkeypatch, own_copy, how):
     folder, away, waited = begin(world, grid={"lr": ("1",)}), world.home.with_name("away"), []
     carry(world, folder).step()
+    end(world, live(world)[0])
     here, real = Presence(world.home), os.pread
     if how == "away":
         world.home.rename(away)
@@ -229,40 +247,39 @@ def test_a_conductor_begins_as_soon_as_its_files_can_be_read(world, monkeypatch,
             away.rename(world.home)
         monkeypatch.setattr(storing.os, "pread", real)
 
-    own_copy(process, "time", sleep=sleep)
+    own_copy(running, "time", sleep=sleep)
     opened = len(os.listdir("/proc/self/fd"))
-    one = process.begin(world.home, folder, here)
-    assert len(waited) == 1
-    one._journal.close()
-    assert len(os.listdir("/proc/self/fd")) == opened
+    conduct(folder, {}, here)
+    assert waited == [running.RETRY_S] and folder.done.exists()
+    assert len(os.listdir("/proc/self/fd")) == opened + 1, "its journal is open"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
 def test_a_conductor_outlives_a_machine_without_threads_or_memory(world, monkeypatch, own_copy, error):
     """`ulimit -u` counts threads, too."""
-    one, real, said = carry(world, begin(world, grid=GRID)), conducting.queue_jobs, []
+    folder, real, said = begin(world, grid=GRID), running.queue_jobs, []
 
     def fails(*_, **__):
-        monkeypatch.setattr(conducting, "queue_jobs", real)
+        monkeypatch.setattr(running, "queue_jobs", real)
         raise error
 
     def others_act(seconds):
-        said.append((seconds, one._folder.trouble()))
+        said.append((seconds, folder.trouble()))
         for job in live(world).values():
             end(world, job)
 
-    monkeypatch.setattr(conducting, "queue_jobs", fails)
-    own_copy(conducting, "time", sleep=others_act)
-    one.run()
-    assert said[1] == (conducting.RETRY_S, words_of(error))
-    assert {outcome for outcome, _ in outcomes(one._folder).values()} == {"complete"}
+    monkeypatch.setattr(running, "queue_jobs", fails)
+    own_copy(running, "time", sleep=others_act)
+    conduct(folder, {}, Presence(world.home))
+    assert said[0] == (running.RETRY_S, words_of(error))
+    assert {outcome for outcome, _ in outcomes(folder).values()} == {"complete"}
 
 
 def test_a_conductor_ends_if_its_state_directory_is_gone(world, monkeypatch):
-    one = carry(world, begin(world, grid=GRID))
+    folder, here = begin(world, grid=GRID), Presence(world.home)
     monkeypatch.setattr(clock, "AWAY_MOST_S", 0.0)
     world.home.rename(world.home.with_name("elsewhere"))
-    one.run()
+    conduct(folder, {}, here)
     assert not world.home.exists()
 
 
@@ -336,7 +353,7 @@ def test_a_conductor_killed_while_it_stops_its_sweep_stops_it_all_the_same(world
     carry(world, folder).step()
     end(world, live(world)[0])
     with monkeypatch.context() as patch:
-        patch.setattr(conducting.JournalEntry, "__post_init__", lambda _: (_ for _ in ()).throw(Killed))
+        patch.setattr(running.JournalEntry, "__post_init__", lambda _: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             carry(world, folder).step()
     to_its_end(world, folder)
@@ -504,7 +521,7 @@ def test_a_sweep_goes_with_its_last_job(world):
 
 def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch, own_copy):
     folder = begin(world, grid={"lr": ("1",)})
-    real, failing = conducting.queue_jobs, [True]
+    real, failing = running.queue_jobs, [True]
 
     def queue(*args, **kwargs):
         if failing:
@@ -512,7 +529,7 @@ def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch, own
             raise StateError("the disk is full")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(conducting, "queue_jobs", queue)
+    monkeypatch.setattr(running, "queue_jobs", queue)
     slept = []
 
     def sleep(seconds):
@@ -520,9 +537,9 @@ def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch, own
         for job in live(world).values():
             end(world, job)
 
-    own_copy(conducting, "time", sleep=sleep)
-    carry(world, folder).run()
-    assert slept[:2] == ["", "the disk is full"] and folder.trouble() == "" and len(world.jobs.ids()) == 1
+    own_copy(running, "time", sleep=sleep)
+    conduct(folder, {}, Presence(world.home))
+    assert slept[:2] == ["the disk is full", ""] and folder.trouble() == "" and len(world.jobs.ids()) == 1
 
 
 def test_trials_run_the_code_that_was_submitted(world):
@@ -564,6 +581,21 @@ def test_damaged_lines_of_a_journal_are_passed_over(world):
         file.write(b'\xff\n[]\n{"kind": "asked"}\n\0\0\0\n{"kind":"ended","at_s":1,"trial":0,"outcome":"won"}\n')
         file.write(b'{"kind":"asked","at_s":1,"trial":0,"job":"../j-00000001"}\n')
     assert [(trial.outcome, trial.job[:2]) for trial in folder.trials().by_number.values()] == [(None, "j-")]
+
+
+def test_a_trial_whose_line_is_damaged_runs_again_and_no_other_does(world):
+    folder = begin(world, grid=GRID, max_parallel=1)
+    one = carry(world, folder)
+    while not one.step():
+        end(world, *live(world).values())
+    lines = folder.journal.read_bytes().splitlines(keepends=True)
+    folder.journal.plain.write_bytes(b"\0" * 20 + b"\n" + b"".join(lines[1:]).replace(b'"trial":4', b'"trial":44'))
+    one, again = carry(world, folder), []
+    while not one.step():
+        again += live(world)
+        assert len(again) <= 2, again
+        end(world, *live(world).values())
+    assert sorted(again) == [0, 4]
 
 
 def test_only_the_owner_can_have_written_a_sweep(world):

@@ -9,7 +9,8 @@ import pytest
 from gpurun.drawing import Choices, Numbers
 from gpurun.jobs.spec import JobSpec
 from gpurun.studies.sweep_pictures import BEST, MOST_REPORTS, MOST_TRIALS, axis_of, best_so_far, curves, picture
-from gpurun.studies.sweep_plan import JournalEntry, Trials, Wish, dimension
+from gpurun.studies.sweep_plan import Wish, dimension
+from gpurun.studies.trials import JournalEntry, Trials
 
 SPACE = {"lr": ("log:1e-5..1e-1",), "layers": ("2..8",), "optimizer": ("adam", "sgd", '"/><script>')}
 

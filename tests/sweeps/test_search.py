@@ -9,8 +9,9 @@ import pytest
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
-from gpurun.studies.search import Grid, searcher_for
-from gpurun.studies.sweep_plan import JournalEntry, Wish
+from gpurun.studies.search import Searcher
+from gpurun.studies.sweep_plan import Wish
+from gpurun.studies.trials import JournalEntry
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
 LR = {"lr": ("log:1e-5..1e-1",), "layers": ("2..8",)}
@@ -29,22 +30,21 @@ def ask(searcher, number):
 
 def test_points_stay_the_same_whoever_goes_on():
     wish = plan(random=6, space=LR, seed=3)
-    whole = searcher_for(wish)
+    whole = Searcher(wish)
     entries = [ask(whole, number) for number in range(6)]
-    later = searcher_for(wish)
+    later = Searcher(wish)
     for entry in entries[:3]:
         later.take(entry)
     assert [ask(later, number).parameters for number in range(3, 6)] == [e.parameters for e in entries[3:]]
     assert len({e.parameters["lr"] for e in entries}) == 6
     assert all(1e-5 <= e.parameters["lr"] <= 0.1 and e.parameters["layers"] in range(2, 9) for e in entries)
-    other = searcher_for(plan(random=6, space=LR, seed=4))
+    other = Searcher(plan(random=6, space=LR, seed=4))
     assert ask(other, 0).parameters != entries[0].parameters
 
 
 def test_a_grid_goes_on_where_it_was():
     wish = plan(grid={"a": ("1", "2", "3")})
-    later = searcher_for(wish)
-    assert isinstance(later, Grid)
+    later = Searcher(wish)
     assert [later.next_point(n)["a"] for n in (1, 2)] == [2, 3]
 
 
@@ -65,21 +65,21 @@ def run_asha(searcher, values, *, steps=9):
 
 def test_asha_ends_the_worse_at_its_rungs_and_lets_the_best_go_on():
     wish = plan(grid={"a": tuple("123456789")}, metric="accuracy:max", stop="asha:min=1,factor=3")
-    came = run_asha(searcher_for(wish), [0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.95])
+    came = run_asha(Searcher(wish), [0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.95])
     assert came[0] == came[8] == 9
     assert sum(came.values()) < 9 * 9 / 2 and set(came.values()) <= {1, 3, 9}
 
 
 def test_less_is_better_where_the_metric_says_so_and_no_number_is_worst():
     wish = plan(grid={"a": tuple("1234")}, metric="loss:min", stop="asha:min=1,factor=2")
-    came = run_asha(searcher_for(wish), [0.1, 0.9, None, 0.05])
+    came = run_asha(Searcher(wish), [0.1, 0.9, None, 0.05])
     assert (came[0], came[1], came[2], came[3]) == (9, 1, 1, 9)
 
 
 def test_a_study_that_is_told_again_decides_as_before():
     """The next conductor reads the journal, also of trials that ran a second time."""
     wish = plan(grid={"a": tuple("1234")}, metric="accuracy:max", stop="asha:min=1,factor=2")
-    first, second = searcher_for(wish), searcher_for(wish)
+    first, second = Searcher(wish), Searcher(wish)
     entries = [
         ask(first, 0),
         JournalEntry("reported", 1.0, 0, step=1, value=0.9),
@@ -100,7 +100,7 @@ def test_a_study_that_is_told_again_decides_as_before():
 
 
 def test_tpe_draws_near_the_best():
-    searcher = searcher_for(plan(tpe=60, space={"x": ("0.0..1.0",)}, metric="loss:min"))
+    searcher = Searcher(plan(tpe=60, space={"x": ("0.0..1.0",)}, metric="loss:min"))
     drawn = []
     for number in range(60):
         x = ask(searcher, number).parameters["x"]
@@ -122,7 +122,7 @@ def test_without_optuna_a_grid_works_and_the_rest_says_what_to_install(monkeypat
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    searcher_for(plan(grid={"a": ("1",)}))
+    Searcher(plan(grid={"a": ("1",)}))
     with pytest.raises(BadInput) as caught:
-        searcher_for(plan(random=3, space=LR))
+        Searcher(plan(random=3, space=LR))
     assert caught.value.hint == "run: pip install 'gpurun[sweep]'"

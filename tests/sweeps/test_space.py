@@ -63,7 +63,7 @@ def test_what_is_no_parameter_is_refused(words):
 def test_a_grid_has_every_point_once_the_last_parameter_fastest():
     points = sweep_plan.parse_space(sweep_plan.assignments(("a=1,2", "b=x,y")))
     assert sweep_plan.check_grid(points) == 4
-    assert list(sweep_plan.grid(points)) == [
+    assert [sweep_plan.grid_point(points, number) for number in range(4)] == [
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpurun.studies.sweep_plan import JournalEntry, Metric, Trials
+from gpurun.studies.trials import JournalEntry, Metric, Trials
 
 VALUES = {0: 0.5, 1: None, 2: 0.9, 3: 0.9, 4: 0.1, 5: 0.95}
 COMPLETE = {0, 2, 3, 4}

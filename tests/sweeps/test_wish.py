@@ -9,7 +9,8 @@ import pytest
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe import read_recipe
 from gpurun.jobs.spec import JobSpec
-from gpurun.studies.sweep_plan import Asha, Metric, Wish, job_of, longest_point
+from gpurun.studies.sweep_plan import Asha, Wish, job_of, longest_point
+from gpurun.studies.trials import Metric
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",), env={"A": "b"})
 LR = {"lr": ("0.1", "0.01")}

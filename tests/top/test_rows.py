@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -16,6 +17,7 @@ from gpurun.jobs.record import State
 from gpurun.quantities import duration
 from gpurun.remote.fleet import Fleet
 from gpurun.views.feed import Sampling
+from gpurun.views.lines import plain
 from gpurun.views.picture import OutHost
 from gpurun.views.rows import (
     SORTS,
@@ -24,6 +26,8 @@ from gpurun.views.rows import (
     host_rows,
     job_rows,
     leased_hosts,
+    moment_lines,
+    queue_rows,
     screen_summary,
     usage,
 )
@@ -59,6 +63,38 @@ def test_a_host_that_is_out_is_named_with_its_reason(cluster):
     assert row.cells[2] == "out" and row.cells[-1] == "no route\\x1b[2J"
     assert "1 host out" in screen_summary(out) and "out" not in screen_summary(moment)
     assert any("n4: out" in line for line in changed_lines(moment, out, duration))
+
+
+def drawn(moment, columns=200):
+    return [plain(line) for line in moment_lines(moment, duration, columns)]
+
+
+def test_status_watch_draws_the_rows_of_top_as_tables(cluster):
+    moment = cluster.latest()
+    lines = drawn(moment)
+    assert lines[0] == screen_summary(moment)
+    for rows in (job_rows(moment, duration), queue_rows(moment, duration), host_rows(moment)):
+        for row in rows:
+            found = [line.split() for line in lines if row.key in line.split()]
+            if row.key == "n4":
+                assert not found, "no job uses it, and nothing is wrong with it"
+            else:
+                assert " ".join(row.cells).split() in found
+    silent = [line for line in moment_lines(moment, duration, 200) if line and line[0][0] == "n3"]
+    assert {mark for text, mark in silent[0] if text.strip()} == {"bad"}
+
+
+def test_status_watch_cuts_no_cell_of_a_narrow_terminal(cluster):
+    lines = drawn(cluster.latest(), columns=60)
+    assert any("because waits for 60 more GPUs" in line for line in lines)
+    assert any("trouble the connection timed out" in line for line in lines)
+
+
+def test_whatever_hosts_and_users_say_stays_text(cluster):
+    cluster.names[1] = "res\x1b[2Jnet"
+    cluster.silent = {"n3": "the driver\x1b[2J hangs"}
+    text = "\n".join(drawn(cluster.latest()))
+    assert "\x1b" not in text and "the driver\\x1b[2J hangs" in text and "res\\x1b[2Jnet" in text
 
 
 def test_plain_lines_tell_all_once_and_then_only_news(cluster):
@@ -156,10 +192,34 @@ def test_without_the_extra_it_says_what_to_install(environ):
     assert done.returncode == 2 and "pip install 'gpurun[top]'" in done.stderr
 
 
-def test_plain_mode_prints_into_a_pipe_until_its_reader_has_gone(environ):
-    argv = [sys.executable, "-m", "gpurun", "top", "--plain"]
+@pytest.mark.parametrize("command", [("top", "--plain"), ("status", "--watch")])
+def test_plain_mode_prints_into_a_pipe_until_its_reader_has_gone(environ, command):
+    argv = [sys.executable, "-m", "gpurun", *command]
     with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "32 of 32 GPUs free · 0 jobs running · 0 waiting\n"
         process.send_signal(2)
         _, said = process.communicate(timeout=30)
     assert process.returncode in (0, 130) and "Traceback" not in said
+
+
+def test_status_watch_is_drawn_again_on_a_terminal_until_ctrl_c(environ):
+    environ["TERM"] = "xterm"
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "gpurun", "status", "--watch"]
+    with subprocess.Popen(
+        argv, env={**environ, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while b"32 of 32 GPUs free" not in seen:
+            seen += os.read(ours, 4096)
+        cordon = [sys.executable, "-m", "gpurun", "inventory", "cordon", "n1"]
+        subprocess.run(cordon, env=environ, check=True, capture_output=True, input="")
+        while b"28 of 32 GPUs free" not in seen:
+            seen += os.read(ours, 4096)
+        process.send_signal(2)
+        while process.poll() is None:  # it writes while it ends
+            with contextlib.suppress(OSError):
+                seen += os.read(ours, 4096)
+    os.close(ours)
+    assert process.returncode == 0 and b"Traceback" not in seen

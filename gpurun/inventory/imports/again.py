@@ -24,12 +24,12 @@ from gpurun.inventory.edit import (
     AddHosts,
     Edit,
     HostSetting,
-    InventoryTree,
     RemoveHosts,
     SetEach,
     SetFields,
     apply,
     parse_settings,
+    with_hosts,
 )
 from gpurun.inventory.edit import parse_settings as settings_of
 from gpurun.inventory.fields import PER_HOST
@@ -170,12 +170,12 @@ def compose_inventory(draft: Draft, given: Mapping[str, str], fabric: Mapping[st
     ]
     if draft.ssh_config:
         lines.append(f"ssh_config: {_quoted_of_compose(draft.ssh_config)}")
-    tree = InventoryTree("\n".join([*lines, "racks:", ""]))
-    for rack in dict.fromkeys(racks.values()):
-        members = [host for host in draft.values if racks[host] == rack]
-        for hosts, settings in grouped(draft, members, defaults):
-            tree.add(hosts, rack, settings)
-    return tree.merged()
+    additions = [
+        AddHosts(hosts, rack, settings)
+        for rack in dict.fromkeys(racks.values())
+        for hosts, settings in grouped(draft, [host for host in draft.values if racks[host] == rack], defaults)
+    ]
+    return with_hosts("\n".join([*lines, "racks:", ""]), additions)
 
 
 def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str]:

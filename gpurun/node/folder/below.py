@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import json
 import os
 import stat
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node.agent.frames import OpError
 
@@ -564,6 +565,40 @@ class ContentDigest:
             return "sha256:" + self._bytes.hexdigest()
         parts = "%s %s %d" % (self._bytes.hexdigest(), self._holes.hexdigest(), self.size)
         return "sha256-holes:" + hashlib.sha256(parts.encode("ascii")).hexdigest()
+
+
+def digest_of_file(descriptor: int, like: str = "") -> str:
+    """Return the `ContentDigest` of a file as it is now."""
+    whole = ContentDigest(like)
+    for zeros, piece in blocks(descriptor, os.fstat(descriptor).st_size):
+        whole.add(zeros, piece)
+    return str(whole)
+
+
+class Entry(NamedTuple):
+    """One name of code or of a data set, on the head and on hosts. As JSON, it is a list.
+
+    Attributes:
+        path: relative, with ``/``.
+        kind: ``file``, ``dir`` or ``link``.
+        mode: permission bits; 0 for links.
+        size, digest: of a file's content.
+        target: of a link, as it is.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    mtime_ns: int = 0
+    size: int = 0
+    digest: str = ""
+    target: str = ""
+
+
+def digest_of(entries: Iterable[Entry]) -> str:
+    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
+    told = [[path, kind, mode, digest, target] for path, kind, mode, _, _, digest, target in entries]
+    return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
 
 
 # The beginning of a file that an interrupted copy has left: it is compared, so that the next copy sends only the

@@ -27,7 +27,7 @@ import stat
 import stat as modes
 import tempfile
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from gpurun.node.agent import frames
 from gpurun.node.agent.frames import Call, OpError, OpReply
@@ -35,6 +35,7 @@ from gpurun.node.folder import below
 from gpurun.node.folder.below import (
     Begun,
     ContentDigest,
+    Entry,
     absolute,
     blocks,
     changes_are_seen,
@@ -204,6 +205,10 @@ class Listed(NamedTuple):
         if self.why:
             shown["why"] = self.why
         return shown
+
+
+Named = Union[Listed, Entry]
+"""What can be created in a folder: of outputs, of code or of a data set."""
 
 
 def listed(header: Dict[str, Any]) -> Listed:
@@ -564,7 +569,7 @@ class Maker(Sink):
         self._folders: List[Tuple[below.Parts, int, int]] = []
         self._file: Optional[int] = None
 
-    def folder(self, entry: Listed) -> None:
+    def folder(self, entry: Named) -> None:
         """Create a folder, or keep the existing one."""
         parts = below.parts_of(entry.path)
         above = self.cursor.at(parts[:-1])
@@ -576,7 +581,7 @@ class Maker(Sink):
                 os.mkdir(parts[-1], 0o700, dir_fd=above)
         self._folders.append((parts, entry.mode, entry.mtime_ns))
 
-    def link(self, entry: Listed) -> None:
+    def link(self, entry: Named) -> None:
         """Create a symbolic link with any target."""
         parts = below.parts_of(entry.path)
         above, target = self.cursor.at(parts[:-1]), entry.target.encode("utf-8", "surrogateescape")
@@ -588,13 +593,13 @@ class Maker(Sink):
         if entry.mtime_ns:
             os.utime(parts[-1], ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=above, follow_symlinks=False)
 
-    def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:  # noqa: ARG002
+    def begin(self, entry: Named, marks: List[int]) -> Tuple[int, Optional[Begun]]:  # noqa: ARG002
         """Return a descriptor of a new file without a name; `keep` names it, `drop` discards it."""
         self.drop()
         self._file = below.create_file(self._scratch, self._temporary)
         return self._file, None
 
-    def keep(self, entry: Listed, marks: List[int]) -> None:
+    def keep(self, entry: Named, marks: List[int]) -> None:
         """Give the begun file its name."""
         assert self._file is not None
         parts = below.parts_of(entry.path)

@@ -20,7 +20,7 @@ from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.agent.serve import disk_of, reserve_of
 from gpurun.node.folder import below
 from gpurun.node.folder.below import walk
-from gpurun.node.job.parts import job_folder as job_folder_of_parts
+from gpurun.node.job.parts import job_folder
 from gpurun.node.job.rules import OWNER, depth_of
 
 USE_FILE = "caches"
@@ -66,16 +66,16 @@ def caches_folder(owner: str) -> str:
 
 def folder_of_job(job: str) -> str:
     """Return the folder that a job uses; "" if it uses none."""
-    owner = _owner_of(job_folder_of_parts(job))
+    owner = _owner_of(job_folder(job))
     return caches_folder(owner) if OWNER.match(owner) else ""
 
 
 def is_newest_user(job: str) -> bool:
     """Return whether a job uses caches, and no other job on this host has begun later to use the same."""
-    owner, began = _owner_of(job_folder_of_parts(job)), []
+    owner, began = _owner_of(job_folder(job)), []
     for each in _users(owner) if owner else ():
         with suppress(FileNotFoundError):  # fenced meanwhile
-            began.append((os.stat(os.path.join(job_folder_of_parts(each), USE_FILE)).st_mtime_ns, each))
+            began.append((os.stat(os.path.join(job_folder(each), USE_FILE)).st_mtime_ns, each))
     return bool(began) and max(began)[1] == job
 
 
@@ -87,7 +87,7 @@ def join(call: Call, job: str, owner: str, most_bytes: int) -> None:
     """
     for each in (os.path.dirname(_top(owner)), _top(owner), caches_folder(owner), _gone(owner)):
         os.makedirs(each, mode=0o700, exist_ok=True)
-    if _owner_of(job_folder_of_parts(job)) == owner:
+    if _owner_of(job_folder(job)) == owner:
         return
     ends_s = time.monotonic() + _JOIN_S
     try:
@@ -268,7 +268,7 @@ def _users(owner: str) -> List[str]:
 
 
 def _note_use(job: str, owner: str) -> None:
-    with open(os.path.join(job_folder_of_parts(job), USE_FILE), "w", encoding="ascii") as file:
+    with open(os.path.join(job_folder(job), USE_FILE), "w", encoding="ascii") as file:
         file.write(owner)
 
 

@@ -129,7 +129,7 @@ class DockerStore:
         return docker.parse_answer(answer)
 
     def _exchange(self, method: str, path: str, body: Any = None) -> Tuple[int, bytes]:
-        connection = docker.connect(self._call, timeout_s=TIMEOUT_S)
+        connection = docker.open_engine(self._call, timeout_s=TIMEOUT_S)
         try:
             return docker.exchange(connection, method, path, body)
         except (socket.timeout, http.client.HTTPException, ConnectionError) as error:

@@ -308,7 +308,7 @@ def _remove_containers(call: Call, job: str, attempt: int, required: bool, seen:
         seen: receives all ids.
     """
     try:
-        connection = docker.connect(call)
+        connection = docker.open_engine(call)
     except OpError:
         if required:
             raise
@@ -480,7 +480,7 @@ def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) ->
     """
     if claim is not None:
         claims.take_here(call, **claim)
-    connection = docker.connect(call, timeout_s=120.0)
+    connection = docker.open_engine(call, timeout_s=120.0)
     try:
         status, answer = _asked(call, connection, "POST", "/containers/%s/start" % container)
         if status in (204, 304):
@@ -528,7 +528,7 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
         clock, None if it has not ended; ``unwritable`` says, of one that has ended with a failure, why nothing can be
         written to the job's folder, "" if that is possible.
     """
-    connection = docker.connect(call)
+    connection = docker.open_engine(call)
     try:
         found = [_inspected(connection, job, each["Id"]) for each in parts.containers_of(connection, job)]
         return [container for container in found if container is not None]

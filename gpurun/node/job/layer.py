@@ -80,7 +80,7 @@ def _mounted(call: Call, job: str, attempt: int, options: Dict[str, str], contai
     for _ in range(_TRIES):
         _make_volume(call, job, attempt, options)
         made = container()
-        connection = docker.connect(call)
+        connection = docker.open_engine(call)
         try:
             labels = dict(_volumes(connection, volume_name(job, attempt))).get(volume_name(job, attempt), {})
         finally:
@@ -130,7 +130,7 @@ def _make_volume(call: Call, job: str, attempt: int, options: Dict[str, str]) ->
     """Make an attempt's volume, in the place of one that no container has any more."""
     labels = {LABEL: job, "gpurun.attempt": str(attempt), FOLDER_LABEL: serve.root()}
     body = {"Name": volume_name(job, attempt), "Driver": "local", "DriverOpts": options, "Labels": labels}
-    connection = docker.connect(call)
+    connection = docker.open_engine(call)
     try:
         _sweep(connection)
         _remove(connection, volume_name(job, attempt))
@@ -157,7 +157,7 @@ def _refusal(call: Call, job: str, container: str) -> str:
 
 def _asked(call: Call, method: str, path: str, body: Any = None, tar: bytes = b"") -> Tuple[int, bytes]:
     """Send a request to the engine. Raises OpError: ``no-docker`` if it does not answer, or breaks off."""
-    connection = docker.connect(call)
+    connection = docker.open_engine(call)
     try:
         return docker.exchange(connection, method, path, body, tar)
     except (http.client.HTTPException, OSError) as error:

@@ -342,7 +342,7 @@ def signal(call: Call, job: str, name: str, attempt: Optional[int] = None) -> in
 
 
 def _running(call: Call, job: str) -> List[int]:
-    connection = docker.connect(call)
+    connection = docker.open_engine(call)
     try:
         found = parts.containers_of(connection, job)
     finally:

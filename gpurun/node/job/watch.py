@@ -187,7 +187,7 @@ class Neighbours:
         elif self._refusals >= MOST_REFUSALS:
             return
         try:
-            connection = docker.connect(call, timeout_s=20.0)
+            connection = docker.open_engine(call, timeout_s=20.0)
             try:
                 self._before = settle(connection, self._before)
             finally:
@@ -408,7 +408,7 @@ class ContainerWatch:
 
     def _kill(self, call: Call, container: str) -> bool:
         try:
-            connection = docker.connect(call, timeout_s=60.0)
+            connection = docker.open_engine(call, timeout_s=60.0)
             try:
                 status, _ = docker.exchange(connection, "POST", "/containers/%s/kill" % docker.checked_name(container))
             finally:
@@ -465,7 +465,7 @@ def _layers(call: Call) -> List[_Written]:
     """
     filters = urllib.parse.quote(json.dumps({"label": [parts.LABEL]}))
     try:
-        connection = docker.connect(call, timeout_s=60.0)
+        connection = docker.open_engine(call, timeout_s=60.0)
         try:
             status, answer = docker.exchange(connection, "GET", "/containers/json?size=1&filters=" + filters)
             found = docker.parse_answer(answer) if status == 200 else None

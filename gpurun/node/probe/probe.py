@@ -14,15 +14,12 @@ import os
 import platform
 import re
 import resource
-import select
 import shutil
-import signal
 import socket
 import sys
 import threading
 import time
-import traceback
-from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
 from gpurun.node import docker, nvml
@@ -30,6 +27,7 @@ from gpurun.node.agent import serve
 from gpurun.node.agent.frames import OpError
 from gpurun.node.docker import NoEngine, image_root, is_rootless, of_jobs, serving
 from gpurun.node.folder.contents import write_all
+from gpurun.node.nvml_apart import NoAnswer, Nvml
 from gpurun.node.probe.facts import (
     Listener,
     dmabuf,
@@ -45,141 +43,6 @@ from gpurun.node.probe.facts import (
     sysfs_names,
     try_connections,
 )
-
-# Run a function in a separate process, so that a hanging driver cannot hang its caller.
-
-
-_unreaped: Set[int] = set()
-"""Processes that were killed and may not have ended yet."""
-
-
-class TooSlow(Exception):
-    """The function did not answer in time."""
-
-
-class Died(Exception):
-    """The function's process ended without an answer; the message says what is known."""
-
-
-def ask_apart(function: Callable[[], Any], timeout_s: float) -> Any:
-    """Return the JSON value of one call.
-
-    Raises:
-        TooSlow: not within `timeout_s` seconds.
-        Died: its process was killed, or raised.
-    """
-    for value in items(lambda: iter([function()]), timeout_s):
-        return value
-    raise Died("ended without an answer")
-
-
-def items(function: Callable[[], Iterator[Any]], timeout_s: float) -> Iterator[Any]:
-    """Yield the JSON values of an iterator in a separate process; closing this generator ends that process.
-
-    Raises:
-        TooSlow: the next value did not come within `timeout_s` seconds.
-        Died: its process was killed, or raised.
-    """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _child(function, writer)
-    os.close(writer)
-    try:
-        yield from _read(reader, timeout_s)
-    finally:
-        os.close(reader)
-        _end(pid)
-
-
-def _child(function: Callable[[], Iterator[Any]], writer: int) -> None:
-    """Run the other process: it keeps none of the parent's files open, and never returns."""
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        _close_all_but({writer, *_imported_from()})
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(null, standard)
-        try:
-            for value in function():
-                _write(writer, json.dumps({"value": value}))
-        except Exception as error:  # noqa: BLE001 - told to the parent, which is all that can be done here
-            where = traceback.extract_tb(sys.exc_info()[2])[-1]
-            text = "%s: %s (%s:%s)" % (type(error).__name__, error, os.path.basename(where.filename), where.lineno)
-            _write(writer, json.dumps({"error": text}))
-    finally:
-        os._exit(0)
-
-
-def _imported_from() -> Iterator[int]:
-    """Yield the memory files that modules are imported from: the agent's zip is one."""
-    for place in sys.path:
-        folder, _, number = place.rpartition("/")
-        if folder == "/proc/self/fd" and number.isdigit():
-            yield int(number)
-
-
-def _close_all_but(kept: Set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the listing's own
-
-
-def _write(fd: int, line: str) -> None:
-    data = line.encode("utf-8", "replace") + b"\n"
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def _read(reader: int, timeout_s: float) -> Iterator[Any]:
-    buffer = b""
-    deadline = time.monotonic() + timeout_s
-    poller = select.poll()
-    poller.register(reader, select.POLLIN)
-    while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poller.poll(left_s * 1000):
-            raise TooSlow("no answer within %g s" % timeout_s)
-        data = os.read(reader, 1 << 16)
-        if not data:
-            return
-        buffer += data
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            document = json.loads(line.decode("utf-8"))
-            if "error" in document:
-                raise Died(document["error"])
-            yield document["value"]
-            deadline = time.monotonic() + timeout_s
-
-
-def _end(pid: int) -> None:
-    """Kill a process. If it hangs in a driver it ends later, and the next call reaps it."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    _unreaped.add(pid)
-    for _ in range(20):
-        for each in tuple(_unreaped):
-            _reap(each)
-        if pid not in _unreaped:
-            return
-        time.sleep(0.01)
-
-
-def _reap(pid: int) -> None:
-    try:
-        if not os.waitpid(pid, os.WNOHANG)[0]:
-            return
-    except ChildProcessError:
-        pass
-    _unreaped.discard(pid)
-
 
 # Facts about the host's Docker engine, from its socket.
 
@@ -508,13 +371,8 @@ def _sync(descriptor: int) -> None:
             raise
 
 
-NVML_TIMEOUT_S = 10.0
-FIRST_TRY_S = 4.0
-"""A healthy driver answers in tens of milliseconds, after a cold start without persistence mode in seconds."""
-
-SECTION_TIMEOUT_S = FIRST_TRY_S + NVML_TIMEOUT_S + 6.0
-
-NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
+SECTION_TIMEOUT_S = 20.0
+"""Longer than NVML may take (`gpurun.node.nvml_apart.ANSWER_S`), and than both questions to Docker."""
 
 
 class Roots:
@@ -642,33 +500,13 @@ def _docker(_roots: Roots) -> Dict[str, Any]:
 
 
 def _gpus(roots: Roots) -> Dict[str, Any]:
-    # Imported before the fork: in the child of a process with threads, an import may wait for a lock whose holder is
-    # not there. A child can still be born with such a lock, so no answer counts only the second time.
-    try:
-        import pynvml  # noqa: F401, PLC0415
-    except ImportError as error:
-        return {"gpus": [], "gpu_problem": "reading NVML failed: %s" % error}
-    try:
+    with Nvml() as apart:
         try:
-            found = ask_apart(_read_nvml, FIRST_TRY_S)  # type: Dict[str, Any]
-        except TooSlow:
-            found = ask_apart(_read_nvml, NVML_TIMEOUT_S)
-    except TooSlow as error:
-        return {"gpus": [], "gpu_problem": "the NVIDIA driver hangs: %s" % error}
-    except Died as error:
-        return {"gpus": [], "gpu_problem": "reading NVML failed: %s" % error}
+            found = apart.ask_host("facts")
+        except NoAnswer as error:
+            return {"gpus": [], "gpu_problem": str(error)}
     gpu_places(roots.sysfs, found["gpus"])
     return found
-
-
-def _read_nvml() -> Dict[str, Any]:
-    import pynvml  # noqa: PLC0415 - 330 kB of source, needed only in this process
-
-    try:
-        return nvml.read_nvml(pynvml)
-    except pynvml.NVMLError as error:
-        none = "no NVIDIA driver: " if error.value in NO_DRIVER else "NVML: "
-        return {"gpus": [], "gpu_problem": none + str(error)}
 
 
 def _name_processes(found: Dict[str, Any], roots: Roots) -> Dict[str, Any]:
@@ -701,21 +539,13 @@ def clock(_call: Any) -> Dict[str, float]:
 
 def sample(call: Any, interval_s: float = 2.0) -> Iterator[Dict[str, Any]]:
     """``probe.sample``: load, memory, temperature and power of every GPU, every `interval_s`, until cancelled."""
-
-    def read() -> Iterator[Any]:
-        import pynvml  # noqa: PLC0415
-
-        return nvml.samples(pynvml, lambda: time.sleep(interval_s))
-
-    source = items(read, interval_s + NVML_TIMEOUT_S)
-    try:
-        for gpus in source:
-            yield {"gpus": gpus, "clock_s": time.time()}
-            call.check()
-    except (TooSlow, Died) as error:
-        yield {"gpus": [], "clock_s": time.time(), "problem": str(error)}
-    finally:
-        source.close()  # type: ignore[attr-defined]
+    with Nvml() as apart:
+        try:
+            while True:
+                yield {**apart.ask_host("sample"), "clock_s": time.time()}
+                call.wait(interval_s)
+        except NoAnswer as error:
+            yield {"gpus": [], "clock_s": time.time(), "problem": str(error)}
 
 
 def listen(

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Generator, Iterable, Iterator, List, Opt
 from gpurun.node.agent import frames
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.folder.contents import write_all
-from gpurun.node.transfer.spool import CHUNK, Blob, Pace, Packs, Remembered, Spool, unpack_bytes
+from gpurun.node.transfer.spool import CHUNK, Blob, Pace, Remembered, Spool, unpack_bytes
 
 # Chunks from host to host: TLS 1.3 in which both ends show the transfer's one certificate.
 
@@ -71,7 +71,7 @@ class Server:
         key: str,
         find: Callable[[str], Optional[Blob]],
         pace: Pace,
-        packs: Packs,
+        packs: Remembered,
     ) -> None:
         self._context = context(True, certificate, key)
         self._find = find
@@ -212,7 +212,7 @@ def chunk_of(header: Dict[str, Any]) -> Tuple[str, int]:
     return digest, index
 
 
-def chunk_frame(blob: Blob, index: int, buffer: memoryview, packs: Packs) -> Tuple[Dict[str, Any], frames.Bytes]:
+def chunk_frame(blob: Blob, index: int, buffer: memoryview, packs: Remembered) -> Tuple[Dict[str, Any], frames.Bytes]:
     """Return the frame of a chunk, compressed if that form exists."""
     piece = blob.read_into(index, buffer)
     packed = packs.get(blob, index, piece)

@@ -21,7 +21,7 @@ import zlib
 from collections import OrderedDict
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 from gpurun.node.agent import frames
 from gpurun.node.agent.frames import OpError
@@ -430,25 +430,15 @@ def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
         os.close(descriptor)  # it was removed while we waited for it: take the new one
 
 
-# Compress chunks: the head compresses a chunk once, hosts pass on the compressed bytes and decompress for themselves.
+# Compressed chunks: the head compresses a chunk once, hosts pass on the compressed bytes and decompress for themselves.
 
 
-LEVEL = 1
-# A chunk that shrinks by less than this is sent as it is.
-WORTH = 0.9
 # Packed chunks a host remembers for those it passes them on to; who is further behind gets them unpacked.
 MEMORY_BYTES = 8 << 20
 
 
-class Packs(Protocol):
-    """Gives a server a chunk's compressed form, if there is one."""
-
-    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:
-        """Return the compressed form of `piece`, which is chunk `index` of `blob`; None = send it uncompressed."""
-
-
 class Remembered:
-    """A host's cache of the last compressed chunks. Thread-safe."""
+    """The last compressed chunks that this process has received or made. Thread-safe."""
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -465,32 +455,10 @@ class Remembered:
             while self._bytes > self._limit_bytes:
                 self._bytes -= len(self._packs.popitem(last=False)[1])
 
-    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:  # noqa: ARG002, D102 - of Packs
+    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:  # noqa: ARG002 - for the head's
+        """Return the compressed form of `piece`, which is chunk `index` of `blob`; None = send it uncompressed."""
         with self._lock:
             return self._packs.get((blob.digest, index))
-
-
-class Packing(Remembered):
-    """The head's: compresses chunks while it is switched on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on = False
-
-    def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:  # noqa: D102 - of Packs
-        if not self.on:
-            return None
-        known = super().get(blob, index, piece)
-        if known is None:
-            known = pack(piece)
-            self.put(blob.digest, index, known or b"")
-        return known or None
-
-
-def pack(piece: frames.Bytes) -> Optional[bytes]:
-    """Return a chunk's compressed form; None if it hardly shrinks."""
-    packed = zlib.compress(piece, LEVEL)
-    return packed if len(packed) < WORTH * len(piece) else None
 
 
 def unpack_bytes(packed: frames.Bytes) -> bytes:

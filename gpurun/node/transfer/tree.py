@@ -9,22 +9,22 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from gpurun.node.agent import frames
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.folder import below
-from gpurun.node.folder.below import forget, walk
-from gpurun.node.folder.contents import Listed, Maker, write_all
+from gpurun.node.folder.below import Entry, digest_of_file, forget, walk
+from gpurun.node.folder.contents import Maker, write_all
 from gpurun.node.transfer import blobs
 from gpurun.node.transfer.spool import CHUNK, checked_digest
 
 # The store never takes more than this share of its disk, least recently used contents going first.
 SHARE = 0.05
+LIKE = "sha256:"
+"""Digests of code hash zeros, too (`gpurun.node.folder.below.ContentDigest`)."""
 NEEDED_S = 3600.0
 """What a job was told is there, or what came for it, stays so long beyond that share: until its folder is made."""
-
-Entry = Tuple[str, str, int, int, int, str, str]
 
 
 def _folder() -> str:
@@ -122,7 +122,7 @@ class _Making:
         forget(self._temporary)
 
 
-def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
+def make(call: Call, dest: str, entries: List[Sequence[Any]]) -> Dict[str, Any]:
     """Make `dest` a folder that holds exactly these entries; all contents are in the store.
 
     Keeps files that are right already, and verifies every other byte while it copies.
@@ -134,40 +134,49 @@ def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
         OpError: ``refused``: a name that leads out of the folder; ``not-found``: a content is not in the store;
             ``corrupt``.
     """
-    kinds = {below.text_of_path(below.parts_of(entry[0])): entry[1] for entry in entries}
-    if len(kinds) != len(entries):
-        raise OpError("refused", "a name comes twice")
+    wanted, written = [Entry(*entry) for entry in entries], []
     top = below.open_top(dest, make=True)
     try:
         os.fchmod(top, 0o700)
+        kinds = _kinds(wanted)
         _remove_others(top, kinds)
         with Maker(top) as maker:
-            written, size = _make(call, maker, entries, kinds)
+
+            def make_file(entry: Entry) -> None:
+                if not _has(maker, entry):
+                    _copy(maker, entry)
+                    written.append(entry.size)
+
+            make_entries(call, maker, wanted, make_file)
+            maker.close_folders()
     finally:
         os.close(top)
     _evict()
-    return {"written": written, "bytes": size}
+    return {"written": len(written), "bytes": sum(written)}
 
 
-def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str]) -> Tuple[int, int]:
-    """Create all entries; return how many files and bytes had to be written."""
-    written = size = 0
-    for path, kind, mode, mtime_ns, length, digest, target in entries:
+def make_entries(call: Call, maker: Maker, entries: Sequence[Entry], make_file: Callable[[Entry], None]) -> None:
+    """Create folders and links of code or of a data set, and call `make_file` for each file.
+
+    Raises:
+        OpError: ``refused``: an entry is of another kind.
+    """
+    makers = {"dir": maker.folder, "link": maker.link, "file": make_file}
+    for entry in entries:
         call.check()
+        if entry.kind not in makers:
+            raise OpError("refused", "%.200r is a %.20r" % (entry.path, entry.kind))
+        makers[entry.kind](entry)
+
+
+def _kinds(entries: Sequence[Entry]) -> Dict[str, str]:
+    kinds = {below.text_of_path(below.parts_of(entry.path)): entry.kind for entry in entries}
+    if len(kinds) != len(entries):
+        raise OpError("refused", "a name comes twice")
+    for path in kinds:
         if kinds.get(os.path.dirname(path), "dir") != "dir":
-            raise OpError("refused", "a part of the path %r is not a folder" % path)
-        parts = below.parts_of(path)
-        if kind == "dir":
-            maker.folder(Listed(path, kind, mode, mtime_ns))
-        elif kind == "link":
-            maker.link(Listed(path, kind, mtime_ns=mtime_ns, target=target))
-        elif not _has(maker.cursor.at(parts[:-1]), parts[-1], mode, mtime_ns, length, digest):
-            entry = Listed(path, kind, mode, mtime_ns, length)
-            _copy(maker, entry, digest)
-            maker.keep(entry, entry.marks)
-            written, size = written + 1, size + length
-    maker.close_folders()
-    return written, size
+            raise OpError("refused", "a part of the path %.200r is not a folder" % path)
+    return kinds
 
 
 def _remove_others(top: int, kinds: Dict[str, str]) -> None:
@@ -180,54 +189,38 @@ def _remove_others(top: int, kinds: Dict[str, str]) -> None:
             below.remove_entry(found.above, found.parts[-1])
 
 
-def _has(above: int, name: bytes, mode: int, mtime_ns: int, size: int, digest: str) -> bool:
-    """Return whether a file is there with that content; if so, give it this mode and time."""
+def _has(maker: Maker, entry: Entry) -> bool:
+    """Return whether a file is there with that content; if so, give it the entry's mode and time."""
+    parts = below.parts_of(entry.path)
     try:
-        descriptor = below.open_file(above, name, force=True)
+        descriptor = below.open_file(maker.cursor.at(parts[:-1]), parts[-1], force=True)
     except FileNotFoundError:
         return False
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         status = os.fstat(descriptor)
         # A file with several names is not ours alone: somebody else may write to it.
-        if status.st_size != size or status.st_nlink != 1 or _digest(file) != digest:
+        if status.st_size != entry.size or status.st_nlink != 1 or digest_of_file(descriptor, LIKE) != entry.digest:
             return False
-        below.finish(descriptor, mode, mtime_ns)
+        below.finish(descriptor, entry.mode, entry.mtime_ns)
+    finally:
+        os.close(descriptor)
     return True
 
 
-def _digest(file: Any) -> str:
-    whole = hashlib.sha256()
-    while True:
-        piece = file.read(CHUNK)
-        if not piece:
-            return "sha256:" + whole.hexdigest()
-        whole.update(piece)
-
-
-def _copy(maker: Maker, entry: Listed, digest: str) -> None:
+def _copy(maker: Maker, entry: Entry) -> None:
     """Copy a file's content out of the store into a file that `maker` begins, and verify it."""
-    source = _place(digest)
-    begun, _ = maker.begin(entry, entry.marks)
-    with open(begun, "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
+    source, copied, position = _place(entry.digest), hashlib.sha256(), 0
+    begun, _ = maker.begin(entry, [])
+    with open(source, "rb", buffering=0) as file:
         os.utime(source)
-        copied = _digest(_Tee(file, out))
-    if copied != digest:
+        for piece in iter(lambda: file.read(CHUNK), b""):
+            copied.update(piece)
+            write_all(begun, piece, position)
+            position += len(piece)
+    if "sha256:" + copied.hexdigest() != entry.digest:
         forget(source)
-        raise OpError("corrupt", "the stored copy of %s had changed, so gpurun removed the copy" % digest)
-
-
-class _Tee:
-    """Reads from one file and writes the same bytes to another."""
-
-    def __init__(self, source: Any, copy: Any) -> None:
-        self._source, self._copy = source, copy
-
-    def read(self, size: int) -> bytes:
-        piece: bytes = self._source.read(size)
-        view = memoryview(piece)
-        while view:
-            view = view[self._copy.write(view) :]
-        return piece
+        raise OpError("corrupt", "the stored copy of %s had changed, so gpurun removed the copy" % entry.digest)
+    maker.keep(entry, [entry.size, entry.mtime_ns])
 
 
 def _contents() -> Iterator[Tuple[float, int, str]]:

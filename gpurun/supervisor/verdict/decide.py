@@ -259,7 +259,7 @@ STOPPED_S = 5.0
 """How long a launcher may outlive the ranks beside it, when something ends them all."""
 AFTERMATH_S = 30.0
 """If an elastic gang fails so soon after it lost a host and Gloo's time limit passed, the loss is the cause."""
-SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
+SUCCEEDED = End(State.SUCCEEDED, "", 0)
 
 
 def by_launcher(seen: GangSeen, lines: Sequence[output.Line], spec: JobSpec, place: Sequence[str]) -> End:
@@ -301,7 +301,7 @@ def _failed_by_launcher(
     if launcher.was_ended or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt_of(lines, None))
         why = f"{seen.first}: {failure.reason}"
-        return _by_container(seen.first, launcher, End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure))
+        return _by_container(seen.first, launcher, End(State.FAILED, why, 4, failure=failure))
     if named is not None and not (failed is not None and _was_told_to_end(seen, named.rank)):
         return rank_failed(named.rank, _host_of(named, seen, place), named.exit_code, who=seen.title_of(named.rank))
     if failed is not None:
@@ -328,7 +328,7 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
     """
     why = f"{who} on {host} failed first, with {code_words(code)}"
     failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
-    return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)
+    return End(State.FAILED, why, 1, failure=failure, ladder=ladder)
 
 
 def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> End:
@@ -383,7 +383,7 @@ def container_ended(host: str, found: ContainerEnd) -> End:
     """Return the end after the job's container on a host ended."""
     failure = found.failure(host)
     reason = f"{host}: {failure.reason}"
-    return _by_container(host, found, End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True))
+    return _by_container(host, found, End(State.FAILED, reason, 4, failure=failure, ladder=True))
 
 
 def _by_container(host: str, found: ContainerEnd, end: End) -> End:
@@ -408,12 +408,11 @@ def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
         reason = (
             f"the image {spec.image} has no {program}: choose another --launcher, or use an image of recipes/images"
         )
-        return End(
-            State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
-        )
+        failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
+        return End(State.FAILED, reason, 2, failure=failure)
     reason = f"{program} failed with {code_words(code)}: {excerpt[-1] if excerpt else 'it printed nothing'}"
     failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
-    return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
+    return End(State.FAILED, reason, 1, failure=failure)
 
 
 def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
@@ -448,9 +447,7 @@ def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float, gloo_
     host = min(lost)
     failure = lost[host]
     reason = f"{host}: {failure.reason}; then {end.reason}"
-    return replace(
-        end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(sorted(lost))
-    )
+    return replace(end, reason=reason, code=4, failure=failure, suspects=tuple(sorted(lost)))
 
 
 def hosts_at_fault(failures: Mapping[str, FirstFailure]) -> dict[str, FirstFailure]:

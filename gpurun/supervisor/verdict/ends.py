@@ -20,7 +20,6 @@ class End:
     Attributes:
         outcome: the job's state once every host is fenced; QUEUED = the job will restart.
         code: the exit code of ``submit --follow`` and ``wait``.
-        exit_code: the job's own exit code, if a rank has ended.
         ladder: ranks may still be running, and get SIGTERM and their grace period before SIGKILL.
         suspects: hosts at fault.
         by_host: host → its failure that ended the attempt; "" = the head's. `causes` decides what
@@ -32,7 +31,6 @@ class End:
     outcome: State
     reason: str
     code: int
-    exit_code: int | None = None
     failure: FirstFailure | None = None
     ladder: bool = False
     suspects: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from users import ALICE, BOB, GROUP, make_user
 from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
 from gpurun.jobs.spec import Grant
 from gpurun.state.audit import AuditLog
+from gpurun.state.hosts import Cordon, Cordons
 from gpurun.state.paths import StatePath
 from gpurun.state.sharing import FILES, FOLDERS, StateDirectory, append_only
 
@@ -149,6 +150,29 @@ def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_th
     assert bob.run("-c", PRELUDE + "(home / 'deadlines.json').write_text('{}')").returncode != 0
 
 
+def test_a_deadline_that_root_has_replaced_never_counts_again(state, alice):
+    """Members may move the cordons away, and back."""
+    cordon = PRELUDE + "from gpurun.state.hosts import *\n"
+    drain = cordon + "with Cordons(home).changing() as c:\n  c['h1'] = Cordon('draining', 'root', %s, '', until_s=%s)"
+    root = make_user(0, state.parent, state)
+    assert root.python(drain % (5.0, 77.0)) == ""
+    file = Cordons(state).file().plain
+    assert alice.python(f"import os; os.rename('{file}', '{file}.kept')") == ""
+    assert root.python(drain % (6.0, 5000.0)) == ""
+    assert alice.python(f"import os; os.rename('{file}.kept', '{file}')") == ""
+    assert root.python(cordon + "print(Cordons(home).read()['h1'].until_s)") == "None"
+
+
+def test_a_member_who_gives_a_drain_another_reason_keeps_its_deadline(state, alice):
+    put = PRELUDE + "from gpurun.state.hosts import *\nwith Cordons(home).changing() as c:\n  "
+    put += "put_cordon(c, KnownAs('h1', 'h1:22'), Cordon('draining', %r, %s, %r, until_s=%s))"
+    root = make_user(0, state.parent, state)
+    assert root.python(put % ("root", 5.0, "fan", 77.0)) == ""
+    assert alice.python(put % ("alice", 6.0, "disk", None)) == ""
+    found = Cordons(state).read()["h1"]
+    assert (found.reason, found.until_s) == ("disk", 77.0)
+
+
 def test_one_members_drain_moves_another_s_gang_by_that_one_s_own_pass(alice, bob):
     job = bob.python(SUBMIT)
     granted = PRELUDE + "((lease, _),) = Allocator(home).run_pass(now_s=2.0).granted\nprint(lease.grants[0].host)"
@@ -268,7 +292,6 @@ def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, 
     """Also when the member's process is stopped."""
     from gpurun.doctor.bench import BenchHistory, Run
     from gpurun.state import locks
-    from gpurun.state.hosts import Cordon, Cordons
 
     monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     holder = bob.start("-c", HOLD, name)
@@ -290,7 +313,6 @@ def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, 
 
 def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     from gpurun.state import locks
-    from gpurun.state.hosts import Cordon, Cordons
     from gpurun.supervisor.stop import _cordon
 
     monkeypatch.setattr(locks, "PATIENCE_S", 0.2)

@@ -15,7 +15,7 @@ with HeadCopy(folder).alone():
     show(folder.path / "outputs.lock")
 """,
     "a sweep": """
-from gpurun.studies.sweep_store import SweepFolder
+from gpurun.studies.store import SweepFolder
 folder = StatePath(home) / "sweeps" / "s-0000000a"
 folder.mkdir(0o755)
 SweepFolder(folder).take_lock()

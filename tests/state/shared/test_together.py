@@ -99,7 +99,7 @@ BEGIN = PRELUDE + (
     "from gpurun.studies.campaigns import CampaignStore\n"
     "from gpurun.jobs.spec import JobSpec\n"
     "plan = CampaignPlan('{0}', (JobSpec('n', 'i:1', 1, ('train',)),), '/i.yaml', 1, 1.0)\n"
-    "print(CampaignStore(home).create(plan, None).name)"
+    "print(CampaignStore(home).create(plan, None).id)"
 )
 
 

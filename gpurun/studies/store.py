@@ -1,9 +1,8 @@
-"""A sweep's files: ``sweeps/ID`` in the state directory.
+"""The files of sweeps and campaigns: ``sweeps/ID`` and ``scaling/NAME`` in the state directory.
 
 ``plan.json`` and ``code`` (`gpurun.content.workdir`) are written once. ``journal`` has a line for each step of each
-trial; only the holder of the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep,
-and says why if the sweep stopped itself; ``done`` marks an ended sweep. All files belong to the user who created the
-sweep.
+trial; only the holder of the folder's lock appends to it. Of a sweep, ``stop`` asks the conductor to end the sweep, and
+says why if the sweep stopped itself; ``done`` marks an ended sweep. All files belong to the user who created them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -29,25 +29,32 @@ from gpurun.state.caches import new_folder
 from gpurun.state.durable import GrowingFile
 from gpurun.state.locks import open_own_lock
 from gpurun.state.paths import StatePath, state_error
-from gpurun.studies.sweep_plan import JournalEntry, SweepPlan, Trials, wrong_with
+from gpurun.studies.sweep_plan import SweepPlan, wrong_with
+from gpurun.studies.trials import JournalEntry, Trials
 
-ID_PATTERN = re.compile(r"s-[0-9a-f]{8}\Z")
 DOOMED = ".doomed-"
 MOST_LOG_BYTES = 1 << 20
+PlanT = TypeVar("PlanT")
 
 
-class SweepFolder:
-    """One sweep's files. Creating this object reads nothing."""
+class StudyFolder(Generic[PlanT]):
+    """The files of one sweep or campaign. Creating this object reads nothing.
+
+    Attributes:
+        lock: its holder carries the sweep or campaign.
+    """
+
+    kind: str
+    plan_type: type[PlanT]
+    entry_type: type[JournalEntry] = JournalEntry
+    lock_name: str
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
         self.id = path.name
         self.code = path / CODE
-        self.log = path / "conductor.log"
         self.journal = path / "journal"
-        self.stop = path / "stop"
-        self.done = path / "done"
-        self._trouble = path / "trouble"
+        self.lock = path / self.lock_name
 
     def is_mine(self) -> bool:
         """Return whether only this user can have written it."""
@@ -57,20 +64,17 @@ class SweepFolder:
             return False
         return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
-    def plan(self) -> SweepPlan:
-        """Read the sweep's plan. Raises StateError if it is damaged or missing."""
+    def plan(self) -> PlanT:
+        """Read the plan. Raises StateError if it is damaged or missing."""
         path = self.path / "plan.json"
         try:
-            plan = durable.read_record(path, SweepPlan)
+            return durable.read_record(path, self.plan_type)
         except FileNotFoundError as error:
-            raise StateError("the file with the plan of the sweep is missing", where=str(path)) from error
-        if wrong := wrong_with(plan):
-            raise StateError(f"the file is not the plan of a sweep: {wrong}", where=str(path))
-        return plan
+            raise StateError(f"the file with the plan of the {self.kind} is missing", where=str(path)) from error
 
     def entries(self) -> Iterator[JournalEntry]:
         """Yield the complete lines of the journal, in order; skips damaged ones."""
-        decoder = msgspec.json.Decoder(ready(JournalEntry))
+        decoder = msgspec.json.Decoder(ready(self.entry_type))
         for line in GrowingFile(self.journal).lines():
             try:
                 entry = decoder.decode(line)
@@ -81,6 +85,40 @@ class SweepFolder:
     def trials(self) -> Trials:
         """What is known of each trial by now."""
         return Trials(self.entries())
+
+    def take_lock(self) -> int | None:
+        """Take the lock that shows that somebody carries it; return its descriptor, or None if somebody does."""
+        descriptor = open_own_lock(self.lock)
+        try:
+            is_taken = locks.try_take(descriptor)
+            if is_taken and os.fstat(descriptor).st_size > MOST_LOG_BYTES:
+                os.ftruncate(descriptor, 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise state_error(error, self.lock, "locked") from error
+        if is_taken:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+
+class SweepFolder(StudyFolder[SweepPlan]):
+    """One sweep's files. Its conductor's log is its lock."""
+
+    kind, plan_type, lock_name = "sweep", SweepPlan, "conductor.log"
+
+    def __init__(self, path: StatePath) -> None:
+        super().__init__(path)
+        self.stop = path / "stop"
+        self.done = path / "done"
+        self._trouble = path / "trouble"
+
+    def plan(self) -> SweepPlan:
+        """Read the plan. Raises StateError if it is damaged, missing, or cannot be carried."""
+        plan = super().plan()
+        if wrong := wrong_with(plan):
+            raise StateError(f"the file is not the plan of a sweep: {wrong}", where=str(self.path / "plan.json"))
+        return plan
 
     def trouble(self) -> str:
         """Return what prevents the sweep's progress, or why the sweep stopped itself; "" if nothing does."""
@@ -96,25 +134,10 @@ class SweepFolder:
             if trouble != _text_of(self._trouble):
                 durable.write_bytes(self._trouble, trouble.encode())
 
-    def take_lock(self) -> int | None:
-        """Take the lock that shows that the sweep's conductor lives; return its descriptor, or None if it lives."""
-        descriptor = open_own_lock(self.log)
-        try:
-            is_taken = locks.try_take(descriptor)
-            if is_taken and os.fstat(descriptor).st_size > MOST_LOG_BYTES:
-                os.ftruncate(descriptor, 0)
-        except OSError as error:
-            os.close(descriptor)
-            raise state_error(error, self.log, "locked") from error
-        if is_taken:
-            return descriptor
-        os.close(descriptor)
-        return None
-
     def is_conducted(self) -> bool:
         """Return whether the conductor lives."""
         try:
-            descriptor = self.log.open_file(os.O_RDONLY)
+            descriptor = self.lock.open_file(os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
@@ -131,9 +154,9 @@ def _text_of(path: StatePath) -> str:
 
 
 class Journal:
-    """Appends to a sweep's journal. Its user holds the conductor's lock."""
+    """Appends to a journal. Its user holds the folder's lock."""
 
-    def __init__(self, folder: SweepFolder) -> None:
+    def __init__(self, folder: StudyFolder[Any]) -> None:
         self._path = folder.journal
         self._descriptor = folder.journal.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
@@ -182,40 +205,56 @@ class Journal:
             raise state_error(error, self._path, "written") from error
 
 
-class SweepStore:
-    """All sweeps of a state directory."""
+FolderT = TypeVar("FolderT", bound=StudyFolder[Any])
+
+
+class StudyStore(Generic[FolderT]):
+    """All sweeps, or all campaigns, of a state directory."""
+
+    top: str
+    folder_type: type[FolderT]
+    pattern: re.Pattern[str]
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.folder = StatePath(home) / "sweeps"
+        self.folder = StatePath(home) / self.top
 
-    def create(self, plan: SweepPlan, add_code: AddCode | None) -> SweepFolder:
-        """Store a new sweep: whole, or not at all.
+    def create_as(self, name: str, plan: object, add_code: AddCode | None) -> FolderT:
+        """Store a new plan and its code: whole, or not at all.
 
         Raises:
-            StateError: it cannot be written, for example because the disk is full.
+            StateError: it cannot be written, for example because the disk is full, or the name is taken.
         """
         durable.make_folder(self.folder)
-        name = f"s-{secrets.token_hex(4)}"
         with new_folder(self.folder) as draft:
             if add_code is not None:
                 add_code(draft / CODE)
             durable.write_record(draft / "plan.json", plan)
             faults.point()
-            draft.rename(self.folder / name)
+            draft.rename(self.folder / name)  # a folder with content is never replaced
         durable.sync_folder(self.folder)
-        return SweepFolder(self.folder / name)
+        return self.get(name)
 
     def ids(self) -> list[str]:
-        """Ids of all sweeps."""
+        """Ids of all of them."""
         try:
-            return sorted(name for name in self.folder.names() if ID_PATTERN.match(name))
+            return sorted(name for name in self.folder.names() if self.pattern.match(name))
         except FileNotFoundError:
             return []
 
-    def get(self, name: str) -> SweepFolder:
+    def get(self, name: str) -> FolderT:
         """The folder of a known id; existence is not checked."""
-        return SweepFolder(self.folder / name)
+        return self.folder_type(self.folder / name)
+
+
+class SweepStore(StudyStore[SweepFolder]):
+    """All sweeps of a state directory."""
+
+    top, folder_type, pattern = "sweeps", SweepFolder, re.compile(r"s-[0-9a-f]{8}\Z")
+
+    def create(self, plan: SweepPlan, add_code: AddCode | None) -> SweepFolder:
+        """Store a new sweep. Raises StateError as `create_as`."""
+        return self.create_as(f"s-{secrets.token_hex(4)}", plan, add_code)
 
     def unfinished(self) -> list[SweepFolder]:
         """This user's sweeps that are not done."""

@@ -1,20 +1,22 @@
-"""The conductor of one sweep: start trials, judge their reports, stop and resume.
+"""Run the trials of sweeps and campaigns: give each a job, submit the job, and note how the trial ended.
 
-It chooses points, submits their jobs, reads their reports, stops weak trials, and records the results. The journal and
-the jobs hold all its knowledge, so it may be killed at any moment. A new conductor reads the journal, and submits a job
-only if no job has its id.
+The journal and the jobs hold all knowledge, so a runner may be killed at any moment. The next one reads the journal,
+and submits a job only if no job has its id. The conductor of a sweep is a runner that also chooses points, reads and
+judges reports, and stops weak trials.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpurun import faults
 from gpurun.content.build import Report
@@ -27,27 +29,183 @@ from gpurun.inventory.model import Inventory
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.recipe import check_length
 from gpurun.jobs.record import JobRecord, State
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable
 from gpurun.state.audit import AuditLog
 from gpurun.state.clock import Presence
 from gpurun.state.paths import StatePath, may_pass
 from gpurun.state.sharing import StateDirectory
-from gpurun.studies.search import searcher_for
+from gpurun.studies.search import Searcher
+from gpurun.studies.store import Journal, StudyFolder, SweepFolder, SweepStore
 from gpurun.studies.sweep_pictures import add_report
-from gpurun.studies.sweep_plan import (
-    JournalEntry,
-    Metric,
-    Outcome,
-    Point,
-    SweepPlan,
-    Trial,
-    Trials,
-    job_of,
-    longest_point,
-)
-from gpurun.studies.sweep_store import Journal, SweepFolder, SweepStore
+from gpurun.studies.sweep_plan import SweepPlan, job_of, longest_point
+from gpurun.studies.trials import JournalEntry, Metric, Outcome, Point, Trial, Trials
 from gpurun.supervisor.lines import LogTail, RankReport, Speaker
+
+if TYPE_CHECKING:
+    from gpurun.studies.campaign_plan import CampaignPlan
+
+MOST_AT_ONCE = 32
+
+
+class Runner(ABC):
+    """One running sweep or campaign. The caller holds its lock. Subclasses choose trials and judge their ends.
+
+    Args:
+        here: the state directory, known since the lock was taken.
+
+    Raises:
+        StateError: its journal cannot be read.
+    """
+
+    by: str
+    """Who cancels jobs, in words for people."""
+
+    _plan: SweepPlan | CampaignPlan
+
+    def __init__(self, folder: StudyFolder[Any], environ: Mapping[str, str], here: Presence | None = None) -> None:
+        self._home, self._folder, self._environ = folder.path.home, folder, environ
+        self._here = here or Presence(self._home)
+        self._store = JobStore(self._home)
+        self._trials = Trials()
+        for entry in folder.entries():
+            if 0 <= entry.trial < self._plan.trials:  # else its line is damaged
+                self._take(entry)
+        self._journal = Journal(folder)
+        self._submitted: set[str] = set()
+        self._cancelled: set[str] = set()
+
+    @abstractmethod
+    def _point_of(self, number: int) -> Point:
+        """Return the parameters of the next new trial."""
+
+    @abstractmethod
+    def _most_open(self) -> int:
+        """Return how many trials may have a job at a time."""
+
+    @abstractmethod
+    def _job_of(self, trial: Trial) -> JobSpec:
+        """Return the job of a trial."""
+
+    @abstractmethod
+    def _judge(self, trial: Trial, record: JobRecord) -> JournalEntry | None:
+        """Return the end of a trial; None if its job has not ended."""
+
+    def _live(self) -> set[str]:
+        """Return jobs whose records need no look: they have not ended."""
+        return set(self._store.live_ids())
+
+    def step(self) -> bool:
+        """Do the next steps; return whether all trials are over."""
+        self._note_ends()
+        is_stopped = self._is_stopped()
+        if not is_stopped:
+            self._ask()
+            self._submit()
+        faults.point()
+        return not self._trials.unended() and (is_stopped or not self._trials.missing(self._plan.trials))
+
+    def _is_stopped(self) -> bool:
+        """Return whether no trial may begin, and see to it that all end."""
+        return False
+
+    def _take(self, entry: JournalEntry) -> bool:
+        """Process one entry, also of an earlier runner; return whether it requires the trial's early stop."""
+        self._trials.take(entry)
+        return False
+
+    def _add(self, entries: Sequence[JournalEntry], *, is_safe: bool = True) -> list[JournalEntry]:
+        """Add entries to the journal; return those that require a trial's early stop.
+
+        Raises:
+            StateUnavailable: the state directory is away: it looks as if all jobs were removed.
+        """
+        self._here.check()
+        self._journal.add(*entries, is_safe=is_safe)
+        return [entry for entry in entries if self._take(entry)]
+
+    def _note_ends(self) -> list[JournalEntry]:
+        """Note which trials have ended; return their ends."""
+        live = self._live()
+        over = [self._end_of(trial) for trial in self._trials.started() if trial.job not in live]
+        ended = [entry for entry in over if entry is not None]
+        if ended:
+            self._add(ended)
+        return ended
+
+    def _end_of(self, trial: Trial) -> JournalEntry | None:
+        """The end of a trial: None if its job was never stored, or has not ended yet."""
+        folder = self._store.get(trial.job)
+        if not folder.path.exists():
+            return _failed(trial, "the job of the trial was removed") if trial.job in self._submitted else None
+        try:
+            record = folder.record()
+        except StateUnavailable:  # it says nothing about the record
+            raise
+        except StateError as error:
+            return _failed(trial, f"the job's record is damaged: {error}")
+        return self._judge(trial, record)
+
+    def _exists(self, job: str) -> bool:
+        return self._store.get(job).path.exists()
+
+    def _ask(self) -> None:
+        """Choose as many trials as there is space for, and give each a job."""
+        room = self._most_open() - len(self._trials.started())
+        for number, point in islice(self._to_ask(), max(0, min(room, MOST_AT_ONCE))):
+            asked = JournalEntry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
+            self._add([asked], is_safe=False)
+        if room > 0:
+            self._journal.sync()
+
+    def _to_ask(self) -> Iterator[tuple[int, Point]]:
+        """Yield trials that run again, then new ones. Each is drawn once those before it have a job."""
+        for trial in self._trials.unended():
+            if not trial.job:
+                yield trial.number, trial.parameters
+        for number in self._trials.missing(self._plan.trials):
+            yield number, self._point_of(number)
+
+    def _submit(self) -> None:
+        """Queue jobs that the journal names and that do not exist yet; also those of a killed runner.
+
+        A mark in `live` proves nothing: a killed submission may have left it.
+        """
+        missing = [trial for trial in self._trials.started() if trial.job not in self._submitted]
+        new = [trial for trial in missing if not self._exists(trial.job)]
+        self._submitted.update(trial.job for trial in missing if trial not in new)
+        if not new:
+            return
+        specs = list(map(self._job_of, new))
+        self._here.check()  # else it would make another state directory in the place of one that is away
+        codes = {code: kept_code(self._folder.code) for code in {spec.code for spec in specs} - {""}}
+        done = queue_jobs(
+            specs, Path(self._plan.inventory), self._home, self._environ, codes=codes,
+            ids=[trial.job for trial in new], origins=[self._plan.origin] * len(new),
+        )  # fmt: skip
+        self._submitted.update(trial.job for trial in new)
+        if done.problem is not None:
+            self._report(done.problem)
+
+    def _report(self, problem: GpurunError) -> None:
+        """Tell the user why jobs, which are queued, may start later."""
+        raise problem
+
+    def _cancel(self, trial: Trial, reason: str) -> None:
+        if trial.job not in self._cancelled and self._exists(trial.job):
+            try:
+                cancel(self._store.get(trial.job), by=self.by, reason=reason, environ=self._environ)
+            except StateUnavailable:
+                raise
+            except StateError:  # a damaged record: only its supervisor can stop the job
+                pass
+            self._cancelled.add(trial.job)
+
+
+def _failed(trial: Trial, reason: str) -> JournalEntry:
+    return JournalEntry("ended", time.time(), trial.number, outcome="failed", reason=reason)
+
 
 # Starting the conductors of sweeps: detached processes that inherit their sweep's lock.
 
@@ -76,7 +234,7 @@ class Conductors:
         """The lock passes to the conductor without a moment in between."""
         faults.point()
         try:
-            log = folder.log.open_file(os.O_WRONLY | os.O_APPEND)  # opened anew: a child may keep it open
+            log = folder.lock.open_file(os.O_WRONLY | os.O_APPEND)  # opened anew: a child may keep it open
             try:
                 children.start_detached(
                     "gpurun.studies.sweep_main", folder.id, str(descriptor), home=self.home, environ=self.environ,
@@ -195,7 +353,7 @@ def submit_sweep(
         StateError: it cannot be stored.
     """
     StateDirectory(store.home).enter()
-    searcher_for(plan)
+    Searcher(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
     (pinned,), codes = pin([plan.template], inventory, store.home, environ, on_build)
     origin = origin_of(None if pinned.workdir is None else Path(pinned.workdir))
@@ -218,7 +376,7 @@ def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
         outcomes: tuple[Outcome, ...] = ("cancelled", "failed") if also_failed else ("cancelled",)
         trials, now_s = folder.trials(), time.time()
         again = [JournalEntry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
-        if not again and not trials.unended() and len(trials.by_number) >= folder.plan().trials:
+        if not again and not trials.unended() and not trials.missing(folder.plan().trials):
             raise BadInput(f"all trials of {folder.id} have ended", hint="--failed runs the failed trials again")
         journal = Journal(folder)
         try:
@@ -234,13 +392,37 @@ def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
 
 TICK_S = 0.5
 RETRY_S = 15.0
-MOST_AT_ONCE = 32
 MOST_WAITING = 16
 """So many trials wait in the queue beyond those that have GPUs: the next one starts as soon as one ends."""
-BY = "its sweep"
 
 
-class Conductor:
+def conduct(folder: SweepFolder, environ: Mapping[str, str], here: Presence) -> None:
+    """Run a sweep to its end, or until the state directory is gone for good. What fails is tried again.
+
+    Raises:
+        BadInput, StateError: as `Conductor`.
+    """
+    conductor: Conductor | None = None
+    while not here.is_gone():
+        try:
+            if conductor is None:
+                here.check()
+                StateDirectory(folder.path.home).enter()
+                conductor = Conductor(folder, environ, here)
+            if conductor.step():
+                return
+            folder.say("")
+            wait_s = TICK_S
+        except OUTLIVED as error:  # a damaged lease, a full disk
+            is_fatal = isinstance(error, RuntimeError) if conductor is not None else not here.is_away()
+            if is_fatal and not may_pass(error):
+                raise
+            folder.say(words_of(error))
+            wait_s = RETRY_S
+        time.sleep(wait_s)
+
+
+class Conductor(Runner):
     """One running sweep. The caller holds the sweep's lock.
 
     Raises:
@@ -248,78 +430,32 @@ class Conductor:
         StateError: its plan is damaged.
     """
 
-    def __init__(
-        self, home: Path, folder: SweepFolder, environ: Mapping[str, str], here: Presence | None = None
-    ) -> None:
-        self._home, self._folder, self._environ = home, folder, environ
-        self._here = here or Presence(home)
-        self._store = JobStore(home)
-        self._plan = folder.plan()
-        self._searcher = searcher_for(self._plan)
-        self._trials = Trials()
-        for entry in folder.entries():
-            self._trials.take(entry)
-            self._searcher.take(entry)
-        self._journal = Journal(folder)
-        self._submitted: set[str] = set()
-        self._cancelled: set[str] = set()
-        self._tails: dict[str, MetricTail] = {}
-        self._drawn: tuple[int, Point] | None = None
-        self._room = 1
+    by = "its sweep"
+    _folder: SweepFolder
+    _plan: SweepPlan
 
-    def run(self) -> None:
-        """Run the sweep to its end, or until the state directory is gone for good."""
-        wait_s = 0.0
-        while not self._here.is_gone():
-            time.sleep(wait_s)
-            try:
-                if self.step():
-                    return
-                self._folder.say("")
-                wait_s = TICK_S
-            except OUTLIVED as error:  # a damaged lease, a full disk
-                if isinstance(error, RuntimeError) and not may_pass(error):
-                    raise
-                self._folder.say(words_of(error))  # it is tried again
-                wait_s = RETRY_S
+    def __init__(self, folder: SweepFolder, environ: Mapping[str, str], here: Presence | None = None) -> None:
+        self._plan = folder.plan()
+        self._searcher = Searcher(self._plan)
+        self._tails: dict[str, MetricTail] = {}
+        self._room = 1
+        super().__init__(folder, environ, here)
 
     def step(self) -> bool:
         """Do the next steps; return whether the sweep is done."""
-        live = set(self._store.live_ids())
-        self._read_reports()
-        self._note_ends(live)
-        is_stopped = self._folder.stop.exists()
-        if is_stopped:
-            self._end_all()
-        else:
-            self._ask()
-            self._submit(live)
-        self._cancel_losers()
-        faults.point()
-        if self._trials.unended() or not (is_stopped or len(self._trials.by_number) >= self._plan.trials):
-            return False
-        durable.write_bytes(self._folder.done, b"")
-        return True
-
-    def _add(self, entries: Sequence[JournalEntry], *, is_safe: bool = True) -> list[JournalEntry]:
-        """Add entries to the journal; return those that require a trial's early stop.
-
-        Raises:
-            StateUnavailable: the state directory is away: it looks as if all jobs were removed.
-        """
-        self._here.check()
-        self._journal.add(*entries, is_safe=is_safe)
-        losers = []
-        for entry in entries:
-            self._trials.take(entry)
-            if self._searcher.take(entry):
-                losers.append(entry)
-        return losers
-
-    def _read_reports(self) -> None:
+        for trial in self._trials.started():
+            self._read(trial)
+        is_done = super().step()
         for trial in self._trials.unended():
-            if trial.job:
-                self._read(trial)
+            if trial.stopping:
+                self._cancel(trial, trial.stopping)
+        if is_done:
+            durable.write_bytes(self._folder.done, b"")
+        return is_done
+
+    def _take(self, entry: JournalEntry) -> bool:
+        super()._take(entry)
+        return self._searcher.take(entry)
 
     def _read(self, trial: Trial) -> None:
         """Note what a trial has reported, and that it loses if it does."""
@@ -344,42 +480,17 @@ class Conductor:
             reason = f"stopped early: {metric.name} was {shown} at step {lost.step}"
             self._add([JournalEntry("stopping", time.time(), trial.number, reason=reason)])
 
-    def _note_ends(self, live: set[str]) -> None:
-        ended = []
-        for trial in self._trials.unended():
-            if trial.job and trial.job not in live and (found := self._ended(trial)) is not None:
-                ended.append(found)
-                self._tails.pop(trial.job, None)
-        if ended:
-            self._add(ended)
-
-    def _ended(self, trial: Trial) -> JournalEntry | None:
-        """The end of a trial whose job is not live: None if the job was never stored, or has not ended yet."""
-        folder, now_s = self._store.get(trial.job), time.time()
-        if not folder.path.exists():
-            if trial.job not in self._submitted:
-                return None
-            return JournalEntry(
-                "ended", now_s, trial.number, outcome="failed", reason="the job of the trial was removed"
-            )
-        try:
-            record = folder.record()
-        except StateUnavailable:  # it says nothing about the record
-            raise
-        except StateError as error:
-            return JournalEntry(
-                "ended", now_s, trial.number, outcome="failed", reason=f"the job's record is damaged: {error}"
-            )
+    def _judge(self, trial: Trial, record: JobRecord) -> JournalEntry | None:
         if not record.state.ended:
             return None
         self._read(trial)
-        tail = self._tails.get(trial.job)
+        tail = self._tails.pop(trial.job, None)
         others = tail.others if tail is not None else ()
         trial = self._trials.by_number[trial.number]
         outcome, reason = outcome_of(trial, record, self._plan.metric, others)
         if (metric := self._plan.metric) and is_silent(trial, record, metric) and self._may_all_be_silent(trial):
             self._folder.stop_itself(why_all_would_fail(trial, reason, metric))  # before the journal has the end
-        return JournalEntry("ended", now_s, trial.number, value=trial.value, outcome=outcome, reason=reason)
+        return JournalEntry("ended", time.time(), trial.number, value=trial.value, outcome=outcome, reason=reason)
 
     def _may_all_be_silent(self, trial: Trial) -> bool:
         """Return whether no trial has reported the metric, and others run or are to come."""
@@ -387,79 +498,27 @@ class Conductor:
         has_others = len(known) < self._plan.trials or any(other is not trial for other in self._trials.unended())
         return has_others and not any(each.reports for each in known.values())
 
-    def _exists(self, job: str) -> bool:
-        return self._store.get(job).path.exists()
-
-    def _ask(self) -> None:
-        """Give a job to trials without one, and choose as many new points as there is space for."""
-        room = self._free() - sum(1 for trial in self._trials.unended() if trial.job)
-        for number, point in islice(self._to_ask(), max(0, min(room, MOST_AT_ONCE))):
-            asked = JournalEntry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
-            self._add([asked], is_safe=False)
-        if room > 0:
-            self._journal.sync()
-
-    def _to_ask(self) -> Iterator[tuple[int, Point]]:
-        """Yield trials that run again, then new ones. Each is drawn once the study knows those before it."""
-        for trial in self._trials.unended():
-            if not trial.job:
-                yield trial.number, trial.parameters
-        for number in range(len(self._trials.by_number), self._plan.trials):
-            if self._drawn is None or self._drawn[0] != number:  # else it could not be written into the journal
-                self._drawn = number, self._searcher.next_point(number)
-            yield self._drawn
-
-    def _free(self) -> int:
-        """How many trials may have a job at a time."""
-        if self._plan.max_parallel is not None:
-            return self._plan.max_parallel
-        with suppress(GpurunError, OSError):
-            self._room = max(1, load_inventory(Path(self._plan.inventory)).total_gpus // self._plan.template.gpus)
-        return self._room + (1 if self._plan.search == "tpe" else min(self._room, MOST_WAITING))
-
-    def _submit(self, live: set[str]) -> None:
-        """Queue jobs that the journal names and that do not exist yet; also those of a killed conductor."""
-        missing = [trial for trial in self._trials.unended() if trial.job and trial.job not in live | self._submitted]
-        new = [trial for trial in missing if not self._exists(trial.job)]
-        self._submitted.update(trial.job for trial in missing if trial not in new)
-        if not new:
-            return
-        specs = [job_of(self._plan, self._folder.id, trial.number, trial.parameters) for trial in new]
-        self._here.check()  # else it would make another state directory in the place of one that is away
-        codes = {self._plan.template.code: kept_code(self._folder.code)} if self._plan.template.code else {}
-        done = queue_jobs(
-            specs,
-            Path(self._plan.inventory),
-            self._home,
-            self._environ,
-            codes=codes,
-            ids=[t.job for t in new],
-            origins=[self._plan.origin] * len(new),
-        )
-        self._submitted.update(trial.job for trial in new)
-        if done.problem is not None:
-            raise done.problem
-
-    def _cancel_losers(self) -> None:
-        for trial in self._trials.unended():
-            if trial.stopping:
-                self._cancel(trial, trial.stopping)
-
-    def _end_all(self) -> None:
-        """Stop the sweep: cancel its jobs, and end trials without a job now."""
+    def _is_stopped(self) -> bool:
+        """If the sweep is stopped, cancel its jobs, and end trials without a job now."""
+        if not self._folder.stop.exists():
+            return False
         now_s = time.time()
         idle = [trial for trial in self._trials.unended() if not trial.job or not self._exists(trial.job)]
         if idle:
             self._add([JournalEntry("ended", now_s, t.number, outcome="cancelled", reason="stopped") for t in idle])
         for trial in self._trials.unended():
             self._cancel(trial, "the sweep was stopped")
+        return True
 
-    def _cancel(self, trial: Trial, reason: str) -> None:
-        if trial.job not in self._cancelled and self._exists(trial.job):
-            try:
-                cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
-            except StateUnavailable:
-                raise
-            except StateError:  # a damaged record: only its supervisor can stop the job
-                pass
-            self._cancelled.add(trial.job)
+    def _point_of(self, number: int) -> Point:
+        return self._searcher.next_point(number)
+
+    def _most_open(self) -> int:
+        if self._plan.max_parallel is not None:
+            return self._plan.max_parallel
+        with suppress(GpurunError, OSError):
+            self._room = max(1, load_inventory(Path(self._plan.inventory)).total_gpus // self._plan.template.gpus)
+        return self._room + (1 if self._plan.search == "tpe" else min(self._room, MOST_WAITING))
+
+    def _job_of(self, trial: Trial) -> JobSpec:
+        return job_of(self._plan, self._folder.id, trial.number, trial.parameters)
