@@ -207,8 +207,10 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     if record.outputs_left:
         left = record.outputs_left.words(record.id, is_over=record.state.ended)
         typer.echo(f"{'left':>10}  {printable(left)}")
-    for text in _warnings(folder, record):
+    for text, lines in _warnings(folder, record).items():
         typer.echo(f"{'warning':>10}  {printable(text)}")
+        for line in lines:
+            typer.echo(f"{'':>10}  | {printable(line)}")
     for text in _lost(store, folder):
         typer.echo(f"{'lost':>10}  {printable(text)}")
     if record.first_failure and record.first_failure.evidence:
@@ -218,11 +220,11 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
 
 
 def _more(record: JobRecord, folder: JobFolder) -> JobShape:
-    whole, warnings = whole_json(folder), _warnings(folder, record)
+    whole, warnings = whole_json(folder), list(_warnings(folder, record))
     return {**job_json(record), "whole": whole, "beside": beside(folder), "warnings": warnings}
 
 
-def _warnings(folder: JobFolder, record: JobRecord) -> list[str]:
+def _warnings(folder: JobFolder, record: JobRecord) -> dict[str, list[str]]:
     from gpurun.jobs.events import warnings_of
 
     return warnings_of(folder.events, record.attempt)

@@ -65,7 +65,7 @@ class FirstFailureShape(TypedDict):
     Attributes:
         rank: the first rank that failed; null if no rank did.
         exit_code: that rank's exit code; 128 + n for signal n.
-        excerpt: the last lines that the rank printed.
+        excerpt: the last lines that the rank printed; of a gang that hangs, where its ranks stand.
         kind: the class of the cause, such as `rank`, `host-lost`, `oom`, `hang` or `disk-full`.
         evidence: a host's report, verbatim.
     """

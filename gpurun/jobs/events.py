@@ -34,11 +34,17 @@ class EventLog:
             durable.append_line(self.path, line)
 
 
-def warnings_of(path: StatePath, attempt: int) -> list[str]:
-    """Return the warnings of an attempt: notes that say something is likely wrong while the job goes on."""
+def warnings_of(path: StatePath, attempt: int) -> dict[str, list[str]]:
+    """Return the warnings of an attempt, each with more lines about it, if there are any: notes that say something is
+    likely wrong while the job goes on.
+    """
     told = (event for event in EventTail(path).new() if event.get("kind") == "note")
-    texts = [str(event.get("text")) for event in told if event.get("warning") == attempt]
-    return list(dict.fromkeys(texts))[:MOST_WARNINGS]
+    found: dict[str, list[str]] = {}
+    for event in told:
+        if event.get("warning") == attempt and len(found) < MOST_WARNINGS:
+            lines = event.get("lines")
+            found.setdefault(str(event.get("text")), [str(line) for line in lines] if isinstance(lines, list) else [])
+    return found
 
 
 class EventTail:

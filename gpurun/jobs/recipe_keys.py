@@ -556,7 +556,7 @@ class RecipeKeys(TypedDict, total=False):
     hang_timeout: Annotated[
         Duration,
         means(
-            "stop the job if no rank prints, reports progress or uses its GPU for this long",
+            "stop the job if no rank prints, reports progress or writes outputs for this long",
             "30m",
             flag=KeyFlag(FAILS, "TIME"),
         ),

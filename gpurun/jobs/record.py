@@ -175,7 +175,7 @@ class FirstFailure:
         rank: the first rank that failed, if one did.
         exit_code: the exit code (128 + n for signal n) of the rank, the launcher or the container that failed, if it
             exited.
-        excerpt: the last lines that the rank printed.
+        excerpt: the last lines that the rank printed; of a gang that hangs, where its ranks stand.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
             ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
         evidence: the host's evidence word for word, such as a line of its kernel's log.

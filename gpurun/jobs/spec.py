@@ -422,8 +422,10 @@ class Wants:
         return (roles.ps, roles.ps_hosts) if roles is not None and roles.ps and roles.ps_hosts else (0, ())
 
     def ports_on(self, grants: Iterable[Grant]) -> int:
-        """Return how many consecutive TCP ports a gang needs on each host: one, plus one for each rank with a role."""
-        return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
+        """Return how many consecutive TCP ports a gang needs on each host: where it meets, one for each rank with a
+        role, and where NCCL answers.
+        """
+        return 2 if self.roles is None else 2 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
 
     @property
     def for_one(self: W) -> W:
@@ -490,7 +492,7 @@ class Work:
         launcher: the launcher that starts the ranks (`gpurun.launch.launchers`).
         launcher_flags: flags of the launcher's own command line that a person typed and gpurun keeps.
         controller: how horovodrun starts ranks.
-        hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
+        hang_timeout_s: stop the gang after this long without output, progress or files written; None = never.
         memory_mib: the memory of each container, ``/dev/shm`` included; None = in proportion to the job's GPUs
             (`gpurun.launch.container`).
         cpus: the CPU cores of each container while another job runs on the host; None = in proportion to the job's

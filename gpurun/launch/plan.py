@@ -77,6 +77,27 @@ def cache_settings(host: Host, spec: JobSpec, image_sets: Collection[str]) -> li
     return found + [Setting(name, path, alone, "default") for name, path in ALONE.items() if name not in left_out]
 
 
+# Where NCCL says which rank the others wait for. Pure.
+
+
+def ras_port(spec: JobSpec, grants: Sequence[Grant], port: int) -> int:
+    """Return the port on which NCCL answers on each host of a gang: the last one that the gang owns.
+
+    Args:
+        port: the first one.
+    """
+    return port + spec.wants.ports_on(grants) - 1
+
+
+def ras_settings(spec: JobSpec, port: int) -> list[Setting]:
+    """Return the variable for that port (NCCL user guide, NCCL_RAS_ADDR; NCCL before 2.24 ignores it)."""
+    if spec.gpus < 2 or RAS in spec.env:
+        return []
+    why = "gpurun asks NCCL there which rank a hanging job waits for; each job of the host has a port of its own"
+    return [Setting(RAS, f"{fabric.LOOPBACK_ADDRESS}:{port}", why, "default")]
+
+
+RAS = "NCCL_RAS_ADDR"
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 THREADS = "OMP_NUM_THREADS"
 
@@ -92,7 +113,7 @@ class HostPlan:
         settings: environment for the host's fabric, each variable with its reason.
         files: path below `folder` → (text, mode).
         ranks: the variables of each of its ranks, in rank order; empty if a launcher sets them.
-        ports: TCP ports on which its ranks may listen, if gpurun starts them.
+        ports: TCP ports on which its ranks may listen.
         share: the memory and cores of its container; None in a plan of an older gpurun.
     """
 
@@ -188,6 +209,8 @@ def make_plan(
         host.name: fabric.fabric_settings(fabrics[host.name], host, hardware.get(host.name), spec.env) for host in hosts
     }
     settings = {host.name: settings[host.name].beside(cache_settings(host, spec, image_sets)) for host in hosts}
+    ras = ras_port(spec, grants, ssh_port)
+    settings = {host: found.beside(ras_settings(spec, ras)) for host, found in settings.items()}
     given = shares(spec, grants, inventory, hardware)
     if THREADS not in {*spec.env, *image_sets}:
         for host, found in settings.items():
@@ -242,7 +265,7 @@ def make_plan(
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
             ranks=rank_variables(launcher, gang, grant.host) if launcher.argv is None else (),
-            ports=gang.ports_of(grant.host) if launcher.argv is None else (),
+            ports=(*(gang.ports_of(grant.host) if launcher.argv is None else ()), *([ras] if spec.gpus > 1 else [])),
             share=given[grant.host],
         )  # fmt: skip
 

@@ -336,6 +336,48 @@ class RanksMeeting(TypedDict):
     met: bool
 
 
+_Short = Annotated[str, Meta(max_length=300)]
+_Frames = Annotated[list[tuple[_Short, Annotated[int, Meta(ge=0, le=10**9)], _Short]], Meta(max_length=40)]
+
+
+class ToldStack(TypedDict):
+    """Where a process of a rank stands; its program may have made it up."""
+
+    rank: RankNumber
+    inner: RankNumber | None
+    pid: Count
+    frames: _Frames
+    threads: Count
+    state: Annotated[str, Meta(max_length=1)]
+
+
+class ToldGroup(TypedDict):
+    """The last collective of a rank in one process group."""
+
+    group: _Short
+    entered: Count
+    done: Count
+    name: _Short
+    state: _Short
+    frames: _Frames
+
+
+class ToldRecorder(TypedDict):
+    """What a rank's flight recorder says."""
+
+    rank: RankNumber
+    groups: Annotated[list[ToldGroup], Meta(max_length=64)]
+    problem: _Short
+
+
+class ToldHang(TypedDict):
+    """``hang.look``: where the ranks of a host stand."""
+
+    stacks: Annotated[list[ToldStack], Meta(max_length=256)]
+    recorder: Annotated[list[ToldRecorder], Meta(max_length=256)]
+    ras: Text
+
+
 def fields(**types: Any) -> Any:
     """Return the type of a JSON object with these keys; a key whose value may be None is optional."""
     optional = [(name, kind, None) for name, kind in types.items() if _may_be_none(kind)]
@@ -409,6 +451,8 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "gang.fence": AnswerTypes(Rest),
     "gang.run_file": AnswerTypes(fields(size=Count)),
     "gang.progress": AnswerTypes(ToldProgress),
+    "hang.look": AnswerTypes(ToldHang),
+    "hang.written": AnswerTypes(fields(age_s=Seconds | None)),
     "health.watch": AnswerTypes(None, Health),
     "health.recent": AnswerTypes(Health),
     "hooks.health": AnswerTypes(fields(said=Text)),

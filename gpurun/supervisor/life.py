@@ -23,7 +23,7 @@ from gpurun.leases.lease import remember
 from gpurun.notify import NotSent, payload, send
 from gpurun.quantities import duration
 from gpurun.state import durable
-from gpurun.supervisor.health import furthest_step
+from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.start import prepare, settled, start

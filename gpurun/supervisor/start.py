@@ -378,8 +378,11 @@ PORT_TRIES = 5
 KNOWN_HOSTS_FILE = "launch/ssh/known_hosts"
 SSH_CONFIG_FILE = "launch/ssh/config"
 START_TIMEOUT_S = 180.0
-RUNTIME = (resources.files("gpurun.runtime") / "gpurun_runtime.py").read_text()
-"""The file that user code may import inside the container."""
+RUNTIME = {
+    f"launch/python/{name}": ((resources.files("gpurun.runtime") / name).read_text(), 0o644)
+    for name in ("gpurun_runtime.py", "sitecustomize.py")
+}
+"""What user code may import inside the container, and what Python imports there by itself."""
 
 
 def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
@@ -463,7 +466,7 @@ def create_container(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     """Write a host's files, start its sshd and create its container."""
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
-    texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (RUNTIME, 0o644)}
+    texts = {**host.files, **_key_files(job, host, plan), **RUNTIME}
     texts[CARDS_FILE] = (_cards(job, agent.host), 0o600)
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     made = agent.call(

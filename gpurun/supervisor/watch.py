@@ -21,7 +21,8 @@ from gpurun.leases.allocate import Allocator
 from gpurun.quantities import count, duration
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.elastic import Members
-from gpurun.supervisor.health import HangWatch, HealthWatch, MeetingWatch, StarterWatch, furthest_step, stopped_engines
+from gpurun.supervisor.hang import HangWatch, furthest_step
+from gpurun.supervisor.health import HealthWatch, MeetingWatch, StarterWatch, stopped_engines
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.lines import last_lines
 from gpurun.supervisor.links import CONNECT_S, Links
@@ -45,6 +46,7 @@ from gpurun.supervisor.verdict.decide import (
     with_last_words,
 )
 from gpurun.supervisor.verdict.ends import End, GangEnd
+from gpurun.supervisor.verdict.hang import Hang
 
 # Watch a running gang's containers: one thread for each host waits for its container's end.
 
@@ -419,7 +421,7 @@ class _Watch:
         if silent_s > SILENT_S and not (self._others and self._others[1]):
             self._cut_off_s = now_s
 
-    def _hung(self, now_s: float, down_since: Collection[str]) -> str | None:
+    def _hung(self, now_s: float, down_since: Collection[str]) -> Hang | None:
         """Return why the gang counts as hung. Asks no host while one may soon be lost: it would answer late."""
         silent_s = max((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
         if silent_s > SILENT_S and not down_since:

@@ -10,6 +10,7 @@ from gang_head import Head
 from gpurun.jobs.record import FirstFailure
 from gpurun.supervisor.verdict.causes import Cause, first_cause
 from gpurun.supervisor.verdict.decide import ContainerEnd
+from gpurun.supervisor.verdict.hang import Hang
 
 SETTLED_S = 40.0
 """Longer than anything that `decide` waits for: after so long without news it is asked only when there are some."""
@@ -81,14 +82,14 @@ class HealthWatch:
 
 
 class HangWatch:
-    """Stands for `gpurun.supervisor.health.HangWatch`."""
+    """Stands for `gpurun.supervisor.hang.HangWatch`."""
 
     def __init__(self, job: Head) -> None:
         self._limit_s = job.spec.hang_timeout_s
 
-    def hung(self, silent_s: float, *, is_heard: bool) -> str | None:
+    def hung(self, silent_s: float, *, is_heard: bool) -> Hang | None:
         is_hung = is_heard and self._limit_s is not None and silent_s >= self._limit_s
-        return f"no rank has printed for {self._limit_s:g} s" if is_hung else None
+        return Hang(f"no rank has printed for {self._limit_s:g} s") if is_hung else None
 
 
 class Members:

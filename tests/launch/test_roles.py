@@ -112,9 +112,9 @@ def test_without_servers_there_are_workers_and_nobody_else():
 
 def test_every_host_is_asked_for_the_ports_of_all_its_ranks():
     made = plan("tensorflow", "h2", "h3", roles=Roles(ps=1, chief=True))
-    assert [host.ports for host in made.hosts] == [(23022, 23023, 23024, 23025), (23023, 23024, 23025)]
-    assert [host.ports for host in plan("torchrun", "h2", "h3").hosts] == [(23022,), ()]
-    assert [host.ports for host in plan("mpirun", "h2", "h4").hosts] == [(), ()]
+    assert [host.ports for host in made.hosts] == [(23022, 23023, 23024, 23025, 23027), (23023, 23024, 23025, 23027)]
+    assert [host.ports for host in plan("torchrun", "h2", "h3").hosts] == [(23022, 23023), (23023,)]
+    assert [host.ports for host in plan("mpirun", "h2", "h4").hosts] == [(23023,), (23023,)], "NCCL answers there"
     wants = replace(SPEC, gpus=4, roles=Roles(ps=1, chief=True)).wants
     used = {port for host in made.hosts for port in host.ports}
     assert used <= {*range(23022, 23022 + wants.ports_on([Grant(h.host, h.gpus) for h in made.hosts]))}

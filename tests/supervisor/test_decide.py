@@ -31,6 +31,7 @@ from gpurun.supervisor.verdict.decide import (
     with_last_words,
 )
 from gpurun.supervisor.verdict.ends import Rank
+from gpurun.supervisor.verdict.hang import Hang
 
 
 def test_a_gang_that_trains_is_left_alone():
@@ -187,12 +188,12 @@ def test_requests_limits_and_hangs_end_a_gang():
     preempt = CancelRequest(by="x", asked_s=1.0, kind="preempt", reason="j-2 goes first")
     assert end_of(decide(replace(GANG, request=preempt))).outcome is State.QUEUED
     assert end_of(decide(replace(GANG, limit_s=60.0))).outcome is State.TIMED_OUT
-    assert end_of(decide(replace(GANG, hung="no rank has printed"))).failure.kind == "hang"
-    assert decide(replace(GANG, hung="no rank has printed", down_since={"b": T - 1})) is None
+    assert end_of(decide(replace(GANG, hung=Hang("no rank has printed")))).failure.kind == "hang"
+    assert decide(replace(GANG, hung=Hang("no rank has printed"), down_since={"b": T - 1})) is None
 
 
 def test_a_gang_that_is_ending_and_one_that_was_not_heard_do_not_hang():
-    hung = replace(GANG, hung="no rank has printed")
+    hung = replace(GANG, hung=Hang("no rank has printed"))
     assert decide(replace(hung, exits={"b": container(1, T)})) is None, "its end is judged when hosts had time to tell"
     assert decide(replace(hung, ranks=[rank(0, "a", 143, T - 1), rank(1, "b")])) is None
     assert decide(replace(hung, heard_since_s=T - 1)) is None, "what it printed meanwhile is still on its way"

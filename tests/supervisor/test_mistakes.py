@@ -13,6 +13,7 @@ from gpurun.jobs.record import State
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.output import Line
 from gpurun.supervisor.verdict.decide import by_launcher, decide, with_last_words
+from gpurun.supervisor.verdict.hang import Hang
 
 OVER_SSH = [name for name in NAMES if launcher_of(replace(SPEC, launcher=name)).argv is not None]
 BY_GPURUN = [name for name in NAMES if name not in OVER_SSH]
@@ -78,7 +79,7 @@ def test_a_rank_that_never_joins_the_others_ends_the_gang_when_it_hangs_and_is_n
     """Such as a script that never calls `init_process_group`: it returns 0, and the others wait for it."""
     spec, seen = gang_of(launcher, ranks=[rank(0, "a"), rank(1, "b", 0, T - 60)])
     assert decide(seen) is None, "one rank may be done before another"
-    end = end_of(decide(replace(seen, hung="no rank has printed for 60 s")))
+    end = end_of(decide(replace(seen, hung=Hang("no rank has printed for 60 s"))))
     assert (end.outcome, end.code, end.failure.kind, end.suspects) == (State.FAILED, 1, "hang", ())
     assert end.ladder, "those that wait are ended"
     assert end.reason.endswith("; 1 of 2 ranks have already returned 0, including rank 1")

@@ -70,7 +70,10 @@ def test_status_has_the_warnings_of_the_last_attempt(tmp_path):
     for text in ("now", "now", *(f"more {n}" for n in range(MOST_WARNINGS))):
         log.emit("note", text=text, warning=2)
     log.emit("note", text="no warning")
+    log.emit("note", text="more", warning=3, lines=["a", 7])
+    log.emit("note", text="odd", warning=3, lines="a")
     log.emit("state", text="x", warning=2)
     found = warnings_of(path, 2)
-    assert found[:2] == ["now", "more 0"] and len(found) == MOST_WARNINGS
-    assert warnings_of(path, 1) == ["of before"] and warnings_of(path, 3) == []
+    assert list(found)[:2] == ["now", "more 0"] and len(found) == MOST_WARNINGS
+    assert warnings_of(path, 1) == {"of before": []} and warnings_of(path, 4) == {}
+    assert warnings_of(path, 3) == {"more": ["a", "7"], "odd": []}

@@ -196,6 +196,7 @@ MODULES = {
     "docker": "docker",
     "files": "folder.contents",
     "gang": "job.gang",
+    "hang": "job.hang",
     "health": "job.watch",
     "hooks": "job.hooks",
     "images": "images",

@@ -35,6 +35,7 @@ from gpurun.supervisor.verdict.ends import (
     hosts_without_ranks,
     newest,
 )
+from gpurun.supervisor.verdict.hang import Hang
 
 # Everything that is known about a running gang at one moment. Pure.
 
@@ -156,7 +157,7 @@ class GangSeen:
     launcher_line_s: float = 0.0
     request: CancelRequest | None = None
     limit_s: float | None = None
-    hung: str | None = None
+    hung: Hang | None = None
     rehearsed: str = ""
     roles: Roles | None = None
     one_per_host: bool = False
@@ -790,6 +791,9 @@ def _by_hang(seen: GangSeen) -> Step:
         return None
     done = sorted(rank.rank for rank in seen.ranks if rank.code == 0 and seen.least is None)
     left = f"; {len(done)} of {seen.world} ranks have already returned 0, including rank {done[0]}" if done else ""
-    failure = FirstFailure(f"{seen.hung}{left}", kind="hang")
+    hung = seen.hung
+    failure = FirstFailure(
+        f"{hung.reason}{left}", rank=hung.rank, host=hung.host, excerpt=hung.lines, kind="hang", evidence=hung.evidence
+    )
     end = End(State.FAILED, f"the job hangs: {failure.reason}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)
