@@ -153,14 +153,14 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
     several = len({row.user for row in found}) > 1
     heads = (
         "job", "try", *(["owner"] if several else []), "name", "GPUs", "outcome", "ran", f"ended ({zone_name()})",
-        "hosts", "waited", "GPU h", "busy", "reason",
+        "hosts", "waited", "GPU h", "busy", "goodput", "reason",
     )  # fmt: skip
     rows = [
         (
             row.job, str(row.attempt), *([row.user] if several else []), row.name, str(row.gpus), row.outcome,
             duration(row.ended_s - row.started_s) if row.started_s else "", day_minute(row.ended_s),
             fold(row.hosts.split()), duration(row.waited_s), f"{row.gpu_s / 3600:.1f}",
-            "" if row.use_percent is None else f"{row.use_percent:.0f}%", row.reason,
+            "" if row.use_percent is None else f"{row.use_percent:.0f}%", row.goodput_words, row.reason,
         )
         for row in found
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def report(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Summarise GPU hours by user, waiting times, use of the GPUs that jobs held, and failures by host.
+    """Summarise GPU hours by user, goodput, waiting times, use of the GPUs that jobs held, and failures by host.
 
     The report counts running attempts up to now. Without --since, the report begins with the first attempt.
 
@@ -225,12 +225,14 @@ def _capacity(inventory: str | None) -> int | None:
 
 def _print(made: Accounts) -> None:
     from gpurun.cli.tables import print_text
-    from gpurun.history.report import history_summary
+    from gpurun.history.report import goodput_words, history_summary
 
     if not made.total.attempts:
         say(f"no attempt in {home(os.environ)} matches")
         return
     print_text(f"{date_minute(made.since_s)} to {date_minute(made.until_s)}: {history_summary(made)}")
+    if words := goodput_words(made):
+        print_text(printable(words))
     print_text(_timeline(made))
     for name in ("users", "pools", "projects", "generations"):
         shares = getattr(made, name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.drawing import Chart, Drawing, Labelled, Numbers
+from gpurun.history.goodput import PARTS
 from gpurun.history.row import FINAL, HistoryRow
 from gpurun.history.store import GROUPED, MOST_NUMBER, HistorySource, Wanted, row_of_attempt
 from gpurun.markup import Markup, element, markup, page, table
@@ -56,6 +57,41 @@ class Share:
         return self.waited_s / self.attempts if self.attempts else 0.0
 
 
+@dataclass
+class GpuTime:
+    """GPU seconds of a period by what they did. The parts add up to all GPU seconds.
+
+    Attributes:
+        steps: goodput: steps that no earlier attempt had done.
+        running: attempts that reported no step were in RUNNING: goodput at most.
+        start: attempts prepared, started, and ran until their first step.
+        checkpoint: ranks saved.
+        lost: ranks repeated steps of an earlier attempt.
+        idle: no GPU was in use.
+        stopping: attempts stopped.
+        unknown: attempts whose rows an older gpurun wrote.
+        lost_by_cause: the part `lost` by why the earlier attempt ended.
+    """
+
+    steps: float = 0.0
+    running: float = 0.0
+    start: float = 0.0
+    checkpoint: float = 0.0
+    lost: float = 0.0
+    idle: float = 0.0
+    stopping: float = 0.0
+    unknown: float = 0.0
+    lost_by_cause: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the parts by name."""
+        return {name: getattr(self, name) for name in (*_PARTS, "unknown")}
+
+
+_PARTS = tuple(part.removesuffix("_gpu_s") for part in PARTS)
+
+
 @dataclass(frozen=True)
 class LargestAttempt(HistoryRow):
     """An attempt, with its GPU use in words."""
@@ -74,6 +110,7 @@ class Accounts:
         outcomes: attempts by outcome; running attempts by state.
         causes: failures by the kind of the first one of each attempt.
         failed_hosts: failures by host.
+        gpu_time: what the GPUs of `total` did.
         timeline: leased GPUs in equal parts of the period.
         largest: the attempts with the most GPU time.
     """
@@ -89,6 +126,7 @@ class Accounts:
     outcomes: dict[str, int] = field(default_factory=dict)
     causes: dict[str, int] = field(default_factory=dict)
     failed_hosts: dict[str, int] = field(default_factory=dict)
+    gpu_time: GpuTime = field(default_factory=GpuTime)
     timeline: tuple[float, ...] = ()
     largest: tuple[LargestAttempt, ...] = ()
 
@@ -113,6 +151,7 @@ def accounts(
     made = Accounts(since_s, max(until_s, since_s + 1.0), capacity)
     _add_shares(sources, wanted, made)
     _add_failures(sources, wanted, made)
+    _add_parts(sources, wanted, made)
     made.timeline = _timeline(sources, wanted, made)
     made.largest = _largest(sources, wanted, made)
     for name in ("users", "pools", "projects", "generations"):
@@ -178,6 +217,26 @@ def _add_failures(sources: Sequence[HistorySource], wanted: Wanted, made: Accoun
             made.causes[cause] = made.causes.get(cause, 0) + attempts
         if isinstance(host, str) and host:
             made.failed_hosts[host] = made.failed_hosts.get(host, 0) + attempts
+
+
+def _add_parts(sources: Sequence[HistorySource], wanted: Wanted, made: Accounts) -> None:
+    """Add up what the GPUs did. Files of others may hold anything, but the parts never exceed the whole."""
+    share, period = f"{_spent(wanted)} / max(gpu_s, 0.001)", {"from": made.since_s, "to": made.until_s}
+    sums = ", ".join(f"total(max(0.0, min({part}, gpu_s)) * {share})" for part in PARTS)
+    found, whole_s = made.gpu_time, made.total.gpu_s
+    for cause, *numbers, _ in _ask(sources, wanted, f"lost_cause, {sums}", "GROUP BY 1", **period):
+        for part, number in zip(_PARTS, map(_finite, numbers), strict=True):
+            setattr(found, part, getattr(found, part) + number)
+            if part == "lost" and number:
+                name = cause if isinstance(cause, str) and cause else NO_NAME
+                found.lost_by_cause[name] = found.lost_by_cause.get(name, 0.0) + number
+    known_s = sum(getattr(found, part) for part in _PARTS)
+    found.unknown = max(0.0, whole_s - known_s)
+    if known_s > whole_s:
+        for part in _PARTS:
+            setattr(found, part, getattr(found, part) * whole_s / known_s)
+        found.lost_by_cause = {name: lost_s * whole_s / known_s for name, lost_s in found.lost_by_cause.items()}
+    found.lost_by_cause = dict(sorted(found.lost_by_cause.items(), key=lambda each: (-each[1], each[0])))
 
 
 def _finite(value: object) -> float:
@@ -249,6 +308,8 @@ def report_page(made: Accounts) -> Markup:
 def body(made: Accounts) -> Markup:
     """Return the report's content, for a page with its own head."""
     parts = [element("h1", f"GPU use, {_period(made)}"), element("p", history_summary(made)), timeline(made)]
+    if words := goodput_words(made):
+        parts.insert(2, element("p", words))
     for name, attribute in _SHARES:
         shares = getattr(made, attribute)
         if len(shares) > 1 or name == "user":
@@ -277,6 +338,25 @@ def history_summary(made: Accounts) -> str:
         said.append(f"leased GPUs were {total.busy_percent:.0f} % busy, and {hours(total.idle_gpu_s)} GPU hours idle")
     said.append(f"attempts waited {duration(total.mean_wait_s)} on average, {duration(total.longest_wait_s)} at most")
     return "; ".join(said) + "."
+
+
+def goodput_words(made: Accounts) -> str:
+    """Return one line: which part of the GPU time is goodput, and what the rest did; "" without GPU time."""
+    parts, whole_s = made.gpu_time.parts, made.total.gpu_s
+    if whole_s <= 0:
+        return ""
+    shares = {name: f"{100 * spent_s / whole_s:.1f} %" for name, spent_s in parts.items() if spent_s > 0}
+    told = [f"{shares.pop(name)} {words}" for name, words in _GOOD.items() if name in shares]
+    causes = ", ".join(f"{name} {hours(lost_s)} h" for name, lost_s in made.gpu_time.lost_by_cause.items())
+    rest = [f"{_WORDS[name]} {share}{f' ({causes})' if name == 'lost' else ''}" for name, share in shares.items()]
+    return f"goodput: {', '.join(told) or '0 %'}" + (f"; the rest: {', '.join(rest)}" if rest else "")
+
+
+_GOOD = {"steps": "in steps", "running": "in jobs without steps"}
+_WORDS = {
+    "start": "start", "checkpoint": "checkpoints", "lost": "repeated steps", "idle": "idle", "stopping": "stop",
+    "unknown": "unknown",
+}  # fmt: skip
 
 
 def timeline(made: Accounts) -> Markup:

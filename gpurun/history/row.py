@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gpurun.jobs.record import GpuUse, JobRecord, State
+from gpurun.history.goodput import Goodput, split
+from gpurun.jobs.record import Activity, GpuUse, JobRecord, State
 from gpurun.jobs.spec import JobSpec
 from gpurun.quantities import count
 
@@ -34,6 +35,15 @@ class HistoryRow:
         slow_rank, slow_host, slow_percent: the rank whose GPU was clearly less busy than the others.
         rank_uses: mean and highest use of each rank: ``31/98 12/60``.
         sparks: use over time, at most `SPARKS` numbers.
+        steps_gpu_s: GPU seconds of steps that no earlier attempt had done. This and the next six add up to `gpu_s`
+            (`gpurun.history.goodput`); all None = an older gpurun wrote the row.
+        running_gpu_s: GPU seconds in RUNNING of an attempt that reported no step, so gpurun cannot split them.
+        start_gpu_s: until the first step, or until RUNNING if no step was reported.
+        checkpoint_gpu_s: while ranks saved.
+        lost_gpu_s: while ranks repeated steps of an earlier attempt.
+        idle_gpu_s: while no GPU was in use.
+        stopping_gpu_s: from the decision to end the attempt until its GPUs were free.
+        lost_cause: why that earlier attempt ended, as in `cause`, or ``preemption``; "" = no step was repeated.
     """
 
     job: str
@@ -66,6 +76,22 @@ class HistoryRow:
     slow_percent: float | None = None
     rank_uses: str = ""
     sparks: str = ""
+    steps_gpu_s: float | None = None
+    running_gpu_s: float | None = None
+    start_gpu_s: float | None = None
+    checkpoint_gpu_s: float | None = None
+    lost_gpu_s: float | None = None
+    idle_gpu_s: float | None = None
+    stopping_gpu_s: float | None = None
+    lost_cause: str | None = None
+
+    @property
+    def goodput_words(self) -> str:
+        """Return the share of goodput: ``87%``; ``≤95%`` if it cannot be split; "" if it is unknown."""
+        if self.steps_gpu_s is None or self.running_gpu_s is None or self.gpu_s <= 0:
+            return ""
+        percent = 100 * (self.steps_gpu_s + self.running_gpu_s) / self.gpu_s
+        return f"{'≤' if self.running_gpu_s > 0 else ''}{percent:.0f}%"
 
     @property
     def use_words(self) -> str:
@@ -93,19 +119,25 @@ def row_of(record: JobRecord, spec: JobSpec | None, use: GpuUse | None, *, now_s
     is_granted = record.granted_s is not None and record.granted_s >= record.queued_s and bool(record.granted)
     ended_s = now_s or record.ended_s or record.queued_s
     granted_s = record.granted_s if is_granted else None
+    gpu_s = record.gpu_s_at(ended_s) if is_granted else 0.0
+    did = use.activity if use else Activity()
+    parts = split(record, did, ended_s=ended_s, gpu_s=gpu_s) if is_granted else Goodput()
     return HistoryRow(
         job=record.id, attempt=record.attempt, user=record.owner, pool=record.pool or "",
         project=(spec.project or "") if spec else "", name=record.name, image=spec.image if spec else "",
         gpus=sum(len(grant.gpus) for grant in record.granted) or record.gpus, generation=record.generation,
         hosts=" ".join(grant.host for grant in record.granted), submitted_s=record.submitted_s, granted_s=granted_s,
         started_s=record.started_s, ended_s=ended_s, waited_s=max(0.0, (granted_s or ended_s) - record.queued_s),
-        gpu_s=record.gpu_s_at(ended_s) if is_granted else 0.0,
+        gpu_s=gpu_s,
         outcome=record.state.value if now_s else outcome_of(record), reason=record.reason,
         cause=(failure.kind or "start") if failure else "", cause_host=(failure.host or "") if failure else "",
         cause_rank=failure.rank if failure else None, exit_code=record.exit_code, code=record.code,
         use_percent=use.mean if use else None, memory_mib=use.memory_mib if use else None,
         slow_rank=slow.rank if slow else None, slow_host=slow.host if slow else "",
         slow_percent=slow.mean if slow else None, rank_uses=_rank_uses(use), sparks=_sparks(use),
+        steps_gpu_s=parts.steps, running_gpu_s=parts.running, start_gpu_s=parts.start,
+        checkpoint_gpu_s=parts.checkpoint, lost_gpu_s=parts.lost, idle_gpu_s=parts.idle,
+        stopping_gpu_s=parts.stopping, lost_cause=did.before_end if parts.lost else "",
     )  # fmt: skip
 
 
@@ -116,9 +148,11 @@ def outcome_of(record: JobRecord) -> str:
     if record.rehearsal == "passed":
         return "REHEARSED"
     has_failed = record.setback is not None and record.setback.attempt == record.attempt
-    if record.restart is not None and (has_failed or not record.placements):  # else pre-flight made it pause
+    is_moved = record.reason.startswith(("preempted", "moved"))
+    has_paused = bool(record.placements) or is_moved  # pre-flight made it pause, or it was idle
+    if record.restart is not None and (has_failed or not has_paused):
         return "RETRIED"
-    return "PREEMPTED" if record.reason.startswith(("preempted", "moved")) else "REPLACED"
+    return "PREEMPTED" if is_moved else "REPLACED"
 
 
 def _rank_uses(use: GpuUse | None) -> str:

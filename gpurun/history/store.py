@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpurun.errors import StateError, StateUnavailable
+from gpurun.history.goodput import PARTS
 from gpurun.history.row import COLUMNS, HistoryRow, row_of
 from gpurun.jobs.folder import (
     HISTORY,
@@ -47,25 +48,33 @@ _ONE_CREATES = threading.Lock()
 _TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT"}
 
 
-def _schema() -> str:
+def _typed(columns: Sequence[str]) -> list[str]:
     hints = HistoryRow.__annotations__
-    columns = [
-        f"{name} {_TYPES[hints[name].split(' ')[0]]}{'' if 'None' in hints[name] else ' NOT NULL'}" for name in COLUMNS
+    return [
+        f"{name} {_TYPES[hints[name].split(' ')[0]]}{'' if 'None' in hints[name] else ' NOT NULL'}" for name in columns
     ]
-    return f"CREATE TABLE attempts({', '.join(columns)}, PRIMARY KEY(job, attempt)) WITHOUT ROWID"
+
+
+def _schema(columns: Sequence[str], counted: Sequence[str]) -> tuple[str, ...]:
+    return (
+        f"CREATE TABLE attempts({', '.join(_typed(columns))}, PRIMARY KEY(job, attempt)) WITHOUT ROWID",
+        f"CREATE INDEX counted ON attempts({', '.join(counted)})",
+        "CREATE INDEX ended ON attempts(ended_s)",
+    )
 
 
 _REBUILD = "`gpurun history --rebuild` renames the damaged file and reads the rows from the jobs again"
 GROUPED = ("user", "pool", "project", "generation")
-COUNTED = (
+_COUNTED_AT_FIRST = (
     *GROUPED, "ended_s", "granted_s", "outcome", "cause", "cause_host", "waited_s", "gpu_s", "use_percent",
 )  # fmt: skip
-"""What accounts are made of, in an index of its own: a fifth of the table, in the order of the groups."""
-SCHEMA = (
-    _schema(),
-    f"CREATE INDEX counted ON attempts({', '.join(COUNTED)})",
-    "CREATE INDEX ended ON attempts(ended_s)",
-)
+COUNTED = (*_COUNTED_AT_FIRST, *PARTS, "lost_cause")
+"""What accounts are made of, in an index of its own: a third of the table, in the order of the groups."""
+SCHEMA = _schema(COLUMNS, COUNTED)
+_OLDER = {frozenset(_schema(COLUMNS[:30], _COUNTED_AT_FIRST)): 30}
+"""The schema of each older gpurun, and how many columns it has. A new column stands last and may be NULL: SQLite then
+changes an old table into exactly the new one.
+"""
 _PUT = f"INSERT OR REPLACE INTO attempts VALUES({', '.join('?' * len(COLUMNS))})"
 
 
@@ -334,11 +343,34 @@ def _check(path: StatePath, *, create: bool) -> None:
 
 
 def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
-    is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-    if is_new and write:
+    """Make the table of a new file if `write`; see `_read_or_upgrade` for the others."""
+    if write and connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
         for statement in SCHEMA:
             connection.execute(statement)
-    elif not _is_sound(connection):
+    else:
+        _read_or_upgrade(connection, upgrade=write)
+
+
+def _read_or_upgrade(connection: sqlite3.Connection, *, upgrade: bool) -> None:
+    """Prepare a file of this or an older gpurun: columns that it lacks are NULL.
+
+    Args:
+        upgrade: change the file's table. Otherwise a view that only this connection has takes the table's place.
+
+    Raises:
+        sqlite3.DatabaseError: its schema is none that gpurun has made.
+    """
+    columns = _OLDER.get(_found_schema(connection))
+    if columns is not None and upgrade:
+        for column in _typed(COLUMNS[columns:]):
+            connection.execute(f"ALTER TABLE attempts ADD COLUMN {column}")
+        connection.execute("DROP INDEX counted")
+        connection.execute(SCHEMA[1])
+    elif columns is not None:
+        missing = ", ".join(f"NULL AS {name}" for name in COLUMNS[columns:])
+        connection.execute(f"CREATE TEMP VIEW attempts AS SELECT *, {missing} FROM main.attempts")  # noqa: S608
+        return
+    if _found_schema(connection) != {*SCHEMA}:
         raise sqlite3.DatabaseError("the schema of the file differs from the schema of this gpurun version")
 
 
@@ -357,7 +389,7 @@ def copy_of(folder: StatePath) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
                 _set_up(connection)
-                _make_schema(connection, write=False)
+                _read_or_upgrade(connection, upgrade=True)
                 yield connection
         except sqlite3.Error as error:
             raise StateError(f"the history cannot be read: {error}", where=str(folder / FILE)) from error
@@ -394,13 +426,16 @@ def _copied(path: StatePath, to: Path) -> bool:
 def _set_up(connection: sqlite3.Connection) -> None:
     """Follow https://www.sqlite.org/security.html for other users' files; it costs little for the user's own."""
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    for setting in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "synchronous=FULL", "cache_size=-65536"):
+    for setting in (
+        "trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "synchronous=FULL", "cache_size=-65536",
+        "temp_store=MEMORY",
+    ):  # fmt: skip
         connection.execute(f"PRAGMA {setting}")
 
 
-def _is_sound(connection: sqlite3.Connection) -> bool:
-    found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-    return {text for (text,) in found} == {*SCHEMA}
+def _found_schema(connection: sqlite3.Connection) -> frozenset[str]:
+    found = connection.execute("SELECT sql FROM main.sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return frozenset(text for (text,) in found)
 
 
 def put(connection: sqlite3.Connection, rows: Iterable[HistoryRow]) -> None:
@@ -489,13 +524,13 @@ def _read(source: HistorySource, condition: str, values: Mapping[str, Any]) -> I
 def _sound(values: Mapping[str, Any], source: HistorySource) -> HistoryRow:
     """Return a row in which every value has its type. Columns of another user's file may hold anything."""
     row: dict[str, Any] = {
-        n: _number(n, value) if n in _NUMBERS_OF_SELECT else _text(value) for n, value in values.items()
+        n: _number(n, value) if n in _NUMBERS_OF_SELECT else _text(n, value) for n, value in values.items()
     }
     return HistoryRow(**{**row, "user": source.owner_of(row["user"])})
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _text(name: str, value: object) -> str | None:
+    return value if isinstance(value, str) else None if name in _OPTIONAL else ""
 
 
 def _number(name: str, value: object) -> float | int | None:

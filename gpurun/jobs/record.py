@@ -108,10 +108,45 @@ class RankUse:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What the ranks of an attempt did. Seconds are those in RUNNING, so no step of a clock changes them.
+
+    Attributes:
+        first_step_s: when gpurun saw the first step of a rank; None = no rank has reported one.
+        step: the furthest step that a rank reported.
+        before: the furthest step of all earlier attempts; None = none reported a step.
+        before_end: why the last of them ended: the kind of its first failure, or ``preemption``.
+        repeated_s: from the first step until a step beyond `before`.
+        saved_s: how long ranks saved, as they reported. From the first new step on, like `idle_s`.
+        idle_s: how long all GPUs were idle, except while ranks saved.
+        row_s: how long all GPUs have been idle in a row.
+        moved_s: `row_s` when a rank last reported another step or checkpoint.
+        told_s: `row_s` when the owner was told that the job is idle; None = not in this row.
+        heard_s: when all this was written, by the head's clock.
+        boot, boot_s: the reading of that clock, as in `JobRecord`.
+    """
+
+    first_step_s: float | None = None
+    step: int | None = None
+    before: int | None = None
+    before_end: str = ""
+    repeated_s: float = 0.0
+    saved_s: float = 0.0
+    idle_s: float = 0.0
+    row_s: float = 0.0
+    moved_s: float = 0.0
+    told_s: float | None = None
+    heard_s: float = 0.0
+    boot: str = ""
+    boot_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class GpuUse:
     """The use of all ranks' GPUs during an attempt.
 
     Attributes:
+        activity: what its ranks did, and how long its GPUs were idle.
         series: (seconds since the epoch, mean use of all GPUs in percent), oldest first, at most `MOST_POINTS`.
         told_s: when a host last sent samples, seconds since the epoch.
     """
@@ -119,6 +154,7 @@ class GpuUse:
     ranks: tuple[RankUse, ...] = ()
     series: tuple[tuple[float, float], ...] = ()
     told_s: float = 0.0
+    activity: Activity = Activity()
 
     @property
     def mean(self) -> float | None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from ended_jobs import SPEC, fail_once, run, running, submit, uses
@@ -19,6 +20,7 @@ from gpurun.errors import StateError
 from gpurun.head.prune import PruneWish, carry_out, plan_prune
 from gpurun.history import store
 from gpurun.history import store as collecting
+from gpurun.history.goodput import PARTS
 from gpurun.history.report import accounts
 from gpurun.history.row import HistoryRow
 from gpurun.history.store import JobHistory, Wanted, rows
@@ -369,6 +371,67 @@ def test_columns_of_others_may_hold_anything(home, theirs, value):
     with JobHistory(home).sources(pytest.fail) as found:
         made = accounts(found, Wanted(), now_s=600.0)
     json.dumps(asdict(made), allow_nan=False)
+
+
+# -- files of an older gpurun ------------------------------------------------------------------------------
+
+OLD = (Path(__file__).parent / "old_attempts.sql").read_text()
+"""What the gpurun without `PARTS` wrote for `a_week`."""
+
+
+def old_file(home, uid=None):
+    file = file_of(home, uid)
+    file.parent.mkdir(parents=True)
+    connection = sqlite3.connect(file)
+    connection.executescript(OLD)
+    connection.close()
+    return file
+
+
+def is_as_before(found):
+    assert [(row.job[-1], row.attempt, row.outcome, row.gpu_s) for row in found] == [
+        ("2", 1, "SUCCEEDED", 400.0), ("3", 1, "CANCELLED", 0.0), ("1", 2, "SUCCEEDED", 400.0),
+        ("1", 1, "RETRIED", 400.0),
+    ]  # fmt: skip
+    assert {getattr(row, part) for row in found for part in (*PARTS, "lost_cause")} == {None}
+    assert {row.goodput_words for row in found} == {""}
+
+
+@pytest.mark.parametrize("uid", [None, OTHER], ids=["own", "of others"])
+def test_an_old_file_is_read_and_what_it_lacks_is_unknown(home, monkeypatch, uid):
+    monkeypatch.setattr(collecting, "_owner_of", lambda folder: int(folder.name))
+    file = old_file(home, uid)
+    before = file.read_bytes()
+    is_as_before(everything(home))
+    with JobHistory(home).sources(pytest.fail) as found:
+        made = accounts(found, Wanted(), now_s=600.0)
+    assert (made.total.gpu_s, made.gpu_time.unknown) == (1200.0, 1200.0)
+    assert file.read_bytes() == before, "a reader changes no file"
+
+
+def test_an_old_file_gets_the_new_columns_with_the_next_row(home):
+    file = old_file(home)
+    run(home, submit(home), at_s=610.0, stopped_s=700.0)
+    new, *old = everything(home)
+    is_as_before(old)
+    assert new.running_gpu_s == pytest.approx(356.0)
+    connection = sqlite3.connect(file)
+    texts = {text for (text,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")}
+    connection.close()
+    assert texts == {*store.SCHEMA}
+    assert len(everything(home)) == 5
+
+
+@pytest.mark.parametrize("sql", HOSTILE.values(), ids=HOSTILE)
+def test_a_strange_schema_in_an_old_file_of_others_is_refused(home, monkeypatch, sql):
+    monkeypatch.setattr(collecting, "_owner_of", lambda folder: int(folder.name))
+    connection = sqlite3.connect(old_file(home, OTHER))
+    connection.executescript(sql)
+    connection.close()
+    problems = []
+    with JobHistory(home).sources(problems.append) as found:
+        assert rows(found, Wanted()) == []
+    assert "schema" in str(problems[0])
 
 
 def test_half_a_write_of_others_is_reported(home, theirs):

@@ -1,0 +1,9 @@
+BEGIN TRANSACTION;
+CREATE TABLE attempts(job TEXT NOT NULL, attempt INTEGER NOT NULL, user TEXT NOT NULL, pool TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, image TEXT NOT NULL, gpus INTEGER NOT NULL, generation TEXT NOT NULL, hosts TEXT NOT NULL, submitted_s REAL NOT NULL, granted_s REAL, started_s REAL, ended_s REAL NOT NULL, waited_s REAL NOT NULL, gpu_s REAL NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, cause TEXT NOT NULL, cause_host TEXT NOT NULL, cause_rank INTEGER, exit_code INTEGER, code INTEGER, use_percent REAL, memory_mib INTEGER, slow_rank INTEGER, slow_host TEXT NOT NULL, slow_percent REAL, rank_uses TEXT NOT NULL, sparks TEXT NOT NULL, PRIMARY KEY(job, attempt)) WITHOUT ROWID;
+INSERT INTO "attempts" VALUES('j-00000003',1,'root','vision','cats','train','me/train:1',4,'','',300.0,NULL,NULL,390.0,90.0,0.0,'CANCELLED','cancelled by me','','',NULL,NULL,1,NULL,NULL,NULL,'',NULL,'','');
+INSERT INTO "attempts" VALUES('j-00000002',1,'root','','','b','me/train:1',4,'pascal','h1 h2',100.0,400.0,401.0,500.0,300.0,400.0,'SUCCEEDED','','','',NULL,0,NULL,5.0,1003,NULL,'',NULL,'5/99 5/99 5/99 5/99','50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50');
+INSERT INTO "attempts" VALUES('j-00000001',1,'root','vision','cats','train','me/train:1',4,'pascal','h1 h2',100.0,110.0,111.0,210.0,10.0,400.0,'RETRIED','h2: GPU 1: Xid 79','xid','h2',3,137,NULL,NULL,NULL,NULL,'',NULL,'','');
+INSERT INTO "attempts" VALUES('j-00000001',2,'root','vision','cats','train','me/train:1',4,'pascal','h1 h2',100.0,250.0,251.0,350.0,40.0,400.0,'SUCCEEDED','','','',NULL,0,NULL,71.25,1003,3,'h2',12.0,'90/99 91/99 92/99 12/99','50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50 50');
+CREATE INDEX counted ON attempts(user, pool, project, generation, ended_s, granted_s, outcome, cause, cause_host, waited_s, gpu_s, use_percent);
+CREATE INDEX ended ON attempts(ended_s);
+COMMIT;
