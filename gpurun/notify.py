@@ -1,4 +1,4 @@
-"""Messages to people and programs when a job starts, ends, fails or is preempted."""
+"""Messages to people and programs when a job starts, ends, fails, is preempted or is idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from gpurun.quantities import count
 
 MOST_REASON_CHARS = 1000
 SUBJECT_CHARS = 150
-_WORDS = {"start": "started", "preemption": "was preempted and waits again", "retry": "failed and starts again"}
+_WORDS = {"start": "started", "preemption": "was preempted and waits again", "retry": "failed and starts again",
+          "idle": "is idle"}  # fmt: skip
 
 
 def payload(

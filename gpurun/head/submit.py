@@ -28,7 +28,7 @@ from gpurun.documents.convert import did_you_mean
 from gpurun.errors import OUTLIVED, BadInput, GpurunError, NeverFits, StateError, words_of
 from gpurun.facts import DockerFacts
 from gpurun.head.spawn import Head
-from gpurun.inventory.model import Inventory
+from gpurun.inventory.model import Inventory, idle_rules
 from gpurun.inventory.read import read_inventory_bytes
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.recipe import Recipe, build_spec, check_length, convert_flag, lines_of
@@ -60,7 +60,7 @@ from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.leases.look import look, refuse_while_damaged
 from gpurun.leases.store import AllocatorLock, LeaseStore
 from gpurun.node.claim_rules import Claimant
-from gpurun.quantities import count
+from gpurun.quantities import count, duration
 from gpurun.scheduler.explain import Explanation, explain
 from gpurun.scheduler.model import Gang, Reason, Refusal, Snapshot, new_gang
 from gpurun.scheduler.passes import schedule
@@ -485,6 +485,8 @@ def spec_of(
         raise lines.at_line(missing, "command")
     if inventory is not None:
         _refuse_impossible(spec, inventory, choice, said)
+        with lines.named("idle_timeout"):
+            refuse_longer_idle(spec, inventory)
     if choice.doubt is not None and not is_plan:
         raise lines.at_line(choice.doubt, "command")
     refused = missing or choice.doubt
@@ -531,6 +533,18 @@ def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
             raise NeverFits(f"the inventory has no GPUs of generation {unknown[0]!r}{meant}", hint=hint)
         never = f"the job can never start: {refusal.message}"
         raise NeverFits(never, hint=_about_pools(gang, inventory) if refusal.reason is Reason.POOL else hint)
+
+
+def refuse_longer_idle(spec: JobSpec, inventory: Inventory) -> None:
+    """Raise BadInput if the job's own `idle_timeout` is longer than its pool allows."""
+    rules, own_s = idle_rules(inventory.pools, spec.pool), spec.idle_timeout_s
+    if rules.idle_timeout_s is None or own_s is None or rules.idle_longer or own_s <= rules.idle_timeout_s:
+        return
+    most = duration(rules.idle_timeout_s)
+    raise BadInput(
+        f"idle_timeout {duration(own_s)} is longer than idle_timeout {most} of pool {rules.name}",
+        hint=f"use at most {most}; `idle_longer: true` of the pool in the inventory allows longer times",
+    )
 
 
 def _about_generations(inventory: Inventory) -> str:

@@ -1,7 +1,7 @@
 """Split the GPU time of an attempt: goodput, which moved its training forward, and badput, which did not. Pure.
 
-The terms are those of Google's ML Goodput. Goodput is also Meta's effective training time ratio (ETTR), without the time
-in the queue.
+The terms are those of Google's ML Goodput. Goodput is also Meta's effective training time ratio (ETTR), without the
+time in the queue.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from msgspec import Meta
 from gpurun.documents.convert import json_schema as schema_of
 from gpurun.documents.convert import keys_of, kind_of, mapping_schema, written
 from gpurun.inventory.hostset import is_host_name
-from gpurun.inventory.model import FabricKind
-from gpurun.quantities import size_mib
+from gpurun.inventory.model import FabricKind, IdleAction
+from gpurun.quantities import duration_s, size_mib
 
 MOST_GPUS = 1024
 _LONGEST_WORD = 4096
@@ -144,6 +144,9 @@ Size = Annotated[
     Meta(ge=1),
     written(size_mib, "a size such as 512MiB or 16GiB", schema={"type": "string", "pattern": _SIZE_PATTERN}),
 ]
+Time = Annotated[
+    float, written(duration_s, "a time such as 30m, 1h30m or 2d", schema={"type": "string", "pattern": r"^\d"})
+]
 GpuIndex = Annotated[int, Meta(ge=0, le=MOST_GPUS - 1)]
 GpuIndices = Annotated[
     tuple[GpuIndex, ...],
@@ -274,6 +277,21 @@ class PoolKeys(TypedDict, total=False):
             title="a number above 0",
             description="The pool's weight when pools share GPUs beyond their reservations",
         ),
+    ]
+    idle_timeout: Annotated[
+        Time,
+        Meta(
+            description="Tell the owner of a job when all its GPUs were less than 5 % busy for this long, such as 1h; "
+            "default: as in the parent"
+        ),
+    ]
+    idle_grace: Annotated[Time, Meta(description="How long after that message `idle_action` follows; default: 10m")]
+    idle_action: Annotated[
+        IdleAction,
+        Meta(description="What happens to an idle job: end, preempt (queue the job again), or tell (only the message)"),
+    ]
+    idle_longer: Annotated[
+        bool, Meta(description="Whether a job's own `idle_timeout` may be longer than the pool's; default: false")
     ]
 
 

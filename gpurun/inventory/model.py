@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from gpurun.documents.plain import shown
 from gpurun.quantities import count
@@ -149,15 +149,43 @@ class Rack:
     hosts: tuple[str, ...]
 
 
+IdleAction = Literal["end", "preempt", "tell"]
+
+
 @dataclass(frozen=True)
 class Pool:
-    """A team's share, in GPUs. `limit` None = no limit; `parent` None = the root."""
+    """A team's share, in GPUs. `limit` None = no limit; `parent` None = the root.
+
+    Attributes:
+        idle_timeout_s: after so long without GPU use, the owner of a job is told; None = as in the pool above.
+        idle_grace_s: so much later, `idle_action` follows.
+        idle_action: end the job, preempt it, or only tell its owner.
+        idle_longer: a job may have a longer time of its own.
+    """
 
     name: str
     reservation: int = 0
     limit: int | None = None
     share: float = 1.0
     parent: str | None = None
+    idle_timeout_s: float | None = None
+    idle_grace_s: float = 600.0
+    idle_action: IdleAction = "end"
+    idle_longer: bool = False
+
+
+def idle_rules(pools: Sequence[Pool], name: str | None) -> Pool:
+    """Return the pool whose idle rules jobs of a pool have: the pool itself, or the next above with a time.
+
+    Without such a pool, the rules are the defaults, without a time.
+    """
+    named, seen = {pool.name: pool for pool in pools}, set[str]()
+    while name is not None and name in named and name not in seen:
+        if named[name].idle_timeout_s is not None:
+            return named[name]
+        seen.add(name)
+        name = named[name].parent
+    return Pool("")
 
 
 @dataclass(frozen=True)
@@ -243,6 +271,14 @@ def _alone(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Contradiction]:
         yield Contradiction(pool.name, f"{name}: reservation, limit and share must not be negative")
     elif pool.limit is not None and pool.reservation > pool.limit:
         yield Contradiction(pool.name, f"{name}: reservation {pool.reservation} is above its limit {pool.limit}")
+    if pool.idle_timeout_s is None and pool != replace(pool, **_NO_IDLE):
+        said = "idle_grace, idle_action and idle_longer need an idle_timeout of the same pool"
+        yield Contradiction(pool.name, f"{name}: {said}", ("idle_timeout: 1h",))
+
+
+_NO_IDLE: Mapping[str, Any] = {
+    each.name: each.default for each in fields(Pool) if each.name.startswith("idle_")
+}  # fmt: skip
 
 
 def _sums(pools: Sequence[Pool], total_gpus: int) -> Iterator[Contradiction]:

@@ -72,12 +72,16 @@ def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
     return fabrics
 
 
+_POOL_FIELDS = {"idle_timeout": "idle_timeout_s", "idle_grace": "idle_grace_s"}
+"""The field of a pool's key, where their names differ."""
+
+
 def _pools(top: Entries, report: ProblemReport, total_gpus: int) -> tuple[Pool, ...]:
     before = len(report.problems)
     found: dict[str, tuple[Node, Pool]] = {}
     for name, key, node in _named(top, "pools", report):
         values = mapping(node, fields.POOL, report, f"pool {name}")
-        found[name] = (key, Pool(name=name, **values))
+        found[name] = (key, Pool(name=name, **{_POOL_FIELDS.get(key, key): value for key, value in values.items()}))
     pools = tuple(pool for _, pool in found.values())
     for wrong in contradictions(pools, total_gpus) if len(report.problems) == before else ():
         node = top["pools"][0] if wrong.pool is None else found[wrong.pool][0]

@@ -490,7 +490,7 @@ class RecipeKeys(TypedDict, total=False):
     notify: Annotated[
         tuple[Notify, ...],
         means(
-            "notify this target when the job starts, ends, fails or is preempted",
+            "notify this target when the job starts, ends, fails, is preempted or is idle",
             '["end=mail:me@example.com"]',
             flag=KeyFlag(
                 FAILS,
@@ -558,6 +558,17 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "stop the job if no rank prints, reports progress or writes outputs for this long",
             "30m",
+            flag=KeyFlag(FAILS, "TIME"),
+        ),
+    ]
+    idle_timeout: Annotated[
+        Duration,
+        means(
+            "notify the owner when all GPUs were less than 5 % busy for this long, then end or preempt the job",
+            "2h",
+            default="the pool's `idle_timeout`",
+            more="A job without a pool ends 10 minutes after the notification. The value must not exceed the pool's "
+            "`idle_timeout`, unless the pool has `idle_longer`",
             flag=KeyFlag(FAILS, "TIME"),
         ),
     ]

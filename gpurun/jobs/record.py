@@ -117,8 +117,10 @@ class Activity:
         before: the furthest step of all earlier attempts; None = none reported a step.
         before_end: why the last of them ended: the kind of its first failure, or ``preemption``.
         repeated_s: from the first step until a step beyond `before`.
-        saved_s: how long ranks saved, as they reported. From the first new step on, like `idle_s`.
-        idle_s: how long all GPUs were idle, except while ranks saved.
+        last_step, last_saved: the furthest step, and the furthest step of a checkpoint, in the ranks' last reports.
+        saved_s: how long ranks saved since the first new step.
+        saved_told_s: how long a rank has saved in all, as it reported.
+        idle_s: how long all GPUs were idle since the first new step, except while ranks saved; in all without a step.
         row_s: how long all GPUs have been idle in a row.
         moved_s: `row_s` when a rank last reported another step or checkpoint.
         told_s: `row_s` when the owner was told that the job is idle; None = not in this row.
@@ -131,7 +133,10 @@ class Activity:
     before: int | None = None
     before_end: str = ""
     repeated_s: float = 0.0
+    last_step: int | None = None
+    last_saved: int | None = None
     saved_s: float = 0.0
+    saved_told_s: float = 0.0
     idle_s: float = 0.0
     row_s: float = 0.0
     moved_s: float = 0.0

@@ -37,7 +37,7 @@ class Disagreement(BadInput):
 
 
 NotifyKind = Literal["mail", "slack", "webhook", "command"]
-NotifyEvent = Literal["start", "end", "failure", "preemption"]
+NotifyEvent = Literal["start", "end", "failure", "preemption", "idle"]
 KINDS: tuple[NotifyKind, ...] = get_args(NotifyKind)
 EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 MOST_CHARS = 4096
@@ -55,7 +55,7 @@ class NotifyWish:
 
     kind: NotifyKind
     target: str
-    on: tuple[NotifyEvent, ...] = ("start", "end", "failure", "preemption")
+    on: tuple[NotifyEvent, ...] = ("start", "end", "failure", "preemption", "idle")
 
     @property
     def is_file(self) -> bool:
@@ -493,6 +493,7 @@ class Work:
         launcher_flags: flags of the launcher's own command line that a person typed and gpurun keeps.
         controller: how horovodrun starts ranks.
         hang_timeout_s: stop the gang after this long without output, progress or files written; None = never.
+        idle_timeout_s: the job is idle after this long without GPU use; None = as its pool says.
         memory_mib: the memory of each container, ``/dev/shm`` included; None = in proportion to the job's GPUs
             (`gpurun.launch.container`).
         cpus: the CPU cores of each container while another job runs on the host; None = in proportion to the job's
@@ -542,6 +543,7 @@ class Work:
     workdir_read_only: bool = True
     workdir_limit_mib: int = 10240
     left_out: tuple[str, ...] = ()
+    idle_timeout_s: float | None = None
 
 
 @dataclass(frozen=True)

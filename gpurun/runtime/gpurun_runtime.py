@@ -28,6 +28,8 @@ _MIN_INTERVAL_S = 1.0
 
 _stopping = threading.Event()
 _last_s = 0.0
+_moved_s: Optional[float] = None
+_saved_s = 0.0
 _is_cut = False
 _told_rank = os.environ.get("HOROVOD_RANK")
 
@@ -132,8 +134,8 @@ def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
 
 
 def _progress(step: int, of: Optional[int], metrics: Dict[str, float]) -> None:
-    global _last_s
-    now = time.monotonic()
+    global _last_s, _moved_s
+    now = _moved_s = time.monotonic()
     if now - _last_s >= _MIN_INTERVAL_S:
         _last_s = now
         _tell_rank()
@@ -167,8 +169,14 @@ def checkpointed(step: int) -> None:
 
     Call it once all ranks have written their files, on each host that writes. gpurun then keeps what it copies until
     the next change as one whole state, also if the program saves without a pause.
+
+    The time since this rank's last `progress` or `report` counts as the time to save.
     """
-    _write("checkpoint", {"step": int(step)})
+    global _moved_s, _saved_s
+    now = time.monotonic()
+    _saved_s += 0.0 if _moved_s is None else now - _moved_s
+    _moved_s = now
+    _write("checkpoint", {"step": int(step), "saved_s": round(_saved_s, 3)})
 
 
 def stopping() -> bool:

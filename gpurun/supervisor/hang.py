@@ -200,11 +200,22 @@ def _all_answered(said: Results[Any]) -> bool:
     return all(isinstance(error, RemoteOpFailed) for error in said.failed.values())
 
 
+LAST_LOOK_S = 2.0
+"""How long the last look at the ranks' reports may take: the attempt has ended, and its GPUs wait."""
+
+
+def steps_told(job: SupervisedJob, timeout_s: float = 5.0) -> Mapping[str, Mapping[str, Any]]:
+    """Return what ranks have reported, by host, of the hosts that answer."""
+    hosts = [host for host in job.hosts if job.links.is_open(host)]
+    told = job.links.each(
+        lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=timeout_s).value, hosts
+    )
+    return told.ok
+
+
 def furthest_step(job: SupervisedJob) -> int | None:
     """Return the furthest step that a rank has reported, on the hosts that answer; None if none has."""
-    hosts = [host for host in job.hosts if job.links.is_open(host)]
-    told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
-    return max((step for step, _, _ in _steps(told.ok, job.seating)), default=None)
+    return max((step for step, _, _ in _steps(steps_told(job), job.seating)), default=None)
 
 
 def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:

@@ -12,29 +12,43 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import msgspec
 
 from gpurun.errors import OUTLIVED, BadInput, GpurunError, HostUnreachable, StateError, StateUnavailable
+from gpurun.inventory.model import idle_rules
 from gpurun.jobs import folder
-from gpurun.jobs.record import GpuUse, RankUse, State, thinned
+from gpurun.jobs.record import Activity, GpuUse, RankUse, State, thinned
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.launchers import ALONE, launcher_of
 from gpurun.launch.launchers.line import read_line
 from gpurun.launch.launchers.table import LAUNCHERS
 from gpurun.msgspec_types import ready
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
-from gpurun.supervisor.job import SupervisedJob
+from gpurun.state.boot import HeadBoot
+from gpurun.supervisor.hang import LAST_LOOK_S, steps_told
+from gpurun.supervisor.job import SupervisedJob, tell
 from gpurun.supervisor.verdict.causes import Cause, cause_of, first_cause, rank_of
 from gpurun.supervisor.verdict.ends import End
+from gpurun.supervisor.verdict.idle import (
+    BUSY_PERCENT,
+    ActivityCount,
+    Gpu,
+    IdlePolicy,
+    rank_told,
+    unused_warning,
+)
 
-# Add up how busy the gang's GPUs are, for the history, from the half-minute reports of each host's watch.
+# Add up how busy the gang's GPUs are, for the history and the idle rules, from the half-minute reports of each host.
 
 
 WRITE_EVERY_S = 60.0
 POINT_EVERY_S = 30.0
 MOST_SAMPLES = 1000
+SAMPLE_S = 1.0
+"""How long a sample of a host is about."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class _UseLine:
 
 
 class GpuUseMeter:
-    """The GPU use of one attempt. Threads of several hosts add to it."""
+    """The GPU use of one attempt, and what its ranks do. Threads of several hosts add to it."""
 
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
@@ -58,18 +72,24 @@ class GpuUseMeter:
         self._ranks: dict[int, RankUse] = {}
         self._series: list[tuple[float, float]] = []
         self._told_s, self._written_s = 0.0, 0.0
+        self._count = ActivityCount(Activity())
         self._is_read = False
         self._read()
 
     def _read(self) -> bool:
         """Read once what an earlier supervisor wrote. Return False if that fails now: nothing may replace it then."""
         if not self._is_read:
+            job = self._job
             try:
-                use = folder.read_use(self._job.folder, self._job.lease.attempt) or GpuUse()
+                use = folder.read_use(job.folder, job.lease.attempt)
+                did = use.activity if use is not None else _before(job)
             except StateUnavailable:
                 return False
+            use = use or GpuUse()
             self._ranks = {rank.rank: rank for rank in use.ranks}
             self._series, self._told_s, self._is_read = list(use.series), use.told_s, True
+            heard_s = job.clock.boot.moved(did.heard_s, HeadBoot(did.boot, did.boot_s))
+            self._count = ActivityCount(did, away_s=job.clock.elapsed_s(heard_s))
         return True
 
     def add(self, host: str, item: Mapping[str, Any]) -> None:
@@ -86,12 +106,18 @@ class GpuUseMeter:
                 self._add(host, line)
             now_s = self._job.clock()
             self._told_s = now_s
+            reports = {(host, line.index): (_seen_percent(line), line.samples * SAMPLE_S) for line in lines}
+            self._count.add_use(reports, self._gpus, now_s)
             if self._ranks and (not self._series or now_s - self._series[-1][0] >= POINT_EVERY_S):
                 last = [rank.last for rank in self._ranks.values()]
                 self._series = list(thinned([*self._series, (round(now_s, 1), round(sum(last) / len(last), 1))]))
             is_due = now_s - self._written_s >= WRITE_EVERY_S or len(self._ranks) > known
         if is_due:
             self.write()
+
+    @property
+    def _gpus(self) -> set[Gpu]:
+        return {(grant.host, gpu) for grant in self._job.lease.grants for gpu in grant.gpus}
 
     def _add(self, host: str, line: _UseLine) -> None:
         rank = rank_of(self._job.lease.grants, host, line.index)
@@ -108,17 +134,58 @@ class GpuUseMeter:
             most=max(before.most, most), memory_mib=max(before.memory_mib, memory_mib), last=mean,
         )  # fmt: skip
 
+    def heard(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what hosts answered about their ranks: ``gang.progress`` by host."""
+        seating, ran_s = self._job.seating, self._job.ran_s or 0.0
+        ranks = [rank_told(files) for host, said in told.items() for _, files in seating.own(host, said["ranks"])]
+        with self._lock:
+            if self._read() and not self._job.record.rehearsal:
+                self._count.add_ranks(ranks, ran_s)
+
+    def due(self, policy: IdlePolicy) -> tuple[Literal["tell", "act"] | None, Activity]:
+        """Return what the idle rules demand now, and why. Without fresh reports of all GPUs they demand nothing."""
+        with self._lock:
+            is_known = self._is_read and self._count.is_fresh(self._gpus, self._job.clock())
+            return policy.step(self._count.did) if is_known else None, self._count.did
+
+    def told_owner(self) -> None:
+        """Keep that the owner was told, also for the next supervisor."""
+        with self._lock:
+            self._count.tell()
+        self.write()
+
     def write(self) -> None:
         """Write it into the job's folder. If the disk is full it is lost, and the job continues."""
         with self._lock:
-            if not self._ranks:
+            did = self._count.did
+            if not self._is_read or not (self._ranks or did.last_step is not None):
                 return
-            self._written_s = self._job.clock()
-            use = GpuUse(_in_order(self._ranks.values()), tuple(self._series), self._told_s)
+            clock = self._job.clock
+            self._written_s = clock()
+            did = replace(did, heard_s=self._written_s, boot=clock.boot.id, boot_s=clock.boot.began_s)
+            use = GpuUse(_in_order(self._ranks.values()), tuple(self._series), self._told_s, did)
             try:
                 folder.write_use(self._job.folder, self._job.lease.attempt, use)
             except (FileNotFoundError, StateError):
                 return
+
+
+def _before(job: SupervisedJob) -> Activity:
+    """Return the activity of an attempt that begins: how far the attempts before it came. Raises StateUnavailable."""
+    for attempt in range(job.lease.attempt - 1, 0, -1):
+        use = folder.read_use(job.folder, attempt)
+        if use is not None and (steps := [s for s in (use.activity.step, use.activity.before) if s is not None]):
+            setback = job.record.setback
+            has_failed = setback is not None and setback.attempt == attempt
+            why = (setback.kind or "start") if setback is not None and has_failed else "preemption"
+            return Activity(before=max(steps), before_end=why)
+    return Activity()
+
+
+def _seen_percent(line: _UseLine) -> float | None:
+    """Return how busy a GPU was in its busiest second; None for what cannot be."""
+    is_sane = 0 <= line.mean <= 100 and 0 <= line.most <= 100 and 0 < line.samples <= MOST_SAMPLES
+    return max(line.mean, line.most) if is_sane else None
 
 
 def _percent(value: float) -> float:
@@ -205,6 +272,42 @@ FOR_GOOD = ("unknown-op", "bad-request", "internal", BAD_ANSWER)
 """Failures of the watch that a retry would not fix. A Docker that restarts is not among them."""
 
 
+class IdleWatch:
+    """Applies the idle rules of the job's pool, and the job's own time. Only the main loop uses it."""
+
+    def __init__(self, job: SupervisedJob, use: GpuUseMeter) -> None:
+        self._job, self._use = job, use
+        self._is_told = self._is_warned = False
+
+    @cached_property
+    def _policy(self) -> IdlePolicy | None:
+        job = self._job
+        if job.record.rehearsal:
+            return None
+        return IdlePolicy.of(idle_rules(job.inventory.pools, job.spec.pool), job.spec.idle_timeout_s)
+
+    def end(self) -> End | None:
+        """Return the end that is due; None while there is none. Tells the owner what follows."""
+        policy, job = self._policy, self._job
+        if policy is None:
+            return None
+        step, did = self._use.due(policy)
+        if step == "act":
+            return policy.end(did, job.clock())
+        if step == "tell":
+            words = policy.warning(did)
+            job.note(words, warning=job.record.attempt)
+            tell(job, "idle", reason=words)
+            self._use.told_owner()
+        elif did.told_s is None and self._is_told:
+            job.note("the job is not idle any more: its GPUs or its ranks work")
+        elif did.told_s is None and policy.is_unused(did) and not self._is_warned:
+            job.note(unused_warning(policy, did), warning=job.record.attempt)
+            self._is_warned = True
+        self._is_told = step == "tell" or did.told_s is not None
+        return None
+
+
 class HealthWatch:
     """Failures that the gang's hosts report. Separate threads write, the main loop reads."""
 
@@ -217,6 +320,7 @@ class HealthWatch:
         self._containers: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._use = GpuUseMeter(job)
+        self._idle = IdleWatch(job, self._use)
 
     def threads(self, hosts: Iterable[str]) -> list[threading.Thread]:
         """Return a thread for each of these hosts, not started. It ends when the host leaves the gang."""
@@ -250,8 +354,18 @@ class HealthWatch:
         with self._lock:
             return first_cause(tuple(self._causes), lines)
 
+    def heard(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what hosts answered about their ranks."""
+        self._use.heard(told)
+
+    def idle_end(self) -> End | None:
+        """Return the end that the idle rules demand now; tell the owner before."""
+        return self._idle.end()
+
     def close(self) -> None:
-        """Store how busy the GPUs were."""
+        """Store how busy the GPUs were, and how far the ranks came."""
+        with suppress(*OUTLIVED):
+            self._use.heard(steps_told(self._job, LAST_LOOK_S))
         self._use.write()
 
     def _follow(self, host: str) -> None:

@@ -7,7 +7,6 @@ the supervisor tries again with growing pauses until it succeeds.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +16,13 @@ from dataclasses import replace
 from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
 from gpurun.history.row import outcome_of
 from gpurun.jobs.record import CancelRequest, Restart, Setback, State
-from gpurun.jobs.spec import NotifyEvent, NotifyWish
+from gpurun.jobs.spec import NotifyEvent
 from gpurun.leases.allocate import mark_granted
 from gpurun.leases.lease import remember
-from gpurun.notify import NotSent, payload, send
 from gpurun.quantities import duration
 from gpurun.state import durable
 from gpurun.supervisor.hang import furthest_step
-from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.job import SupervisedJob, tell
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.start import prepare, settled, start
 from gpurun.supervisor.stop import stop
@@ -101,27 +99,11 @@ class _Ear:
                 self._links.cut(self._job.hosts, "the gang must stop")
 
 
-# Notify the job's targets, in threads that delay neither this gang nor the next.
+# Notify the job's targets of the end of an attempt.
 
 
 MOST_S = 30.0
 """How long the supervisor of an attempt that has ended waits for its messages; it has freed the GPUs before."""
-
-
-def tell(job: SupervisedJob, *events: NotifyEvent) -> list[threading.Thread]:
-    """Start to notify all targets that want one of the events. Each target gets each message once."""
-    wanted = [wish for wish in job.spec.notify if set(events) & set(wish.on)]
-    if not wanted:
-        return []
-    document = payload(
-        events, job.record, job.spec, job.lease.members, head=os.uname().nodename, now_s=job.clock()
-    )  # fmt: skip
-    threads = [
-        threading.Thread(target=_tell, args=(job, wish, document), daemon=True, name="notify") for wish in wanted
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def tell_end(job: SupervisedJob) -> None:
@@ -145,18 +127,6 @@ def events_of(job: SupervisedJob) -> Sequence[NotifyEvent]:
         case "PREEMPTED":
             return ("preemption",)
     return ()
-
-
-def _tell(job: SupervisedJob, wish: NotifyWish, document: dict[str, object]) -> None:
-    why = ""
-    try:
-        send(wish, document)
-    except NotSent as error:
-        why = str(error)
-    except Exception as error:  # noqa: BLE001 - a message is never worth a job
-        why = f"gpurun could not send the message: {type(error).__name__}"
-    with suppress(StateError, OSError):
-        job.events.emit("notify", to=wish.kind, event=document["event"], sent=not why, reason=why)
 
 
 RETRY_FIRST_S = 1.0

@@ -319,7 +319,7 @@ class _Watch:
         self._rehearsal = RehearsalWatch(job)
         self._health = HealthWatch(job, self._stop)
         self._meeting = MeetingWatch(job, self._stop)
-        self._checkpoints = CheckpointWatch(job, self._stop)
+        self._checkpoints = CheckpointWatch(job, self._stop, self._health.heard)
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
         self._begun_s, self._cut_off_s = time.monotonic(), -math.inf
@@ -408,6 +408,7 @@ class _Watch:
             limit_s=job.spec.time_limit_s if is_over else None,
             hung=self._hung(now_s, down_since),
             rehearsed=self._rehearsal.passed(),
+            idle=self._health.idle_end(),
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:

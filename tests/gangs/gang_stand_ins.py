@@ -77,6 +77,12 @@ class HealthWatch:
                 self._head.causes += [cause for cause in world.hosts[host].causes if cause not in self._head.causes]
         return first_cause(tuple(self._head.causes), lines)
 
+    def heard(self, _told: object) -> None:
+        pass
+
+    def idle_end(self) -> None:
+        """Return nothing: no GPU's use is simulated."""
+
     def close(self) -> None:
         """No GPU was ever busy."""
 

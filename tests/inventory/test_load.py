@@ -11,6 +11,7 @@ import pytest
 
 from gpurun.documents.plain import DocumentError
 from gpurun.errors import BadInput
+from gpurun.inventory.fields import POOL
 from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.inventory.read import load_inventory, parse_inventory
 
@@ -161,7 +162,7 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
     assert (kind.line, kind.value, kind.allowed) == (4, "rocee", ("infiniband", "roce", "tcp"))
     assert "did you mean 'roce'?" in kind.message
     assert "did you mean 'share'?" in share.message
-    assert share.allowed == ("parent", "reservation", "limit", "share")
+    assert share.allowed == tuple(POOL)
 
 
 @pytest.mark.parametrize(

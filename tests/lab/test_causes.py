@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from contextlib import contextmanager
 
 import pytest
-from cluster import Cluster
-from faulting import events, hosts_of, stopping_reason, wait_until
+from cluster import TINY, Cluster
+from faulting import adopt, events, hosts_of, kill_supervisor, stopping_reason, wait_until
 from own_labs import own_lab
 
+from gpurun.history.goodput import PARTS
 from gpurun.lab.gpus import FILE, change, healthy, load_gpus, save
 from gpurun.lab.spec import HostFolder
 from gpurun.leases.store import LeaseStore
@@ -246,3 +249,125 @@ def test_the_proof_costs_the_end_of_a_job_next_to_nothing(cluster):
         return times["SUCCEEDED"] - times["STOPPING"]
 
     assert min(end_s() for _ in range(5)) < 0.6
+
+
+IDLE_POOLS = """
+pools:
+  notebooks: {reservation: 4, idle_timeout: 8s, idle_grace: 9s}
+  batch: {reservation: 1, idle_timeout: 8s, idle_grace: 4s, idle_action: preempt}
+  quiet: {reservation: 1, idle_timeout: 8s, idle_action: tell}
+"""
+
+
+def told(cluster, job):
+    return [event["text"] for event in events(cluster, job) if "less than 5 % busy" in event.get("text", "")]
+
+
+def test_an_idle_job_is_told_and_ended_and_another_is_preempted_as_its_pool_says(cluster):
+    """A killed supervisor changes nothing of it, and a job with one busy GPU is left alone."""
+    text, sent = cluster.inventory.read_text(), cluster.folder / "sent"
+    cluster.inventory = cluster.inventory.with_name("idle.yaml")
+    cluster.inventory.write_text(text + IDLE_POOLS)
+    notify = ("--notify", f"idle=command:tee -a {sent}")
+    try:
+        busy, host = start(cluster, "--pool", "notebooks")
+        change(hardware(cluster, host) / FILE, gpu_of(cluster, busy, host), {"utilisation": "60"})
+        refused = cluster.submit("--pool", "notebooks", "--idle-timeout", "1h", image=IMAGE)
+        assert refused.code == 2 and "is longer than idle_timeout 8s of pool notebooks" in refused.err, refused.err
+        ended, _ = start(cluster, "--pool", "notebooks", *notify)
+        one = (
+            "-n",
+            "1",
+            "--launcher",
+            "tasks",
+            "--image",
+            IMAGE,
+            "-i",
+            str(cluster.inventory),
+            "--",
+            "sh",
+            "-c",
+            WAITS,
+        )
+        preempted, quiet = (cluster.gpurun("submit", "--pool", pool, *one).out.strip() for pool in ("batch", "quiet"))
+        cluster.wait_until(ended, lambda: told(cluster, ended) and sent.exists() and sent.read_text().endswith("}\n"))
+        kill_supervisor(cluster, ended)
+        adopt(cluster, ended)
+        wait_until(lambda: cluster.record(ended)["ended_s"] is not None)
+        found = cluster.record(ended)
+        assert (found["state"], found["first_failure"]["kind"]) == ("FAILED", "idle"), found
+        assert re.fullmatch(
+            r"the job was idle: all GPUs have been less than 5 % busy for \d+s, and no rank has reported a step or a "
+            r"checkpoint \(`idle_timeout` of pool notebooks: 8s\)", found["reason"],
+        ), found["reason"]  # fmt: skip
+        (words,) = told(cluster, ended)
+        assert words.endswith("gpurun ends the job in 9s unless a GPU or a rank works")
+        (message,) = map(json.loads, sent.read_text().splitlines())
+        assert (message["event"], message["job"], message["state"]) == ("idle", ended, "RUNNING")
+        assert "is idle: all GPUs have been" in message["text"]
+        wait_until(lambda: cluster.record(preempted)["state"] == "QUEUED")
+        again = cluster.record(preempted)
+        assert again["reason"].startswith("preempted: the job was idle: all GPUs") and not again["restarts"], again
+        wait_until(lambda: told(cluster, quiet))
+        for job in (busy, quiet):
+            assert cluster.record(job)["state"] == "RUNNING"
+        assert "gpurun" not in told(cluster, quiet)[0] and told(cluster, busy) == []
+        rows = json.loads(cluster.gpurun("history", "--json").out)["attempts"]
+        assert {row["job"]: (row["outcome"], row["cause"]) for row in rows} == {
+            ended: ("FAILED", "idle"), preempted: ("PREEMPTED", ""),
+        }  # fmt: skip
+        assert all(row["idle_gpu_s"] > 0.5 * row["gpu_s"] for row in rows), rows
+    finally:
+        cluster.cancel_all()
+        cluster.inventory.unlink()
+
+
+STEPS = """
+import os, sys, time
+sys.path.append("/gpurun/python")
+import gpurun_runtime as gpurun
+print("begun on attempt", os.environ["GPURUN_ATTEMPT"], flush=True)
+time.sleep(3)
+for step in range(1, 1000):
+    time.sleep(0.2)
+    gpurun.progress(step)
+    print("step", step, "at", time.time(), flush=True)
+    if step % 60 == 0:
+        time.sleep(2)
+        gpurun.checkpointed(step)
+    if step == 120:
+        break
+"""
+
+
+def test_goodput_of_a_job_with_one_restart_adds_up_to_the_granted_time(cluster):
+    """It saves nothing, so the second attempt repeats all steps of the first one."""
+    flags = ("--launcher", "tasks", "--max-restarts", "1")
+    done = cluster.gpurun(*cluster.submit_args(*flags, image=TINY), "--", "python3", "-c", STEPS)
+    job = done.out.strip()
+    assert done.code == 0, done.err
+    cluster.wait_for_log(job, "step 40 at", times=2)
+    host = hosts_of(cluster, job)[1]
+    assert cluster.lab.run(host, ["docker", "kill", f"gpurun-{job}-1"]).code == 0
+    wait_until(lambda: cluster.record(job)["ended_s"] is not None)
+    assert cluster.record(job)["state"] == "SUCCEEDED", cluster.record(job)
+    second, first = json.loads(cluster.gpurun("history", "--json").out)["attempts"]
+    states = [(event["state"], event["t"]) for event in events(cluster, job) if event["kind"] == "state"]
+    placed = [event["t"] for event in events(cluster, job) if event["kind"] == "placement"]
+    ended = [t for state, t in states if state in ("QUEUED", "SUCCEEDED")][-2:]
+    for row, begun_s, ended_s in zip((first, second), placed, ended, strict=True):
+        parts = {part: row[part] for part in PARTS}
+        assert sum(parts.values()) == pytest.approx(row["gpu_s"], rel=0.01), row
+        assert row["gpu_s"] == pytest.approx(2 * (ended_s - begun_s), rel=0.05, abs=4.0), "by the job's own events"
+        assert parts["running_gpu_s"] == 0.0 and parts["start_gpu_s"] > 2 * 3.0 and parts["steps_gpu_s"] > 0.0, parts
+    assert (first["outcome"], first["cause"], first["lost_gpu_s"]) == ("RETRIED", "container", 0.0)
+    assert (second["outcome"], second["lost_cause"]) == ("SUCCEEDED", "container"), second
+    times = re.findall(r"\[0\]<stdout>:step (\d+) at ([\d.]+)", cluster.log(job))
+    begin = [number for number, (step, _) in enumerate(times) if step == "1"][1]
+    reached, again = int(times[begin - 1][0]), {int(step): float(at_s) for step, at_s in times[begin:]}
+    assert second["lost_gpu_s"] / 2 == pytest.approx(again[reached + 1] - again[1], abs=5.0)
+    assert second["checkpoint_gpu_s"] / 2 == pytest.approx(2.0 + 0.2 + 2.0, abs=2.5), "of the first, ranks may be late"
+    made = json.loads(cluster.gpurun("report", "--json").out)
+    spent = made["gpu_time"]
+    assert list(spent.pop("lost_by_cause")) == ["container"]
+    assert sum(spent.values()) == pytest.approx(made["total"]["gpu_s"], rel=0.01) and spent["unknown"] == 0.0

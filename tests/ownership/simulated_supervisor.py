@@ -279,6 +279,12 @@ class Health(Idle):
     def forget(self, _hosts: object) -> None:
         """Nothing was seen."""
 
+    def heard(self, _told: object) -> None:
+        """No rank says anything."""
+
+    def idle_end(self) -> None:
+        return None
+
     def close(self) -> None:
         """No GPU was ever busy."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpurun.jobs.record import Restart, State
 from gpurun.jobs.spec import NotifyWish, notify_wish
+from gpurun.supervisor import job as supervised
 from gpurun.supervisor import life
 
 
@@ -19,7 +20,7 @@ def told(job):
 def test_what_was_told_is_in_the_events(carry, tmp_path):
     out = tmp_path / "told"
     job = carry(notify=(notify_wish(f"command:cp /dev/stdin {out}"), notify_wish("end=command:false")))
-    (thread,) = life.tell(job, "start")
+    (thread,) = supervised.tell(job, "start")
     thread.join(20)
     assert json.loads(out.read_text())["event"] == "start"
     (event,) = told(job)
@@ -27,7 +28,7 @@ def test_what_was_told_is_in_the_events(carry, tmp_path):
 
 
 def test_a_target_that_fails_is_reported_without_its_secret(carry, monkeypatch):
-    monkeypatch.setattr(life, "send", lambda *_: (_ for _ in ()).throw(RuntimeError("https://SECRET")))
+    monkeypatch.setattr(supervised, "send", lambda *_: (_ for _ in ()).throw(RuntimeError("https://SECRET")))
     job = carry(notify=(NotifyWish("webhook", "/url"),))
     job.move(State.STOPPING, outcome=State.FAILED)
     job.record = job.record.but(state=State.FAILED)

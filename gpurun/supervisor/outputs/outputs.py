@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpurun.errors import OUTLIVED, GpurunError, HostFailure, StateError, StateUnavailable, words_of
 from gpurun.jobs.folder import JobFolder
@@ -410,6 +411,8 @@ class _UnfitTold:
 
 
 EVERY_S = 20.0
+FIRST_LOOK_S, PAUSE_SHARE = 1.0, 0.05
+"""The first time until the next look, and its share of the time that the gang has run."""
 ASK_TIMEOUT_S = 10.0
 TOLD_S = 2.0
 """An age travels and is rounded: a checkpoint that seems newer by less is the one already known."""
@@ -418,9 +421,18 @@ TOLD_S = 2.0
 class CheckpointWatch:
     """Asks the gang's hosts in a separate thread; only the main loop writes the job's record."""
 
-    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+    def __init__(
+        self, job: SupervisedJob, stop: threading.Event,
+        heard: Callable[[Mapping[str, Mapping[str, Any]]], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Begin nothing yet.
+
+        Args:
+            heard: called with each host's answer.
+        """
         self._job = job
         self._stop = stop
+        self._heard = heard
         self._saved_s: float | None = None
 
     def thread(self) -> threading.Thread:
@@ -442,8 +454,13 @@ class CheckpointWatch:
         ages = [said["checkpoint_age_s"] for said in told.ok.values() if said["checkpoint_age_s"] is not None]
         if ages:
             self._saved_s = self._job.clock() - max(0.0, min(ages))
+        self._heard(told.ok)
+
+    def _pause_s(self) -> float:
+        """Return the time until the next look: a gang that began just now is about to report its first step."""
+        return min(EVERY_S, max(FIRST_LOOK_S, PAUSE_SHARE * (self._job.ran_s or 0.0)))
 
     def _follow(self) -> None:
-        while not self._stop.wait(EVERY_S):
+        while not self._stop.wait(self._pause_s()):
             with suppress(*OUTLIVED):  # the head has no thread for a moment
                 self.look()

@@ -137,6 +137,7 @@ class GangSeen:
         limit_s: the time limit, if the gang has run for longer.
         hung: why the gang counts as hung.
         rehearsed: why a rehearsal has been long enough; "" if it has not, or if this is no rehearsal.
+        idle: the end that the idle rules of the job's pool demand.
     """
 
     now_s: float
@@ -159,6 +160,7 @@ class GangSeen:
     limit_s: float | None = None
     hung: Hang | None = None
     rehearsed: str = ""
+    idle: End | None = None
     roles: Roles | None = None
     one_per_host: bool = False
 
@@ -542,7 +544,7 @@ def decide(seen: GangSeen) -> Step:
         return without
     step = (
         _by_success(seen) or _by_what_ended(seen) or _by_fatal_cause(seen)
-        or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
+        or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen) or _by_idle(seen)
     )  # fmt: skip
     # Once all ranks that matter have returned 0, nothing that happens can undo their work.
     return _success(seen) if isinstance(step, Finish) and _all_succeeded_s(seen) is not None else step
@@ -785,9 +787,8 @@ def lost_hosts(seen: GangSeen) -> list[str]:
 
 
 def _by_hang(seen: GangSeen) -> Step:
-    """Decide by hang detection. A gang that is ending, or that the head could not hear, does not hang."""
-    has_failed = seen.least is None and first_failed(seen.ranks) is not None
-    if seen.hung is None or seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S:
+    """Decide by hang detection."""
+    if seen.hung is None or not _is_at_rest(seen):
         return None
     done = sorted(rank.rank for rank in seen.ranks if rank.code == 0 and seen.least is None)
     left = f"; {len(done)} of {seen.world} ranks have already returned 0, including rank {done[0]}" if done else ""
@@ -797,3 +798,14 @@ def _by_hang(seen: GangSeen) -> Step:
     )
     end = End(State.FAILED, f"the job hangs: {failure.reason}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)
+
+
+def _by_idle(seen: GangSeen) -> Step:
+    """Decide by the idle rules."""
+    return Finish(seen.idle) if seen.idle is not None and _is_at_rest(seen) else None
+
+
+def _is_at_rest(seen: GangSeen) -> bool:
+    """Return whether a gang may hang or be idle: one that is ending, or that the head could not hear, is not judged."""
+    has_failed = seen.least is None and first_failed(seen.ranks) is not None
+    return not (seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S)
