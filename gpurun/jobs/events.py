@@ -37,14 +37,23 @@ class EventLog:
 def warnings_of(path: StatePath, attempt: int) -> dict[str, list[str]]:
     """Return the warnings of an attempt, each with more lines about it, if there are any: notes that say something is
     likely wrong while the job goes on.
+
+    A later note may say that the warnings about something are over.
     """
-    told = (event for event in EventTail(path).new() if event.get("kind") == "note")
-    found: dict[str, list[str]] = {}
-    for event in told:
-        if event.get("warning") == attempt and len(found) < MOST_WARNINGS:
-            lines = event.get("lines")
-            found.setdefault(str(event.get("text")), [str(line) for line in lines] if isinstance(lines, list) else [])
-    return found
+    found: dict[str, dict[str, Any]] = {}
+    for event in EventTail(path).new():
+        if event.get("kind") != "note":
+            continue
+        if (over := event.get("over")) is not None:
+            found = {text: warning for text, warning in found.items() if warning.get("about") != over}
+        if event.get("warning") == attempt:
+            found.setdefault(str(event.get("text")), event)
+    return {text: _lines_of(warning) for text, warning in list(found.items())[:MOST_WARNINGS]}
+
+
+def _lines_of(warning: dict[str, Any]) -> list[str]:
+    lines = warning.get("lines")
+    return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 class EventTail:

@@ -117,7 +117,7 @@ class GpuUseMeter:
 
     @property
     def _gpus(self) -> set[Gpu]:
-        return {(grant.host, gpu) for grant in self._job.lease.grants for gpu in grant.gpus}
+        return {(grant.host, gpu) for grant in self._job.lease.members for gpu in grant.gpus}
 
     def _add(self, host: str, line: _UseLine) -> None:
         rank = rank_of(self._job.lease.grants, host, line.index)
@@ -296,11 +296,11 @@ class IdleWatch:
             return policy.end(did, job.clock())
         if step == "tell":
             words = policy.warning(did)
-            job.note(words, warning=job.record.attempt)
+            job.note(words, warning=job.record.attempt, about="idle")
             tell(job, "idle", reason=words)
             self._use.told_owner()
         elif did.told_s is None and self._is_told:
-            job.note("the job is not idle any more: its GPUs or its ranks work")
+            job.note("the job is not idle any more: its GPUs or its ranks work", over="idle")
         elif did.told_s is None and policy.is_unused(did) and not self._is_warned:
             job.note(unused_warning(policy, did), warning=job.record.attempt)
             self._is_warned = True

@@ -276,6 +276,7 @@ def test_work_ends_the_row_and_the_owner_learns_it(gang, monkeypatch):
     half_minutes(one, meter, 1, mean=1.0, most=40.0)
     assert watch.end() is None
     assert "not idle any more" in one.job.folder.events.read_text()
+    assert warnings_of(one.job.folder.events, 1) == []
     half_minutes(one, meter, 2)
     watch.end()
     assert len(sent) == 2, "a new row, a new message"
