@@ -324,6 +324,22 @@ def test_a_host_that_falls_silent_ends_no_job(gang):
     assert meter.due(watch._policy)[1].row_s == 30.0
 
 
+def test_a_new_supervisor_acts_only_when_all_gpus_were_reported_to_it(gang):
+    one = gang()
+    meter, _ = one.begin()
+    half_minutes(one, meter, 50)
+    meter.told_owner()
+    half_minutes(one, meter, 50)
+    meter.write()
+    meter, watch = one.begin()
+    half_minutes(one, meter, 1, gpus=(0,))
+    assert watch.end() is None
+    half_minutes(one, meter, 1)
+    assert watch.end().failure.kind == "idle"
+    one.clock.up_s += FRESH_S + 1
+    assert watch.end() is None, "the host has fallen silent"
+
+
 @pytest.mark.parametrize("step_s", [0.0, 86400.0, -86400.0])
 @pytest.mark.parametrize(("away_s", "row_s"), [(20.0, 630.0), (GAP_S - 60, 630.0), (GAP_S + 60, 30.0)])
 def test_a_new_supervisor_continues_the_row_whatever_was_done_to_the_clock(gang, monkeypatch, step_s, away_s, row_s):
