@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from gpurun.errors import NeverFits
-from gpurun.head.submit import refuse_impossible
+from gpurun.errors import BadInput, NeverFits
+from gpurun.head.submit import refuse_impossible, refuse_longer_idle
 from gpurun.inventory.read import parse_inventory
 from gpurun.jobs.recipe import name_of
 from gpurun.jobs.recipe_values import _outputs_path, _words
@@ -53,6 +53,24 @@ def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, 
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
     assert hint == caught.value.hint if "pools are" in hint else hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pool", "own_s", "is_refused"),
+    [("lab", 7200.0, True), ("team", 3600.1, True), ("lab", 3600.0, False), ("lab", None, False),
+     ("free", 7200.0, False), (None, 7200.0, False)],
+)  # fmt: skip
+def test_an_idle_time_longer_than_the_pools_is_refused(tmp_path, pool, own_s, is_refused):
+    pools = "pools: {lab: {idle_timeout: 1h}, team: {parent: lab}, free: {idle_timeout: 1h, idle_longer: true}}\n"
+    inventory = parse_inventory((TEXT + pools).encode(), source=tmp_path / "inventory.yaml")
+    spec = JobSpec(name="n", image="i", gpus=1, command=("true",), pool=pool, idle_timeout_s=own_s)
+    if not is_refused:
+        refuse_longer_idle(spec, inventory)
+        return
+    with pytest.raises(BadInput) as caught:
+        refuse_longer_idle(spec, inventory)
+    assert "is longer than idle_timeout 1h00m of pool lab" in caught.value.message
+    assert caught.value.hint.startswith("use at most 1h00m; `idle_longer: true` of the pool")
 
 
 TWO = TEXT.replace("{h1: {}}", "{h1: {}, h2: {gpus: 1, generation: volta}}")

@@ -287,6 +287,33 @@ def test_reservations_above_what_there_is_are_refused_with_their_place(pools: st
     assert said in found
 
 
+IDLE = "{idle_timeout: 1h30m, idle_grace: 5m, idle_action: preempt, idle_longer: true}"
+
+
+def test_idle_rules_of_a_pool() -> None:
+    pool, plain = read(HEAD + f"pools: {{a: {IDLE}, b: {{idle_timeout: 2h}}}}\n").pools
+    assert (pool.idle_timeout_s, pool.idle_grace_s, pool.idle_action, pool.idle_longer) == (5400, 300, "preempt", True)
+    assert (plain.idle_timeout_s, plain.idle_grace_s, plain.idle_action, plain.idle_longer) == (7200, 600, "end", False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("idle_grace: 5m", "pool a: idle_grace, idle_action and idle_longer need an idle_timeout of the same pool"),
+        ("idle_action: tell", "need an idle_timeout of the same pool (allowed: idle_timeout: 1h)"),
+        ("idle_timeout: 60", "idle_timeout: '60' has no unit; write 60s, 60m, 60h or 60d"),
+        ("idle_timeout: 0s", "idle_timeout: '0s'"),
+        ("idle_timeout: -5m", "idle_timeout: '-5m'"),
+        ("idle_timeout: nan", "idle_timeout: 'nan'"),
+        ("idle_timeout: 1h, idle_action: kill", "idle_action: 'kill' is not"),
+    ],
+)
+def test_idle_rules_that_cannot_be(keys: str, said: str) -> None:
+    with pytest.raises(DocumentError) as refused:
+        read(HEAD + f"pools: {{a: {{{keys}}}}}\n")
+    assert said in str(refused.value)
+
+
 def test_pools_that_cannot_be() -> None:
     text = HEAD + "pools: {a: {parent: b}, b: {parent: a}, c: {parent: zz}, d: {reservation: 8, limit: 4}}\n"
     said = problems(text)

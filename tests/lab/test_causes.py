@@ -265,9 +265,9 @@ def told(cluster, job):
 
 def test_an_idle_job_is_told_and_ended_and_another_is_preempted_as_its_pool_says(cluster):
     """A killed supervisor changes nothing of it, and a job with one busy GPU is left alone."""
-    text, sent = cluster.inventory.read_text(), cluster.folder / "sent"
-    cluster.inventory = cluster.inventory.with_name("idle.yaml")
-    cluster.inventory.write_text(text + IDLE_POOLS)
+    plain, sent = cluster.inventory, cluster.folder / "sent"
+    cluster.inventory = plain.with_name("idle.yaml")
+    cluster.inventory.write_text(plain.read_text() + IDLE_POOLS)
     notify = ("--notify", f"idle=command:tee -a {sent}")
     try:
         busy, host = start(cluster, "--pool", "notebooks")
@@ -319,7 +319,9 @@ def test_an_idle_job_is_told_and_ended_and_another_is_preempted_as_its_pool_says
         assert all(row["idle_gpu_s"] > 0.5 * row["gpu_s"] for row in rows), rows
     finally:
         cluster.cancel_all()
+        wait_until(lambda: not list((cluster.home / "leases").glob("[!.]*")))
         cluster.inventory.unlink()
+        cluster.inventory = plain
 
 
 STEPS = """
@@ -342,6 +344,9 @@ for step in range(1, 1000):
 
 def test_goodput_of_a_job_with_one_restart_adds_up_to_the_granted_time(cluster):
     """It saves nothing, so the second attempt repeats all steps of the first one."""
+    for host in cluster.lab.hosts:
+        for gpu in range(2):
+            change(hardware(cluster, host.name) / FILE, gpu, {"utilisation": "80"})
     flags = ("--launcher", "tasks", "--max-restarts", "1")
     done = cluster.gpurun(*cluster.submit_args(*flags, image=TINY), "--", "python3", "-c", STEPS)
     job = done.out.strip()

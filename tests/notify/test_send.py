@@ -174,11 +174,13 @@ def test_each_event_has_a_sentence():
         document(("preemption",), "n", state=State.QUEUED)["text"],
         document(("failure",), "n", state=State.QUEUED)["text"],
         document(("end",), "n", state=State.SUCCEEDED, reason="")["text"],
+        document(("idle",), "n", state=State.RUNNING, reason="all GPUs have been less than 5 % busy")["text"],
     ]
     assert texts[0] == "gpurun job j-0a1b2c3d (n), 4 GPUs on 2 hosts, started"
     assert "was preempted and waits again" in texts[1]
     assert "failed and starts again: rank 3" in texts[2]
     assert texts[3].endswith("succeeded")
+    assert texts[4] == "gpurun job j-0a1b2c3d (n), 4 GPUs on 2 hosts, is idle: all GPUs have been less than 5 % busy"
 
 
 # -- what people write -------------------------------------------------------------------------------------

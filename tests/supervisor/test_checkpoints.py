@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from waiting import LIMIT_S, until
@@ -86,6 +88,40 @@ def test_a_pass_knows_when_a_gang_saved_its_work(job):
     watch.look()
     watch.keep()
     assert before_s - 0.1 < seen_by_a_pass(job) < time.time() + 0.1
+
+
+def test_what_hosts_say_is_handed_on_soon_after_the_start_and_seldom_later(job, monkeypatch):
+    heard = []
+    monkeypatch.setattr(gpurun_runtime, "_last_s", 0.0)
+    watch = CheckpointWatch(job, threading.Event(), heard.append)
+    gpurun_runtime.progress(7)
+    watch.look()
+    assert heard[0]["h1"]["ranks"]["0"]["progress"]["step"] == 7
+    assert heard[0]["h2"]["ranks"] == {}
+    pauses = []
+    for ran_s in (0.0, 10.0, 100.0, 1e6):
+        job.record = job.record.but(started_s=job.clock() - ran_s)
+        pauses.append(watch._pause_s())
+    assert pauses == [1.0, 1.0, pytest.approx(5.0, abs=0.1), outputs.EVERY_S]
+
+
+def test_a_rank_says_how_long_it_has_saved_since_its_last_progress(job, monkeypatch):
+    times = iter([100.0, 103.0, 103.5, 110.0, 130.0, 131.5])
+    monkeypatch.setattr(gpurun_runtime, "_moved_s", None)
+    monkeypatch.setattr(gpurun_runtime, "_saved_s", 0.0)
+    monkeypatch.setattr(gpurun_runtime, "time", SimpleNamespace(monotonic=lambda: next(times), time=time.time))
+    (folder,) = Path(gpurun_runtime._FOLDER).parent.glob("run")
+
+    def saved_s(step):
+        gpurun_runtime.checkpointed(step)
+        return json.loads((folder / "checkpoint.0").read_text())["saved_s"]
+
+    assert saved_s(0) == 0.0, "no step was reported before"
+    gpurun_runtime.progress(1)
+    assert saved_s(1) == 0.5
+    assert saved_s(1) == 7.0, "in parts"
+    gpurun_runtime.progress(2)
+    assert saved_s(2) == 8.5
 
 
 def test_the_record_is_written_only_for_a_newer_one(job, monkeypatch):
