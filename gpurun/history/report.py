@@ -89,6 +89,8 @@ class GpuTime:
         return {name: getattr(self, name) for name in (*_PARTS, "unknown")}
 
 
+ROUNDING_S = 0.001
+"""Sums of many numbers differ by less."""
 _PARTS = tuple(part.removesuffix("_gpu_s") for part in PARTS)
 
 
@@ -231,7 +233,7 @@ def _add_parts(sources: Sequence[HistorySource], wanted: Wanted, made: Accounts)
                 name = cause if isinstance(cause, str) and cause else NO_NAME
                 found.lost_by_cause[name] = found.lost_by_cause.get(name, 0.0) + number
     known_s = sum(getattr(found, part) for part in _PARTS)
-    found.unknown = max(0.0, whole_s - known_s)
+    found.unknown = whole_s - known_s if whole_s - known_s >= ROUNDING_S else 0.0
     if known_s > whole_s:
         for part in _PARTS:
             setattr(found, part, getattr(found, part) * whole_s / known_s)
