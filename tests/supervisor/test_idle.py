@@ -256,7 +256,7 @@ def test_an_idle_job_is_told_and_then_ended_with_its_own_cause(gang, monkeypatch
         "all GPUs have been less than 5 % busy for 1m00s, and no rank has reported a step or a checkpoint "
         "(`idle_timeout` of the job: 1m00s); gpurun ends the job in 10m00s unless a GPU or a rank works"
     )
-    assert warnings_of(one.job.folder.events, 1) == [reason]
+    assert list(warnings_of(one.job.folder.events, 1)) == [reason]
     half_minutes(one, meter, 19)
     assert watch.end() is None
     half_minutes(one, meter, 1)
@@ -276,7 +276,7 @@ def test_work_ends_the_row_and_the_owner_learns_it(gang, monkeypatch):
     half_minutes(one, meter, 1, mean=1.0, most=40.0)
     assert watch.end() is None
     assert "not idle any more" in one.job.folder.events.read_text()
-    assert warnings_of(one.job.folder.events, 1) == []
+    assert warnings_of(one.job.folder.events, 1) == {}
     half_minutes(one, meter, 2)
     watch.end()
     assert len(sent) == 2, "a new row, a new message"
@@ -309,7 +309,7 @@ def test_what_is_no_report_of_all_gpus_ends_no_job(gang, said):
     meter, watch = one.begin()
     half_minutes(one, meter, 500, **said)
     assert watch.end() is None
-    assert warnings_of(one.job.folder.events, 1) == []
+    assert warnings_of(one.job.folder.events, 1) == {}
 
 
 def test_a_host_that_falls_silent_ends_no_job(gang):
