@@ -4,6 +4,7 @@
 
     gpurun.gang().rank, gpurun.gang().size, gpurun.gang().addresses
     gpurun.progress(step, of=total)      # report that the job is alive, and its progress
+    with gpurun.compute(): ...           # this rank's own work in a step: gpurun names slow ranks
     gpurun.report(step, accuracy=0.9)    # metrics that a sweep compares, and that the run keeps
     gpurun.parameters()                  # this trial's hyperparameters
     gpurun.outputs()                     # the folder that gpurun keeps across attempts
@@ -13,18 +14,24 @@
 Outside a gpurun job, every call works without effect, so that the same script runs on a laptop.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-__all__ = ["GangOfRank", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "report", "stopping"]
+__all__ = [
+    "GangOfRank", "checkpointed", "compute", "gang", "job", "outputs", "parameters", "progress", "report", "stopping",
+]  # fmt: skip
 
 _FOLDER = os.environ.get("GPURUN_RUN")
 _MIN_INTERVAL_S = 1.0
+_STEPS_S, _LEAST_STEPS, _MOST_STEPS = 60.0, 5, 256
+"""The median of a step's own work is that of the last minute's steps, of at least and at most so many."""
 
 _stopping = threading.Event()
 _last_s = 0.0
@@ -122,6 +129,61 @@ def parameters() -> Dict[str, Any]:
     return found
 
 
+class _Own:
+    """How long this rank's own work takes, by its monotonic clock: the marked blocks between two reported steps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marked_s = 0.0
+        self._step: Optional[int] = None
+        self._steps: Deque[Tuple[float, float]] = deque(maxlen=_MOST_STEPS)
+        self._count = 0
+
+    def add(self, took_s: float) -> None:
+        with self._lock:
+            self._marked_s += took_s
+
+    def step(self, step: int, now_s: float) -> None:
+        """Divide what was marked since the last step over the steps since. A step that is no later begins anew."""
+        with self._lock:
+            before, self._step = self._step, step
+            if before is None or step <= before:
+                self._marked_s = self._marked_s if step == before else 0.0
+                return
+            marked_s, self._marked_s = self._marked_s, 0.0
+            if marked_s > 0.0:
+                self._steps.append((now_s, marked_s / (step - before)))
+                self._count += 1
+
+    def told(self, now_s: float) -> Dict[str, Any]:
+        """Return the median of the last steps' own work, and how many steps were measured so far."""
+        with self._lock:
+            late = [took_s for at_s, took_s in self._steps if now_s - at_s <= _STEPS_S]
+            late = late if len(late) >= _LEAST_STEPS else [took_s for _, took_s in self._steps][-_LEAST_STEPS:]
+            return {"compute_s": sorted(late)[len(late) // 2], "computed": self._count} if late else {}
+
+
+_own = _Own()
+
+
+@contextlib.contextmanager
+def compute(wait: Optional[Callable[[], Any]] = None) -> Iterator[None]:
+    """Mark this rank's own work in a step: what it does before it waits for other ranks.
+
+    All ranks of a gang wait for the slowest one, so their steps take equally long. gpurun compares the marked time of
+    equal ranks, and names a rank that needs clearly more. Mark any number of blocks in a step; call `progress` or
+    `report` after each step. A block that raises does not count.
+
+    Args:
+        wait: called at the end of the block, such as ``torch.cuda.synchronize``: a GPU may still be at work.
+    """
+    began_s = time.monotonic()
+    yield
+    if wait is not None:
+        wait()
+    _own.add(time.monotonic() - began_s)
+
+
 def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
     """Report that this rank is alive, and its progress. Cheap: written at most once a second.
 
@@ -136,10 +198,12 @@ def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
 def _progress(step: int, of: Optional[int], metrics: Dict[str, float]) -> None:
     global _last_s, _moved_s
     now = _moved_s = time.monotonic()
+    _own.step(int(step), now)
     if now - _last_s >= _MIN_INTERVAL_S:
         _last_s = now
         _tell_rank()
-        _write("progress", {"step": int(step), "of": of, "metrics": {k: float(v) for k, v in metrics.items()}})
+        told = {"step": int(step), "of": of, "metrics": {k: float(v) for k, v in metrics.items()}}
+        _write("progress", {**told, **_own.told(now)})
 
 
 def report(step: int, **metrics: float) -> None:
