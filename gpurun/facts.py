@@ -145,7 +145,11 @@ class Gpu:
         generation: NVIDIA's architecture name in lower case, such as ``pascal``.
         nvlink_peers: indices of the GPUs that active NVLinks (or an NVSwitch) lead to.
         retired_pages: pages out of use because of memory errors; None = not supported.
+        retirement_pending: whether bad pages or rows of its memory wait for a GPU reset.
+        remap_failed: whether bad rows could not be replaced, because no spare rows are left.
         throttle: why clocks are held down now, hardware reasons only.
+        pcie_width, pcie_max_width: lanes of its link to the host, and the most that it and its slot allow.
+        pcie_generation: the generation of that link; None while the GPU is not busy.
         problem: what NVML refused to say and why, such as ``GPU is lost``.
     """
 
@@ -166,6 +170,11 @@ class Gpu:
     throttle: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     problem: str = ""
+    remap_failed: bool | None = None
+    pcie_width: int | None = None
+    pcie_max_width: int | None = None
+    pcie_generation: int | None = None
+    pcie_max_generation: int | None = None
 
 
 @dataclass(frozen=True)

@@ -528,11 +528,14 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
         errors = f"the GPU reports {count(gpu.ecc_uncorrected, 'uncorrected memory error')} since the driver was loaded"
         yield finding("gpu-ecc", Severity.ERROR, errors, remedy)
+    if gpu.remap_failed:
+        evidence = "bad rows of the GPU's memory cannot be replaced, because no spare rows are left"
+        yield finding("gpu-ecc", Severity.ERROR, evidence, "cordon the host, and replace the GPU")
     if gpu.retirement_pending:
         remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
-        yield finding(
-            "gpu-ecc", Severity.WARNING, "the GPU has bad memory pages, which only a GPU reset takes out of use", remedy
-        )
+        evidence = "the GPU has bad memory pages or rows, which only a GPU reset takes out of use"
+        yield finding("gpu-ecc", Severity.WARNING, evidence, remedy)
+    yield from _pcie(host, gpu)
     if gpu.throttle:
         remedy = "check fans, air flow and power supply"
         yield finding(
@@ -547,6 +550,21 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
             f"NVLink {links} {plural(len(gpu.nvlink_inactive), 'is', 'are')} inactive",
             remedy,
         )
+
+
+def _pcie(host: Host, gpu: Gpu) -> Iterator[Finding]:
+    """Check the link between GPU and host. The generation is only known while the GPU is busy."""
+    for what, now, most in (
+        ("{} of {} lanes", gpu.pcie_width, gpu.pcie_max_width),
+        ("generation {} of {} under load", gpu.pcie_generation, gpu.pcie_max_generation),
+    ):
+        if now and most and 0 < now < most:
+            yield Finding(
+                "gpu-pcie", Severity.WARNING, (host.name,),
+                f"GPU {gpu.index}: the PCIe link uses {what.format(now, most)}, so copies to and from the GPU are slow",
+                f"check: nvidia-smi -q -i {gpu.index} -d PERFORMANCE; then reseat the GPU or its riser",
+                {host.name: (gpu.index,)},
+            )  # fmt: skip
 
 
 # Compare a probe's result with the inventory. Pure.

@@ -41,6 +41,10 @@ def healthy(lab: str, host: LabHost) -> ConfigParser:
             "temperature_c": "34",
             "power_w": str(model.power_limit_w // 8),
             "power_limit_w": str(model.power_limit_w),
+            "sm_mhz": str(model.sm_mhz),
+            "pcie_width": "16",
+            "pcie_max_width": "16",
+            "pcie_max_generation": str(model.pcie_generation),
         }
     return state
 

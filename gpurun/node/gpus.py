@@ -130,6 +130,8 @@ def of_job(holder: Dict[str, Any], job: str, containers: Iterable[str], proc: st
 
 
 FIRST_S, EVERY_S = 5.0, 30.0
+BUSY_PERCENT = 50
+LINK = "pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation"
 """The first lines come after 5, 10 and 20 s, then one every half minute: what follows the last is not counted. With
 lines after 5 and 35 s only, a job of 24 s that kept an H200 at 99 % was 1 % busy, because its first 5 s were its start.
 """
@@ -138,30 +140,41 @@ lines after 5 and 35 s only, a job of 24 s that kept an H200 at 99 % was 1 % bus
 class UseTally:
     """Adds up NVML's answers. Each GPU has the index and UUID of its card."""
 
-    def __init__(self, cards: Iterable[Card], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cards: Iterable[Card], clock: Callable[[], float] = time.monotonic, every_s: float = EVERY_S
+    ) -> None:
         self._uuids = dict(cards)
         self._clock = clock
-        self._due_s, self._gap_s = clock() + FIRST_S, FIRST_S
-        self._seen: Dict[int, List[Dict[str, int]]] = {}
+        self._every_s = every_s
+        self._gap_s = min(FIRST_S, every_s)
+        self._due_s = clock() + self._gap_s
+        self._seen: Dict[int, List[Dict[str, Any]]] = {}
 
     def add(self, said: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Add one answer of NVML. Returns the item for the head when it is due, else nothing.
 
         The item is ``{"kind": "use", "gpus": [{"index", "uuid", "samples", "mean", "most", "memory_mib"}…]}``: use in
-        percent, and the most memory in use.
+        percent, and the most memory in use. If NVML said so, each GPU also has ``sm_mhz``, the mean clock while it was
+        busy, ``throttle``, the faults that held the clock down most of the time, and the last state of its PCIe link.
         """
         for gpu in said.get("gpus", []):
             if gpu.get("use") is not None:
                 self._seen.setdefault(gpu["index"], []).append(gpu)
         if not self._seen or self._clock() < self._due_s:
             return []
-        self._due_s, self._gap_s = self._clock() + self._gap_s, min(2 * self._gap_s, EVERY_S)
+        self._due_s, self._gap_s = self._clock() + self._gap_s, min(2 * self._gap_s, self._every_s)
         seen, self._seen = self._seen, {}
         return [{"kind": "use", "gpus": [self._line(index, each) for index, each in sorted(seen.items())]}]
 
-    def _line(self, index: int, each: List[Dict[str, int]]) -> Dict[str, Any]:
+    def _line(self, index: int, each: List[Dict[str, Any]]) -> Dict[str, Any]:
         uses = [gpu["use"] for gpu in each]
+        clocks = [gpu["sm_mhz"] for gpu in each if gpu.get("sm_mhz") and gpu["use"] >= BUSY_PERCENT]
+        reasons = [reason for gpu in each for reason in gpu.get("throttle") or ()]
+        links = {key: gpu[key] for gpu in each for key in LINK if gpu.get(key) is not None}
         return {
+            **links,
+            **({"sm_mhz": round(sum(clocks) / len(clocks))} if clocks else {}),
+            **({"throttle": often} if (often := _often(reasons, len(each))) else {}),
             "index": index,
             "uuid": self._uuids.get(index, ""),
             "samples": len(uses),
@@ -169,3 +182,7 @@ class UseTally:
             "most": max(uses),
             "memory_mib": max(gpu.get("memory_mib") or 0 for gpu in each),
         }
+
+
+def _often(reasons: List[str], samples: int) -> List[str]:
+    return sorted({reason for reason in reasons if 2 * reasons.count(reason) >= samples})

@@ -35,6 +35,9 @@ THROTTLE = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+SM_CLOCK = 1  # NVML_CLOCK_SM
+BUSY_PERCENT = 50
+"""An idle GPU lowers the generation of its PCIe link, so it is not reported then."""
 MAX_NVLINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 MIB = 1 << 20
@@ -130,6 +133,7 @@ def _gpu(device: Device) -> Dict[str, Any]:
     pci = device.ask("nvmlDeviceGetPciInfo")
     ecc = device.ask("nvmlDeviceGetEccMode")
     retired, pending = _retired(device)
+    rows = device.ask("nvmlDeviceGetRemappedRows")
     return {
         "index": device.index,
         "model": _text(device.ask("nvmlDeviceGetName")),
@@ -144,9 +148,30 @@ def _gpu(device: Device) -> Dict[str, Any]:
         "ecc_uncorrected": device.ask("nvmlDeviceGetTotalEccErrors", 1, 0) if ecc and ecc[0] else None,
         "retired_pages": retired,
         "retirement_pending": pending,
+        "remap_failed": None if rows is None else bool(rows[3]),
+        **_link(device),
         "throttle": _throttle(device),
         "processes": _processes(device),
         "problem": device.problem,
+    }
+
+
+def _link(device: Device) -> Dict[str, Any]:
+    use = device.ask("nvmlDeviceGetUtilizationRates")
+    return link_of(device.ask, use is not None and int(use.gpu) >= BUSY_PERCENT)
+
+
+def link_of(ask: Callable[[str], Any], is_busy: bool) -> Dict[str, Any]:
+    """Return the lanes and the generation of a GPU's PCIe link, and the most that the GPU and its slot allow.
+
+    Args:
+        ask: returns the answer of an NVML function; None if the GPU or driver does not support the function.
+    """
+    return {
+        "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration") if is_busy else None,
+        "pcie_max_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
     }
 
 
@@ -165,10 +190,10 @@ def _generation(device: Device) -> str:
 
 
 def _retired(device: Device) -> "tuple[Optional[int], Optional[bool]]":
-    """Return retired pages (before Ampere) or remapped rows (since), and whether a reset is pending."""
+    """Return retired pages (before Ampere) or remapped rows (since), and whether some wait for a GPU reset."""
     rows = device.ask("nvmlDeviceGetRemappedRows")
     if rows is not None:
-        return int(rows[0]) + int(rows[1]), bool(rows[2]) or bool(rows[3])
+        return int(rows[0]) + int(rows[1]), bool(rows[2])
     pages = [device.ask("nvmlDeviceGetRetiredPages", cause) for cause in (0, 1)]
     known = [page for page in pages if page is not None]
     if not known:
@@ -178,7 +203,11 @@ def _retired(device: Device) -> "tuple[Optional[int], Optional[bool]]":
 
 
 def _throttle(device: Device) -> List[str]:
-    mask = device.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    return throttle_in(device.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0)
+
+
+def throttle_in(mask: int) -> List[str]:
+    """Return the faults in NVML's mask of reasons why clocks are held down."""
     return [name for bit, name in THROTTLE.items() if mask & bit]
 
 

@@ -13,7 +13,8 @@ no driver:
 ``{"what": "cards", "gpus": [[index, uuid]…], "wait_ms"}``::
 
     {"gpus": [{"index", "pids": [pid…] | null, "draws": [pid…], "lost": text, "ecc": count | null,
-               "xids": [number…], "use": percent | null, "memory_mib": used | null}…]}
+               "xids": [number…], "use": percent | null, "memory_mib": used | null, "sm_mhz": clock | null,
+               "throttle": [text…], "pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation"}…]}
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpurun.node.claim_rules import Card
 from gpurun.node.nvml import (
+    BUSY_PERCENT,
     FUNCTION_NOT_FOUND,
     MEMORY_V2,
     NO_PERMISSION,
     NOT_SUPPORTED,
+    SM_CLOCK,
     Device,
+    link_of,
     open_devices,
     read_nvml,
     sample_gpus,
+    throttle_in,
 )
 
 ANSWER_S = 10.0
@@ -237,16 +242,29 @@ def _handle(nvml: Any, card: Card) -> Any:
 def _card(nvml: Any, card: Card) -> Dict[str, Any]:
     """Return one GPU's present state; `lost` says why nothing is known about it."""
     found: Dict[str, Any] = {"index": card[0], "pids": None, "draws": [], "lost": "", "ecc": None}
-    found.update(use=None, memory_mib=None)
+    found.update(use=None, memory_mib=None, sm_mhz=None, throttle=[])
     try:
         handle = _handle(nvml, card)
         found["pids"], found["draws"] = _pids(nvml, handle)
         found["ecc"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)))
         found["use"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         found["memory_mib"] = _memory_mib(nvml, handle)
+        found.update(_speed(nvml, handle, found["use"]))
     except nvml.NVMLError as error:
         found["lost"] = "NVML: %s" % error
     return found
+
+
+def _speed(nvml: Any, handle: Any, use: Optional[int]) -> Dict[str, Any]:
+    """Return what can make a GPU slow: its clock, faults that hold the clock down, and its PCIe link."""
+
+    def ask(function: str, *arguments: Any) -> Any:
+        call = getattr(nvml, function, None)  # None: an older pynvml
+        return None if call is None else _supported(nvml, lambda: int(call(handle, *arguments)))
+
+    link = link_of(ask, use is not None and use >= BUSY_PERCENT)
+    mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    return {"sm_mhz": ask("nvmlDeviceGetClockInfo", SM_CLOCK), "throttle": throttle_in(mask), **link}
 
 
 def _memory_mib(nvml: Any, handle: Any) -> Optional[int]:

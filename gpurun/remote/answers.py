@@ -29,6 +29,9 @@ Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Code = Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
 Index = Annotated[int, Meta(ge=0, le=1 << 20)]
+Small = Annotated[int, Meta(ge=0, le=100_000)]
+ThrottleReason = Literal["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"]
+"""The values of `gpurun.node.nvml.THROTTLE`."""
 RankNumber = Annotated[int, Meta(ge=0, le=1 << 20)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
@@ -211,8 +214,8 @@ class NvmlNews(Struct, tag_field="kind", tag="nvml"):
     text: Text
 
 
-class UseOfGpu(Struct):
-    """The utilization of one GPU, in percent, and its memory, in MiB."""
+class UseOfGpu(Struct, omit_defaults=True):
+    """The utilization of one GPU, in percent, its memory, in MiB, and what can make it slow."""
 
     index: Index
     uuid: Text
@@ -220,6 +223,12 @@ class UseOfGpu(Struct):
     mean: Annotated[float, Meta(ge=0, le=100)]
     most: Annotated[int, Meta(ge=0, le=100)]
     memory_mib: Count
+    sm_mhz: Small | None = None
+    throttle: Annotated[list[ThrottleReason], Meta(max_length=8)] = []
+    pcie_width: Small | None = None
+    pcie_max_width: Small | None = None
+    pcie_generation: Small | None = None
+    pcie_max_generation: Small | None = None
 
 
 class UseNews(Struct, tag_field="kind", tag="use"):

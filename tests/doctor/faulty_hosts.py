@@ -72,6 +72,7 @@ GPU_FAULTS = {
     "gpu-lost": lambda found: with_gpu(found, problem="GPU is lost"),
     "gpu-ecc": lambda found: with_gpu(found, ecc_uncorrected=3),
     "gpu-throttle": lambda found: with_gpu(found, throttle=("power brake",)),
+    "gpu-pcie": lambda found: with_gpu(found, pcie_width=8, pcie_max_width=16),
     "gpu-nvlink": lambda found: with_gpu(found, nvlink_inactive=(3,)),
     "gpu-stranger": lambda found: with_gpu(found, processes=(GpuProcess(7, 100, "eve", "/usr/bin/python3 x.py"),)),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from gpurun.lab.gpus import FILE, build_stand_in, change, healthy, load_gpus, save
 from gpurun.lab.spec import MODELS, LabSpec, bus, hosts_of, link_ends, numa_node, nvlink_groups
-from gpurun.node import nvml
+from gpurun.node import nvml, nvml_apart
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
@@ -78,6 +78,29 @@ def test_planted_faults_are_answered_at_once(gpus):
     assert pynvml.nvmlDeviceGetTemperature(handle, 0) == 95
     assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 100
     assert pynvml.nvmlDeviceGetPowerUsage(handle) == 299_000
+
+
+@needs_gcc
+def test_what_makes_a_gpu_slow_is_answered_to_the_probe_and_to_the_watch_of_a_gang(gpus):
+    """An idle GPU lowers the generation of its link, so that is no answer; rows exist since Ampere."""
+    path = gpus(host("ampere"))
+    change(path, 0, {"throttle": "0x88", "sm_mhz": "700", "utilisation": "100"})
+    change(path, 1, {"pcie_width": "8", "pcie_generation": "1"})
+    change(path, 2, {"pcie_generation": "1", "utilisation": "100"})
+    change(path, 3, {"remapped_rows": "2", "retirement_pending": "1", "remap_failed": "1"})
+    keys = "pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation"
+    links = [(16, 16, 4, 4), (8, 16, None, 4), (16, 16, 1, 4), (16, 16, None, 4)]
+    probed = nvml.read_nvml(pynvml)["gpus"]
+    assert [tuple(gpu[key] for key in keys) for gpu in probed] == links
+    assert probed[0]["throttle"] == ["hardware slowdown", "power brake"]
+    assert (probed[3]["retired_pages"], probed[3]["retirement_pending"], probed[3]["remap_failed"]) == (2, True, True)
+    assert (probed[2]["retirement_pending"], probed[2]["remap_failed"]) == (False, False)
+    pynvml.nvmlInit()
+    watched = [nvml_apart._card(pynvml, (index, "")) for index in range(4)]
+    assert [tuple(gpu[key] for key in keys) for gpu in watched] == links
+    assert [(gpu["sm_mhz"], gpu["throttle"]) for gpu in watched[:2]] == [(700, probed[0]["throttle"]), (1410, [])]
+    change(path, 0, {"throttle": "0x07"})
+    assert nvml_apart._card(pynvml, (0, ""))["throttle"] == [], "idle, a power cap, or the user's settings: no faults"
 
 
 @needs_gcc

@@ -41,6 +41,23 @@ def test_a_host_adds_up_half_a_minute_but_shorter_at_first():
     assert tally.add({"missing": "no driver"}) == []
 
 
+def test_what_makes_a_gpu_slow_is_added_up():
+    """The clock counts only while the GPU is busy, and a fault only if it holds the clock down most of the time."""
+    now = [0.0]
+    tally = UseTally([(0, "GPU-a")], clock=lambda: now[0], every_s=4.0)
+    hot, link = ["power brake"], {"pcie_width": 8, "pcie_max_width": 16, "pcie_max_generation": 4}
+    said = [(100, 1000, hot, 4), (100, 800, hot, 4), (10, 200, [], None), (90, 900, ["hardware slowdown"], 1)]
+    for second, (use, clock, throttle, generation) in enumerate(said, 1):
+        now[0] = float(second)
+        gpu = {"index": 0, "use": use, "memory_mib": 1, "sm_mhz": clock, "throttle": throttle, **link}
+        found = tally.add({"gpus": [{**gpu, "pcie_generation": generation}]})
+    (item,) = found[0]["gpus"]
+    assert (item["sm_mhz"], item["throttle"], item["samples"]) == (900, hot, 4)
+    assert [item[key] for key in ("pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation")] == [
+        8, 16, 1, 4,
+    ]  # fmt: skip
+
+
 def test_ranks_are_added_up_and_survive_a_new_supervisor(carry):
     job = carry(gpus=4)
     meter = GpuUseMeter(job)

@@ -37,6 +37,7 @@ NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle", 1
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned int, "retirement_pending", 1, 0)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, "pcie_width", 1, 16)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, "pcie_max_width", 1, 16)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, "pcie_max_generation", 1, 4)
 NUMBER(nvmlDeviceGetPersistenceMode, unsigned int, "persistence", 1, 1)
 NUMBER(nvmlDeviceGetPerformanceState, unsigned int, "performance_state", 1, 0)
 NUMBER(nvmlDeviceGetComputeMode, unsigned int, "compute_mode", 1, 0)
@@ -81,6 +82,26 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     if (answer != NVML_SUCCESS) return answer;
     out->gpu = (unsigned int)fact_number(gpu, "utilisation", 0);
     out->memory = (unsigned int)fact_number(gpu, "memory_utilisation", out->gpu / 2);
+    return NVML_SUCCESS;
+}
+
+/* An idle GPU lowers the generation of its link to 1. */
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned int *out) {
+    int gpu;
+    nvmlReturn_t answer = ask_device(device, &gpu);
+    if (answer != NVML_SUCCESS) return answer;
+    bool is_busy = fact_number(gpu, "utilisation", 0) > 0;
+    *out = is_busy ? (unsigned int)fact_number(gpu, "pcie_generation", fact_number(gpu, "pcie_max_generation", 4)) : 1;
+    return NVML_SUCCESS;
+}
+
+/* 0 = NVML_CLOCK_GRAPHICS, 1 = …_SM: one clock. The others are not served. */
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int kind, unsigned int *out) {
+    int gpu;
+    nvmlReturn_t answer = ask_device(device, &gpu);
+    if (answer != NVML_SUCCESS) return answer;
+    if (kind > 1) return NVML_ERROR_NOT_SUPPORTED;
+    *out = (unsigned int)fact_number(gpu, "sm_mhz", 1400);
     return NVML_SUCCESS;
 }
 

@@ -23,6 +23,7 @@ from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.claim_rules import CPUS_LABEL, EVENLY
 from gpurun.node.docker import of_jobs
 from gpurun.node.folder.below import walk
+from gpurun.node.gpus import EVERY_S as EVERY_S_OF_USE
 from gpurun.node.gpus import UseTally
 from gpurun.node.job import caches, parts, rank_processes
 from gpurun.node.nvml_apart import NoAnswer, Nvml
@@ -592,12 +593,15 @@ _logs: Dict[str, KernelLog] = {}
 """Job → the log that its watch follows."""
 
 
-def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[Dict[str, Any]]]:
+def watch(
+    call: Call, job: str, gpus: List[int], age_s: float, use_every_s: float = EVERY_S_OF_USE
+) -> Iterator[List[Dict[str, Any]]]:
     """Yield problems as they happen, until cancelled. The first item may be empty: the watch has started.
 
     Args:
         gpus: the job's GPUs here.
         age_s: how long the attempt has run: older lines that the kernel's log has at the start are ignored.
+        use_every_s: how often the use of the GPUs is reported.
 
     Yields:
         lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
@@ -610,7 +614,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
     log = _logs[job] = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
     cards = parts.cards_of_gpus(job, gpus)
-    seen, use = _Seen(parts.known_cards(job), ContainerWatch(job)), UseTally(cards)
+    seen, use = _Seen(parts.known_cards(job), ContainerWatch(job)), UseTally(cards, every_s=use_every_s)
     try:
         yield []
         while True:
