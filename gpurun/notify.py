@@ -1,4 +1,4 @@
-"""Messages to people and programs when a job starts, ends, fails, is preempted or is idle."""
+"""Messages to people and programs when a job starts, ends, fails, is preempted, is idle or has a slow rank."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from gpurun.quantities import count
 
 MOST_REASON_CHARS = 1000
 SUBJECT_CHARS = 150
-_WORDS = {"start": "started", "preemption": "was preempted and waits again", "retry": "failed and starts again",
-          "idle": "is idle"}  # fmt: skip
+_WORDS = {
+    "start": "started", "preemption": "was preempted and waits again", "retry": "failed and starts again",
+    "idle": "is idle", "slow": "has a slow rank",
+}  # fmt: skip
 
 
 def payload(

@@ -37,7 +37,7 @@ class Disagreement(BadInput):
 
 
 NotifyKind = Literal["mail", "slack", "webhook", "command"]
-NotifyEvent = Literal["start", "end", "failure", "preemption", "idle"]
+NotifyEvent = Literal["start", "end", "failure", "preemption", "idle", "slow"]
 KINDS: tuple[NotifyKind, ...] = get_args(NotifyKind)
 EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 MOST_CHARS = 4096
@@ -55,7 +55,7 @@ class NotifyWish:
 
     kind: NotifyKind
     target: str
-    on: tuple[NotifyEvent, ...] = ("start", "end", "failure", "preemption", "idle")
+    on: tuple[NotifyEvent, ...] = ("start", "end", "failure", "preemption", "idle", "slow")
 
     @property
     def is_file(self) -> bool:

@@ -317,6 +317,8 @@ class Machine:
         memory_mib, cores: what its engine has for containers; None = it has not said so yet.
         begun_s: when that look began, seconds since the epoch; 0 = unknown. Of two looks, the one that began last
             counts.
+        slow_times: how often a job of this user named it slow; `slow_s`: when last, seconds since the epoch;
+            `slow_why`: what the job said.
     """
 
     name: str
@@ -327,6 +329,9 @@ class Machine:
     memory_mib: int | None = None
     cores: int | None = None
     begun_s: float = 0.0
+    slow_times: int = 0
+    slow_s: float = 0.0
+    slow_why: str = ""
 
     @property
     def as_of_s(self) -> float:
@@ -449,9 +454,30 @@ class Machines:
         with self.own_lock("lock"):
             before = self._read(os.getuid())
             after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
-            newest = sorted(after, key=lambda machine: after[machine].as_of_s)[-MOST_MACHINES:]
-            path = self._own_file(".json")
-            durable.write_record(path, _File({machine: after[machine] for machine in newest}))
+            self._write(after)
+
+    def note_slow(self, machine: str, host: str, inventory: str, why: str, *, now_s: float | None = None) -> None:
+        """Count, durably, that a job of this user's named a host slow.
+
+        Args:
+            machine: `gpurun.inventory.model.Host.machine`.
+            inventory: the canonical path of the inventory that names it `host`.
+            why: for people.
+            now_s: seconds since the epoch; None = now.
+
+        Raises:
+            StateError: the file cannot be written, or not be read now. It is left as it is.
+        """
+        at_s = time.time() if now_s is None else now_s
+        with self.own_lock("lock"):
+            before = self._read(os.getuid())
+            known = before.get(machine) or Machine(host, at_s, inventory=inventory)
+            named = replace(known, slow_times=known.slow_times + 1, slow_s=at_s, slow_why=why[:MOST_LETTERS])
+            self._write({**before, machine: named})
+
+    def _write(self, machines: Mapping[str, Machine]) -> None:
+        newest = sorted(machines, key=lambda machine: machines[machine].as_of_s)[-MOST_MACHINES:]
+        durable.write_record(self._own_file(".json"), _File({machine: machines[machine] for machine in newest}))
 
     @contextmanager
     def own_lock(self, name: str, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
@@ -523,6 +549,8 @@ def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
 
 
 def _joined(before: Machine | None, look: Machine) -> Machine:
+    if before is not None:
+        look = replace(look, slow_times=before.slow_times, slow_s=before.slow_s, slow_why=before.slow_why)
     if before is not None and look.as_of_s < before.as_of_s:
         before, look = look, before
     out = look.out

@@ -27,8 +27,9 @@ from gpurun.state.clock import Presence
 from gpurun.state.paths import may_pass
 from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.life import live, tell_end
+from gpurun.supervisor.life import live
 from gpurun.supervisor.stop import keep_asking, lose_rest
+from gpurun.supervisor.telling import tell_end
 
 LATE = ("gpurun.remote.opening", "gpurun.inventory.validate", "cryptography.x509")
 """What functions import when they need it: `gpurun.head.loading` imports it at the start."""

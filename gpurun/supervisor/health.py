@@ -29,11 +29,12 @@ from gpurun.msgspec_types import ready
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
 from gpurun.state.boot import HeadBoot
 from gpurun.supervisor.hang import LAST_LOOK_S, steps_told
-from gpurun.supervisor.job import SupervisedJob, tell
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.slow import SlowWatch
+from gpurun.supervisor.telling import tell
 from gpurun.supervisor.verdict.causes import Cause, cause_of, first_cause, rank_of
 from gpurun.supervisor.verdict.ends import End
 from gpurun.supervisor.verdict.idle import (
-    BUSY_PERCENT,
     ActivityCount,
     Gpu,
     IdlePolicy,
@@ -311,9 +312,10 @@ class IdleWatch:
 class HealthWatch:
     """Failures that the gang's hosts report. Separate threads write, the main loop reads."""
 
-    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+    def __init__(self, job: SupervisedJob, stop: threading.Event, slow: SlowWatch) -> None:
         self._job = job
         self._stop = stop
+        self._slow = slow
         self._causes: list[Cause] = []
         self._told: set[tuple[str, str]] = set()
         self._alike: Counter[tuple[str, str, int | None]] = Counter()
@@ -374,7 +376,10 @@ class HealthWatch:
             try:
                 agent = self._job.links.agent(host)
                 self._ask_containers(host)
-                with agent.stream("health.watch", job=self._job.lease.job, gpus=gpus, age_s=self._age_s()) as stream:
+                with agent.stream(
+                    "health.watch", job=self._job.lease.job, gpus=gpus, age_s=self._age_s(),
+                    use_every_s=self._slow.every_s,
+                ) as stream:  # fmt: skip
                     for reply in stream:
                         self._take(host, reply.value or [])
                         if self._stop.is_set():
@@ -400,6 +405,7 @@ class HealthWatch:
         for item in items:
             if item["kind"] == "use":
                 self._use.add(host, item)
+                self._slow.add_gpus(host, item)
                 continue
             if item["kind"] == "nvml":
                 self._job.note(f"{host}: {item['text']}")

@@ -21,7 +21,7 @@ from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog, Sent, write_sent
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import CancelRequest, JobRecord, State, unknown_spec
-from gpurun.jobs.spec import JobSpec, NotifyEvent, NotifyWish
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.launch.container import AUTOTUNE_FILE, HostAccount, container_name
 from gpurun.launch.launchers import Launcher, launcher_of
@@ -32,7 +32,6 @@ from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.claim_rules import Claimant
-from gpurun.notify import NotSent, payload, send
 from gpurun.state.clock import HeadClock, head_clock
 from gpurun.state.sharing import StateDirectory
 from gpurun.supervisor.links import Links, cluster_now, cluster_of, freeze
@@ -308,37 +307,3 @@ def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, 
         return (spec.rehearsal if record.rehearsal else spec).sized(gpus), None
     except StateError as error:
         return unknown_spec(record), error
-
-
-# Notify the job's targets, in threads that delay neither this gang nor the next.
-
-
-def tell(job: SupervisedJob, *events: NotifyEvent, reason: str | None = None) -> list[threading.Thread]:
-    """Start to notify all targets that want one of the events. Each target gets each message once.
-
-    Args:
-        reason: the reason in the message; None = the job's own.
-    """
-    wanted = [wish for wish in job.spec.notify if set(events) & set(wish.on)]
-    if not wanted:
-        return []
-    record = job.record if reason is None else job.record.but(reason=reason)
-    document = payload(events, record, job.spec, job.lease.members, head=os.uname().nodename, now_s=job.clock())
-    threads = [
-        threading.Thread(target=_tell, args=(job, wish, document), daemon=True, name="notify") for wish in wanted
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def _tell(job: SupervisedJob, wish: NotifyWish, document: dict[str, object]) -> None:
-    why = ""
-    try:
-        send(wish, document)
-    except NotSent as error:
-        why = str(error)
-    except Exception as error:  # noqa: BLE001 - a message is never worth a job
-        why = f"gpurun could not send the message: {type(error).__name__}"
-    with suppress(StateError, OSError):
-        job.events.emit("notify", to=wish.kind, event=document["event"], sent=not why, reason=why)

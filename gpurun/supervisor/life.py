@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
-from gpurun.history.row import outcome_of
 from gpurun.jobs.record import CancelRequest, Restart, Setback, State
-from gpurun.jobs.spec import NotifyEvent
 from gpurun.leases.allocate import mark_granted
 from gpurun.leases.lease import remember
 from gpurun.quantities import duration
 from gpurun.state import durable
 from gpurun.supervisor.hang import furthest_step
-from gpurun.supervisor.job import SupervisedJob, tell
+from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.start import prepare, settled, start
 from gpurun.supervisor.stop import stop
+from gpurun.supervisor.telling import tell
 from gpurun.supervisor.verdict import causes, ends
 from gpurun.supervisor.verdict.decide import asked_end
 from gpurun.supervisor.verdict.ends import End, GangEnd, failed
@@ -97,36 +96,6 @@ class _Ear:
             if not self._closed.is_set():
                 self.request = request
                 self._links.cut(self._job.hosts, "the gang must stop")
-
-
-# Notify the job's targets of the end of an attempt.
-
-
-MOST_S = 30.0
-"""How long the supervisor of an attempt that has ended waits for its messages; it has freed the GPUs before."""
-
-
-def tell_end(job: SupervisedJob) -> None:
-    """Notify about the end of an attempt, and wait a little for it."""
-    events = events_of(job)
-    threads = tell(job, *events) if events else []
-    deadline = time.monotonic() + MOST_S
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def events_of(job: SupervisedJob) -> Sequence[NotifyEvent]:
-    """Return the events that the end of an attempt means."""
-    match outcome_of(job.record):
-        case "SUCCEEDED" | "CANCELLED":
-            return ("end",)
-        case "FAILED" | "TIMED_OUT":
-            return ("end", "failure")
-        case "RETRIED":
-            return ("failure",)
-        case "PREEMPTED":
-            return ("preemption",)
-    return ()
 
 
 RETRY_FIRST_S = 1.0

@@ -27,6 +27,7 @@ from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.lines import last_lines
 from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.outputs.outputs import CheckpointWatch, OutputsWatch
+from gpurun.supervisor.slow import SlowWatch
 from gpurun.supervisor.verdict.causes import TAIL_LINES
 from gpurun.supervisor.verdict.decide import (
     Ask,
@@ -317,7 +318,8 @@ class _Watch:
         self._watchers = Watchers(job, self._stop)
         self._hang = HangWatch(job)
         self._rehearsal = RehearsalWatch(job)
-        self._health = HealthWatch(job, self._stop)
+        self._slow = SlowWatch(job, self._stop)
+        self._health = HealthWatch(job, self._stop, self._slow)
         self._meeting = MeetingWatch(job, self._stop)
         self._checkpoints = CheckpointWatch(job, self._stop, self._health.heard)
         self._members = Members(job, self._stop, on_join=self._follow)
@@ -331,7 +333,7 @@ class _Watch:
         self._checkpoints.thread().start()
         self._tending = [
             *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads(),
-            *StarterWatch(job, self._stop).threads(), *self._meeting.threads(),
+            *StarterWatch(job, self._stop).threads(), *self._meeting.threads(), *self._slow.threads(),
         ]  # fmt: skip
         for thread in self._tending:
             thread.start()

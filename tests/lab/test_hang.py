@@ -93,7 +93,6 @@ def judged(cluster, job, since_s):
     assert "no rank has printed" in cluster.job(job)["warnings"][0]
     record = cluster.wait_for(job, "FAILED")
     named_s = next(each["t"] for each in events(cluster, job) if each.get("state") == "STOPPING") - since_s
-    print(f"named after {named_s:.1f} s, with a limit of {LIMIT_S} s")
     assert LIMIT_S - 1 < named_s < LIMIT_S + 15
     failure = record["first_failure"]
     assert failure["kind"] == "hang"

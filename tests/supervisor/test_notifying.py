@@ -9,8 +9,7 @@ import pytest
 
 from gpurun.jobs.record import Restart, State
 from gpurun.jobs.spec import NotifyWish, notify_wish
-from gpurun.supervisor import job as supervised
-from gpurun.supervisor import life
+from gpurun.supervisor import telling
 
 
 def told(job):
@@ -20,7 +19,7 @@ def told(job):
 def test_what_was_told_is_in_the_events(carry, tmp_path):
     out = tmp_path / "told"
     job = carry(notify=(notify_wish(f"command:cp /dev/stdin {out}"), notify_wish("end=command:false")))
-    (thread,) = supervised.tell(job, "start")
+    (thread,) = telling.tell(job, "start")
     thread.join(20)
     assert json.loads(out.read_text())["event"] == "start"
     (event,) = told(job)
@@ -28,11 +27,11 @@ def test_what_was_told_is_in_the_events(carry, tmp_path):
 
 
 def test_a_target_that_fails_is_reported_without_its_secret(carry, monkeypatch):
-    monkeypatch.setattr(supervised, "send", lambda *_: (_ for _ in ()).throw(RuntimeError("https://SECRET")))
+    monkeypatch.setattr(telling, "send", lambda *_: (_ for _ in ()).throw(RuntimeError("https://SECRET")))
     job = carry(notify=(NotifyWish("webhook", "/url"),))
     job.move(State.STOPPING, outcome=State.FAILED)
     job.record = job.record.but(state=State.FAILED)
-    life.tell_end(job)
+    telling.tell_end(job)
     (event,) = told(job)
     assert event["sent"] is False
     assert "SECRET" not in json.dumps(event)
@@ -51,4 +50,4 @@ def test_a_target_that_fails_is_reported_without_its_secret(carry, monkeypatch):
 )
 def test_ends_are_the_events_that_people_know(carry, changes, events):
     job = carry()
-    assert tuple(life.events_of(SimpleNamespace(record=job.record.but(**changes)))) == events
+    assert tuple(telling.events_of(SimpleNamespace(record=job.record.but(**changes)))) == events

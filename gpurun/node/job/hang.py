@@ -48,7 +48,7 @@ _STARTS_CHILDREN = {
     "multiprocessing/process.py": ("join",),
     "/subprocess.py": ("wait", "communicate"),
 }
-"""Functions that wait for processes, by the file they are in. A program that waits for its data loaders is elsewhere."""
+"""Functions that wait for processes, by the file they are in; a program waits for its data loaders elsewhere."""
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
