@@ -68,6 +68,7 @@ ROOMS = {
     "test_roles": "launch",
     "test_scale": "studies scaling",
     "test_several_users": "head state",
+    "test_slow": "supervisor node runtime lab",
     "test_ship": "content node",
     "test_ship_engines": "content node",
     "test_ship_many": "content node",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 UNHEALTHY = 4
+MOST_AGAIN = 4
+"""doctor makes so many checks of a burn-in itself; waiters make the others."""
 
 
 class DoctorShape(TypedDict):
@@ -122,10 +124,12 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.doctor import bench
     from gpurun.doctor.findings import merged
     from gpurun.doctor.gang_checks import SYSTEM_PORTS, spread
+    from gpurun.doctor.host_checks import check_named_slow
     from gpurun.doctor.survey import ask_claims, check_claims, diagnose, survey
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
     from gpurun.remote.route import target_of
+    from gpurun.state.hosts import Machines
     from gpurun.state.paths import home
     from gpurun.state.sharing import StateDirectory
 
@@ -139,8 +143,11 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
         held = ask_claims(fleet, seen.hardware).ok
     carried |= _carried(state)
     note_seen(state, inventory, hosts, seen, timeout_s, begun_s)
+    machines, now_s = Machines(state).read(os.getuid()), time.time()
+    chosen = [inventory.by_name[name] for name in hosts]
     findings = [
         *diagnose(inventory, seen),
+        *(each for host in chosen for each in check_named_slow(host, machines.get(host.machine), now_s)),
         *check_claims(held, state=StateDirectory(state).known_id(), uid=os.getuid(), carried=carried),
     ]
     since_s = time.time() - bench.FRESH_S
@@ -150,7 +157,9 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
 def note_seen(
     state: Path, inventory: Inventory, hosts: Sequence[str], seen: Survey, timeout_s: float, begun_s: float
 ) -> None:
-    """Note which hosts are out, as a waiter's look does, so that a repaired host returns at once.
+    """Note which hosts are out, as a waiter's look does.
+
+    Looks again at repaired hosts until their burn-in is over, if that is short, so that they return at once.
 
     Args:
         timeout_s: how long a host had to answer. With less time than a look gives, a host may be slow, and not broken:
@@ -160,13 +169,20 @@ def note_seen(
     from contextlib import suppress
 
     from gpurun.errors import StateError
-    from gpurun.head.looking import LOOK_TIMEOUT_S, note_survey
+    from gpurun.head.looking import LOOK_TIMEOUT_S, look_at, note_survey
+    from gpurun.state.hosts import BURN_IN_GAP_S
     from gpurun.state.sharing import StateDirectory
 
     with suppress(StateError, OSError):
         if state.is_dir() and timeout_s >= LOOK_TIMEOUT_S:
             StateDirectory(state).enter()
-            note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen, begun_s)
+            outs = note_survey(state, inventory, [inventory.by_name[name] for name in hosts], seen, begun_s)
+            for _ in range(2 * MOST_AGAIN):
+                burning = [name for name, out in outs.items() if out and 0 < out.needed - out.passed <= MOST_AGAIN]
+                if not burning:
+                    return
+                time.sleep(BURN_IN_GAP_S)
+                outs = look_at(state, inventory, burning)
 
 
 def _carried(state: Path) -> set[tuple[str, int]]:

@@ -31,13 +31,28 @@ if TYPE_CHECKING:
             drain: the progress of the drain in words, during a drain.
             cordon: the host's cordon; null: the host is not cordoned.
             out: why the last check found the host broken; only if the host is out.
+            slow: how often your jobs named the host slow; only if a job did.
         """
 
-        __optional_keys__ = frozenset({"drain", "out"})
+        __optional_keys__ = frozenset({"drain", "out", "slow"})
         state: str
         drain: str
         cordon: Cordon | None
         out: Out
+        slow: NamedSlowShape
+
+
+class NamedSlowShape(TypedDict):
+    """How often your jobs named a host slow.
+
+    Attributes:
+        last_s: when last, seconds since 1970.
+        why: what the last job said.
+    """
+
+    times: int
+    last_s: float
+    why: str
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -160,9 +175,13 @@ def _hosts_json(found: Cluster, hosts: Sequence[Host]) -> InventoryListShape:
 def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]) -> KnownHostShape:
     cordon, out = found.cordons.get(host.name), found.outs.get(host.name)
     state, shown = states.get(host.name, (cordon.state if cordon else "out" if out else "ok", ""))
+    known = found.machines.get(host.machine)
+    slow: NamedSlowShape | None = None
+    if known is not None and known.slow_times:
+        slow = {"times": known.slow_times, "last_s": known.slow_s, "why": printable(known.slow_why)}
     told = {
         **vars(host), "state": state, **({"drain": shown} if shown else {}), "cordon": cordon,
-        **({"out": out} if out else {}),
+        **({"out": out} if out else {}), **({"slow": slow} if slow else {}),
     }  # fmt: skip
     return cast("KnownHostShape", told)
 

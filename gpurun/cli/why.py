@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord, StartFailure
     from gpurun.jobs.record import State as JobState
     from gpurun.jobs.spec import Placement
@@ -164,6 +165,7 @@ class WhyShape(TypedDict):
         smaller_gang: a smaller job that would start now, if that is known.
         out: by host: why the last check found it broken, for hosts that the job could use otherwise.
         start_failures: why hosts could not start the job, the newest failure of each; only if there are any.
+        warnings: what is likely wrong with the job's attempt, such as a slow rank; only if there is something.
     """
 
     job: str
@@ -185,6 +187,7 @@ class WhyShape(TypedDict):
     smaller_gang: NotRequired[SmallerGang | None]
     out: NotRequired[dict[str, Out]]
     start_failures: NotRequired[tuple[StartFailure, ...]]
+    warnings: NotRequired[list[str]]
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
@@ -217,11 +220,12 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         reason = record.reason or _DOING.get(record.state.value, "")
         said = "; ".join(filter(None, (reason, left_out, _drained(record.id))))
         if as_json:
-            print_json(WhyShape(job=record.id, state=record.state, message=said))
+            told = WhyShape(job=record.id, state=record.state, message=said)
+            print_json({**told, "warnings": found} if (found := _warnings(folder, record)) else told)
         else:
             typer.echo(f"{record.id} is {record.state.value}{': ' if said else ''}{printable(said)}")
-            for line in lines(shares_of(folder)):
-                typer.echo(f"  {line}")
+            for line in (*lines(shares_of(folder)), *_warnings(folder, record)):
+                typer.echo(f"  {printable(line)}")
         return
     snapshot = looked.snapshots[inventory]
     explanation = explain(decisions, snapshot, record.id)
@@ -238,6 +242,12 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         typer.echo(f"  the job's last attempt ended: {printable(record.reason)}")
     if smaller is not None:
         typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")
+
+
+def _warnings(folder: JobFolder, record: JobRecord) -> list[str]:
+    from gpurun.jobs.events import warnings_of
+
+    return warnings_of(folder.events, record.attempt)
 
 
 def _why_json(record: JobRecord, found: Explanation, smaller: SmallerGang | None, outs: dict[str, Out]) -> WhyShape:

@@ -22,9 +22,11 @@ from gpurun.launch.fabric import (
     distance,
     split_name,
 )
+from gpurun.moments import date_time
 from gpurun.quantities import count, plural
 from gpurun.remote.agent import Agent
 from gpurun.state.filesystem import is_shared
+from gpurun.state.hosts import Machine
 
 GIB = 1 << 30
 LITTLE_SPACE_BYTES = 5 * GIB
@@ -550,6 +552,22 @@ def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
             f"NVLink {links} {plural(len(gpu.nvlink_inactive), 'is', 'are')} inactive",
             remedy,
         )
+
+
+NAMED_WITHIN_S = 30 * 86400.0
+
+
+def check_named_slow(host: Host, known: Machine | None, now_s: float) -> Iterator[Finding]:
+    """Report that jobs of this user have named a host slow in the last 30 days.
+
+    Args:
+        known: what the user knows of its machine.
+        now_s: seconds since the epoch.
+    """
+    if known is not None and known.slow_times and now_s - known.slow_s <= NAMED_WITHIN_S:
+        evidence = f"jobs named the host slow {count(known.slow_times, 'time')}, last on {date_time(known.slow_s)}"
+        remedy = "cordon the host if other hosts run the same job faster, and repair what its job names"
+        yield Finding("named-slow", Severity.NOTE, (host.name,), f"{evidence}: {one_line(known.slow_why)}", remedy)
 
 
 def _pcie(host: Host, gpu: Gpu) -> Iterator[Finding]:

@@ -33,8 +33,8 @@ from gpurun.remote.fleet import Fleet, Results
 # Check claims on GPUs that do not match a lease of this state directory: other users', stale or forgotten claims.
 
 
-ALWAYS_SHOWN = frozenset({"gpu-claimed", "claim-stale"})
-"""No faults, but people ask why a GPU is not theirs."""
+ALWAYS_SHOWN = frozenset({"gpu-claimed", "claim-stale", "named-slow"})
+"""No faults, but people ask why a GPU is not theirs, or why a job is slow."""
 
 Carried = Collection[tuple[str, int]]
 """The attempts, as job and number, that this state directory has a lease for."""
@@ -283,12 +283,20 @@ CHECKS = (
 """Checks whose errors make a host out. The first of them is named: a host without Docker may lack much else."""
 
 
-def soundness(inventory: Inventory, survey: Survey) -> Mapping[str, Finding]:
-    """Return each host that is out, with the finding to name. A surveyed host without an entry is sound."""
+RETURN_CHECKS = ("gpu-ecc", "gpu-throttle", "gpu-pcie", "gpu-nvlink")
+"""Checks that also keep a host out that was out because of its GPUs: a reset or a reseat may leave such faults."""
+
+
+def soundness(inventory: Inventory, survey: Survey, returning: Collection[str] = ()) -> Mapping[str, Finding]:
+    """Return each host that is out, with the finding to name. A surveyed host without an entry is sound.
+
+    Args:
+        returning: hosts in a burn-in that were out because of their GPUs.
+    """
     found: dict[str, list[Finding]] = {}
     for finding in _all_of_soundness(inventory, survey):
         for host in finding.hosts:
-            if makes_out(finding):
+            if makes_out(finding) or (host in returning and finding.is_fault and finding.check in RETURN_CHECKS):
                 found.setdefault(host, []).append(finding)
     return {host: _worst(findings) for host, findings in found.items()}
 
@@ -313,7 +321,7 @@ def _all_of_soundness(inventory: Inventory, survey: Survey) -> Iterator[Finding]
 
 def _worst(findings: Iterable[Finding]) -> Finding:
     """Return the finding whose check comes first, with its remedy complete, and words that are fit to be stored."""
-    (worst,) = merged([min(findings, key=lambda finding: CHECKS.index(finding.check))])
+    (worst,) = merged([min(findings, key=lambda finding: (*CHECKS, *RETURN_CHECKS).index(finding.check))])
     return replace(worst, evidence=one_line(worst.evidence), remedy=one_line(worst.remedy))
 
 

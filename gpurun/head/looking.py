@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from gpurun.doctor.survey import Survey, joined, probe, soundness
+from gpurun.doctor.survey import RETURN_CHECKS, Survey, joined, probe, soundness
 from gpurun.errors import (
     AuthenticationFailed,
     GpurunError,
@@ -34,12 +34,13 @@ from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.fleet import Fleet
 from gpurun.remote.route import target_of
 from gpurun.state import clock
-from gpurun.state.hosts import Machine, Machines, Out
+from gpurun.state.hosts import BURN_IN, Machine, Machines, Out
 from gpurun.state.sharing import StateDirectory
 
 LATE = ("gpurun.remote.opening", "gpurun.inventory.validate")
 """What functions import when they need it: `gpurun.head.loading` imports it at the start."""
 ID = re.compile("[0-9a-f]{32}")
+OF_GPUS = ("gpu-driver", "gpu-count", "gpu-lost")
 AT_ONCE = 16
 LOOK_TIMEOUT_S = 15.0
 ENOUGH_CLOCKS = 3
@@ -160,6 +161,8 @@ def note_survey(
 ) -> Mapping[str, Out | None]:  # fmt: skip
     """Note what a survey has seen of hosts, as this user's knowledge. Returns host → why it is out, as `look_at`.
 
+    A host whose check passed stays out until its burn-in is over.
+
     Args:
         begun_s: before its first connection, seconds since the epoch. It holds for hosts whose own probe never began.
         is_sure: a login that failed says something about the host. None = unless this process has lost its ssh-agent.
@@ -171,7 +174,9 @@ def note_survey(
     unknown = {host for host, error in seen.failures.items() if isinstance(error, nothing)}
     hosts = [host for host in hosts if host.name not in unknown]
     clocks = sum(found.clock_offset_s is not None for found in seen.hardware.values())
-    outs = outs_in(inventory, seen, hosts, now_s, by_clock=clocks >= ENOUGH_CLOCKS or clock.is_synchronised())
+    returning = _returning(Machines(home).read(os.getuid()), hosts)
+    by_clock = clocks >= ENOUGH_CLOCKS or clock.is_synchronised()
+    outs = outs_in(inventory, seen, hosts, now_s, by_clock=by_clock, returning=returning)
     looks = {
         host.machine: Machine(
             host.name, now_s, _id(seen, host.name), outs[host.name], inventory.source, *_size(seen, host.name),
@@ -180,8 +185,19 @@ def note_survey(
         for host in hosts
     }  # fmt: skip
     with suppress(StateError):
-        Machines(home).note(looks)
+        burning = Machines(home).note(looks, {host.machine: host.burn_in or BURN_IN for host in hosts})
+        outs |= {host.name: burning[host.machine] for host in hosts if host.machine in burning}
     return outs
+
+
+def _returning(known: Mapping[str, Machine], hosts: Iterable[Host]) -> set[str]:
+    """Return the hosts that are out because of their GPUs, and return by a burn-in of several checks."""
+    found = set()
+    for host in hosts:
+        out = known[host.machine].out if host.machine in known else None
+        if out is not None and (out.check in OF_GPUS or out.check in RETURN_CHECKS) and (host.burn_in or BURN_IN) > 1:
+            found.add(host.name)
+    return found
 
 
 def _id(seen: Survey, host: str) -> str:
@@ -197,14 +213,17 @@ def _size(seen: Survey, host: str) -> tuple[int | None, int | None]:
 
 
 def outs_in(
-    inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: float, *, by_clock: bool = True
-) -> dict[str, Out | None]:
+    inventory: Inventory, seen: Survey, hosts: Iterable[Host], now_s: float, *, by_clock: bool = True,
+    returning: Collection[str] = (),
+) -> dict[str, Out | None]:  # fmt: skip
     """Return host → why it is out, by what a survey has seen; None = its check passed. Pure.
 
     Args:
         by_clock: a host is out if its clock alone is wrong. False: it may be the clock of the head that is wrong.
+        returning: as for `soundness`.
     """
-    bad = {host: found for host, found in soundness(inventory, seen).items() if by_clock or found.check != "clock"}
+    found = soundness(inventory, seen, returning)
+    bad = {host: finding for host, finding in found.items() if by_clock or finding.check != "clock"}
     return {
         host.name: Out(bad[host.name].check, bad[host.name].evidence, now_s, bad[host.name].remedy)
         if host.name in bad

@@ -217,6 +217,10 @@ class HostKeys(TypedDict, total=False):
         HookProgram,
         Meta(description="Health check program, [PATH, ARGUMENT…]; while the program fails, no job starts on the host"),
     ]
+    burn_in: Annotated[
+        int,
+        Meta(ge=1, le=100, description="Passed checks in a row that bring the host back if it was out; default: 2"),
+    ]
     prolog: Annotated[
         HookProgram,
         Meta(

@@ -72,6 +72,7 @@ class Host:
         health: the site's program that decides whether the host is healthy, with its arguments; empty = none.
         prolog: the site's program that runs before the containers of each attempt; empty = none.
         epilog: the site's program that runs after the containers, before the GPUs are free; empty = none.
+        burn_in: how many passed checks in a row bring the host back when it was out; None = two.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     system_memory_mib: int | None = None
     cache_quota_mib: int | None = None
+    burn_in: int | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)

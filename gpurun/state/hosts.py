@@ -1,8 +1,8 @@
 """What a user knows of the machines of hosts: when they last answered, which of them are out or cordoned, and why.
 
-A host is *out* when a check that depends on no job finds it broken. It returns when the same check passes. The
-knowledge belongs to a user, ``machines/UID.json``: the missing SSH key of one user must not take a host from others.
-Passes read only the file of their own user; displays may read every file.
+A host is *out* when a check that depends on no job finds it broken. It returns after its burn-in: so many passed checks
+in a row as its inventory says. The knowledge belongs to a user, ``machines/UID.json``: the missing SSH key of one user
+must not take a host from others. Passes read only the file of their own user; displays may read every file.
 
 A machine is identified by the address that SSH connects to (`gpurun.inventory.model.Host.machine`).
 """
@@ -280,6 +280,10 @@ MOST_UID_DIGITS = 10
 BEFORE_ALL_S = -1.0
 PATIENCE_S = 10.0
 """A write takes milliseconds."""
+BURN_IN = 2
+"""How many passed checks in a row bring a host back, if its inventory does not say."""
+BURN_IN_GAP_S = 5.0
+"""Two looks that begin within this time are one check of a burn-in: several processes may look at a moment."""
 
 
 @dataclass(frozen=True)
@@ -291,17 +295,27 @@ class Out:
         reason: what the check found, for people.
         since_s: when a check first found the host broken, seconds since the epoch.
         remedy: what to do; "" = unknown.
+        passed: how many checks in a row have passed since; `needed`: how many bring the host back; `passed_s`: when the
+            last of them began, seconds since the epoch.
     """
 
     check: str
     reason: str
     since_s: float
     remedy: str = ""
+    passed: int = 0
+    needed: int = 0
+    passed_s: float = 0.0
 
     @property
     def words(self) -> str:
         """For people: ``out: no route to host``."""
-        return f"out: {self.reason}"
+        return f"out: {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """For people: the reason, and how far the burn-in is."""
+        return f"{self.reason} (passed {self.passed} of {self.needed} checks)" if self.passed else self.reason
 
 
 @dataclass(frozen=True)
@@ -440,21 +454,32 @@ class Machines:
         numbers = sorted(int(uid) for uid in uids if uid.isascii() and uid.isdigit() and len(uid) <= MOST_UID_DIGITS)
         return [uid for uid in numbers if self.read(uid)]
 
-    def note(self, looks: Mapping[str, Machine]) -> None:
+    def note(self, looks: Mapping[str, Machine], burn_in: Mapping[str, int] | None = None) -> Mapping[str, Out]:
         """Add this user's looks at machines, durably. An out machine keeps the time since when it is out.
 
         A look without an id, memory or cores keeps what the machine said before. A look that began before the one that
         is known changes nothing else: its answer came late.
 
+        Args:
+            burn_in: machine → how many passed checks in a row bring it back; 1 if it is missing.
+
+        Returns:
+            The machines whose look passed and that are still out, because their burn-in is not over.
+
         Raises:
             StateError: the file cannot be written, or not be read now. It is left as it is.
         """
         if not looks:
-            return
+            return {}
+        needed = burn_in or {}
         with self.own_lock("lock"):
             before = self._read(os.getuid())
-            after = {**before, **{machine: _joined(before.get(machine), look) for machine, look in looks.items()}}
-            self._write(after)
+            seen = {
+                machine: _joined(before.get(machine), look, needed.get(machine, 1)) for machine, look in looks.items()
+            }
+            self._write({**before, **seen})
+        burning = {machine: known.out for machine, known in seen.items() if looks[machine].out is None}
+        return {machine: out for machine, out in burning.items() if out is not None and out.passed}
 
     def note_slow(self, machine: str, host: str, inventory: str, why: str, *, now_s: float | None = None) -> None:
         """Count, durably, that a job of this user's named a host slow.
@@ -548,17 +573,27 @@ def _outs_at(home: Path, _stamp: tuple[int, int, int]) -> frozenset[str]:
     return frozenset(address for address, known in Machines(home).read(os.getuid()).items() if known.out is not None)
 
 
-def _joined(before: Machine | None, look: Machine) -> Machine:
+def _joined(before: Machine | None, look: Machine, burn_in: int) -> Machine:
     if before is not None:
         look = replace(look, slow_times=before.slow_times, slow_s=before.slow_s, slow_why=before.slow_why)
     if before is not None and look.as_of_s < before.as_of_s:
         before, look = look, before
+    elif before is not None and before.out is not None and look.out is None:
+        look = replace(look, out=_burnt_in(before.out, look.as_of_s, burn_in))
     out = look.out
     if out is not None:
         since_s = out.since_s if before is None or before.out is None else min(before.out.since_s, out.since_s)
-        out = Out(out.check, out.reason[:MOST_LETTERS], since_s, out.remedy[:MOST_LETTERS])
+        out = replace(out, reason=out.reason[:MOST_LETTERS], since_s=since_s, remedy=out.remedy[:MOST_LETTERS])
     known = before if before is not None else look
     return replace(
         look, id=look.id or known.id, out=out, memory_mib=look.memory_mib or known.memory_mib,
         cores=look.cores or known.cores,
     )  # fmt: skip
+
+
+def _burnt_in(out: Out, passed_s: float, burn_in: int) -> Out | None:
+    """Return why a machine is still out after one more passed check, which began at `passed_s`; None if it is back."""
+    if out.passed and abs(passed_s - out.passed_s) < BURN_IN_GAP_S:
+        return replace(out, needed=burn_in) if out.passed < burn_in else None
+    passed = out.passed + 1
+    return replace(out, passed=passed, needed=burn_in, passed_s=passed_s) if passed < burn_in else None

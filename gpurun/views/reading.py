@@ -181,7 +181,7 @@ def out_host(out: Out, wall_s: float) -> OutHost:
     Args:
         wall_s: the wall clock, seconds since the epoch.
     """
-    return OutHost(out.reason, out.remedy, max(0.0, wall_s - out.since_s))
+    return OutHost(out.shown, out.remedy, max(0.0, wall_s - out.since_s))
 
 
 def _cell(holder: Holder) -> str:

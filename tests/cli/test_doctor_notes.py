@@ -1,10 +1,13 @@
 """`gpurun doctor` notes which hosts are out, as a waiter's look does: a repaired host returns at once."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from gpurun.head import looking
 from gpurun.inventory.read import load_inventory
+from gpurun.state import hosts
 from gpurun.state.hosts import Machine, Machines, Out
 
 INVENTORY = """\
@@ -31,6 +34,21 @@ def test_doctor_notes_the_hosts_that_it_has_checked(gpurun, inventory, tmp_path)
     machine = load_inventory(inventory).by_name["h1"].machine
     assert found[machine].out.check == "ssh" and "refused" in found[machine].out.reason
     assert found["127.0.0.1:2"].out == old, "not checked"
+
+
+def test_doctor_looks_again_at_a_repaired_host_until_it_is_back(gpurun, inventory, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    out = Out("ssh", "power off", 5.0, passed=1, needed=3)
+    outs = [{"h1": out, "h2": Out("ssh", "x", 5.0)}, {"h1": replace(out, passed=2)}, {"h1": None}]
+    asked = []
+    monkeypatch.setattr(hosts, "BURN_IN_GAP_S", 0.0)
+    monkeypatch.setattr(looking, "note_survey", lambda *_: outs.pop(0))
+    monkeypatch.setattr(looking, "look_at", lambda _home, _inventory, names: asked.append(names) or outs.pop(0))
+    gpurun("doctor", "-i", str(inventory))
+    assert (asked, outs) == ([["h1"], ["h1"]], [])
+    outs = [{"h1": replace(out, needed=100)}]
+    gpurun("doctor", "-i", str(inventory))
+    assert (len(asked), outs) == (2, []), "waiters make a long burn-in"
 
 
 def test_doctor_believes_no_host_broken_that_had_little_time(gpurun, inventory, tmp_path):

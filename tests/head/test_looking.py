@@ -33,12 +33,14 @@ class Fleet:
 
     Attributes:
         broken: host → why it cannot be reached.
+        gpu: what each host says of its GPU.
         refusing: hosts that refuse the user's keys.
         asked: the hosts of each look.
     """
 
     def __init__(self):
         self.broken, self.asked, self.ids, self.refusing, self.offsets = {}, [], {}, set(), {}
+        self.gpu = Gpu(0, generation="pascal")
 
     def open(self, targets, *, limit, timeout_s):
         assert limit == AT_ONCE
@@ -54,7 +56,7 @@ class Fleet:
             host: AuthenticationFailed("it refuses every key", host=host) for host in hosts if host in self.refusing
         }
         engine = DockerFacts(version="26.1", gpu_support="cdi", memory_bytes=64 << 30, cores=16)
-        sound = Hardware("h", gpus=(Gpu(0, generation="pascal"),), docker=engine)
+        sound = Hardware("h", gpus=(self.gpu,), docker=engine)
         ok = {
             host: Hardware(
                 host,
@@ -109,13 +111,79 @@ def test_what_a_host_has_for_jobs_is_known_from_then_on(tmp_path, inventory, fle
     assert known(tmp_path)["h01"].memory_mib == 64 * 1024
 
 
-def test_a_host_comes_back_by_the_same_look(tmp_path, inventory, fleet, monkeypatch):
-    fleet.broken = {"h01": "no route to host"}
-    look_at(tmp_path, inventory, ["h01"])
+@pytest.fixture
+def looks_later(tmp_path, monkeypatch):
+    """Look at h01 as if some seconds had passed since the last look."""
     monkeypatch.setattr(looking, "FRESH_S", -1.0)
+    begun_s = [time.time() - 1000.0]
+
+    def look(inventory, after_s=10.0):
+        begun_s[0] += after_s
+        with monkeypatch.context() as patched:
+            patched.setattr(looking.time, "time", lambda: begun_s[0])
+            return look_at(tmp_path, inventory, ["h01"])["h01"]
+
+    return look
+
+
+def with_burn_in(tmp_path, number):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY.replace("gpus: 1,", f"gpus: 1, burn_in: {number},"))
+    return load_inventory(path)
+
+
+def test_a_host_comes_back_by_the_same_look_if_it_passes_twice(tmp_path, inventory, fleet, looks_later):
+    fleet.broken = {"h01": "no route to host"}
+    first = looks_later(inventory)
     fleet.broken = {}
-    assert look_at(tmp_path, inventory, ["h01"]) == {"h01": None}
-    assert known(tmp_path)["h01"].out is None
+    out = looks_later(inventory)
+    assert out.words == "out: no route to host (passed 1 of 2 checks)" and out.since_s == first.since_s
+    assert known(tmp_path)["h01"].out == out
+    assert looks_later(inventory, 1.0) == out, "two looks at a moment are one check"
+    assert looks_later(inventory) is None and known(tmp_path)["h01"].out is None
+    assert looks_later(inventory) is None
+
+
+def test_a_host_that_fails_within_its_burn_in_begins_anew_with_the_new_reason(tmp_path, fleet, looks_later):
+    inventory = with_burn_in(tmp_path, 3)
+    fleet.broken = {"h01": "no route to host"}
+    looks_later(inventory)
+    fleet.broken = {}
+    assert [looks_later(inventory).passed for _ in range(2)] == [1, 2]
+    fleet.broken = {"h01": "connection refused"}
+    out = looks_later(inventory)
+    assert (out.reason, out.passed) == ("connection refused", 0)
+    fleet.broken = {}
+    assert [looks_later(inventory).passed for _ in range(2)] == [1, 2] and looks_later(inventory) is None
+
+
+def test_a_burn_in_of_one_check_is_none(tmp_path, fleet, looks_later):
+    inventory = with_burn_in(tmp_path, 1)
+    fleet.gpu = Gpu(0, problem="GPU is lost")
+    assert looks_later(inventory).check == "gpu-lost"
+    fleet.gpu = Gpu(0, generation="pascal", pcie_width=8, pcie_max_width=16)
+    assert looks_later(inventory) is None
+
+
+def test_a_host_whose_gpu_was_lost_returns_only_with_sound_gpus(inventory, fleet, looks_later):
+    """Somebody reseats the GPU, and half of its lanes have no contact."""
+    fleet.gpu = Gpu(0, problem="GPU is lost")
+    assert looks_later(inventory).check == "gpu-lost"
+    fleet.gpu = Gpu(0, generation="pascal", pcie_width=8, pcie_max_width=16)
+    outs = [looks_later(inventory) for _ in range(4)]
+    assert {(out.check, out.passed) for out in outs} == {("gpu-pcie", 0)} and "8 of 16 lanes" in outs[0].reason
+    fleet.gpu = Gpu(0, generation="pascal", pcie_width=16, pcie_max_width=16)
+    assert looks_later(inventory).passed == 1 and looks_later(inventory) is None
+    fleet.gpu = Gpu(0, generation="pascal", pcie_width=8, pcie_max_width=16)
+    assert looks_later(inventory) is None, "a host in use may have few lanes: doctor warns"
+
+
+def test_a_host_that_was_cut_off_returns_with_the_gpus_that_it_had(inventory, fleet, looks_later):
+    fleet.gpu = Gpu(0, generation="pascal", pcie_width=8, pcie_max_width=16)
+    fleet.broken = {"h01": "no route to host"}
+    looks_later(inventory)
+    fleet.broken = {}
+    assert looks_later(inventory).passed == 1 and looks_later(inventory) is None
 
 
 def test_a_look_holds_from_its_own_beginning(tmp_path, inventory, fleet, monkeypatch):

@@ -38,6 +38,26 @@ def test_a_host_that_stays_out_is_out_since_the_first_look(tmp_path):
     assert Machines(tmp_path).read(UID)["m"].out.since_s == 190.0
 
 
+def test_how_often_a_host_was_named_slow_is_kept(tmp_path):
+    for now_s in (100.0, 200.0):
+        Machines(tmp_path).note_slow("m", "h1", "/i.yaml", "rank 2 is slow" + "x" * 9999, now_s=now_s)
+    Machines(tmp_path).note({"m": Machine("h1", 300.0, "a" * 32)})
+    Machines(tmp_path).note({"m": Machine("h1", 250.0, "a" * 32, begun_s=240.0)})
+    known = Machines(tmp_path).read(UID)["m"]
+    assert (known.slow_times, known.slow_s, len(known.slow_why), known.seen_s) == (2, 200.0, store.MOST_LETTERS, 300.0)
+
+
+def test_a_burn_in_counts_passed_checks_in_a_row(tmp_path):
+    needed = {"m": 3}
+    Machines(tmp_path).note({"m": Machine("h1", 1000.0, out=BROKEN)}, needed)
+    seen = [Machines(tmp_path).note({"m": Machine("h1", at_s)}, needed).get("m") for at_s in (1010.0, 1012.0, 1020.0)]
+    assert [out.passed for out in seen] == [1, 1, 2]
+    assert Machines(tmp_path).note({"m": Machine("h1", 1030.0)}, needed) == {}
+    Machines(tmp_path).note({"m": Machine("h1", 2000.0, out=BROKEN)}, needed)
+    assert Machines(tmp_path).note({"m": Machine("h1", 2010.0)}, needed)["m"].shown.endswith("(passed 1 of 3 checks)")
+    assert Machines(tmp_path).note({"m": Machine("h1", 2020.0)}, {"m": 2}) == {}, "an inventory that now needs fewer"
+
+
 def test_a_clock_that_was_set_back_lengthens_no_time_out_of_use(tmp_path):
     future_s = time.time() + 1e6
     Machines(tmp_path).note({"m": Machine("h1", future_s, out=replace(BROKEN, since_s=future_s))})

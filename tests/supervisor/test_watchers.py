@@ -74,7 +74,7 @@ def test_a_hosts_hardware_is_watched_whatever_failed_before(monkeypatch, error):
     monkeypatch.setattr(health, "RETRY_S", 0.001)
     monkeypatch.setattr(health, "GpuUseMeter", lambda _: None)
     stop, links = threading.Event(), Flaky(error, error)
-    watch = health.HealthWatch(job_with(links), stop)
+    watch = health.HealthWatch(job_with(links), stop, SimpleNamespace(every_s=30.0))
     (thread,) = watch.threads(["h1"])
     thread.start()
     until(lambda: not thread.is_alive() or getattr(links, "streamed", ""))
