@@ -205,7 +205,7 @@ class SlowWatch:
         job = self._job
         if self._named is None:
             self._named = _named_before(job)
-        if who in self._named or len(self._named) >= MOST_NAMED:
+        if who in self._named or len(self._named) >= MOST_NAMED or self._stop.is_set():
             return
         self._named.add(who)
         job.note(text, warning=job.record.attempt, host=host, slow=who)

@@ -330,10 +330,11 @@ class _Watch:
         self._lost_s = -math.inf
         self._was_late = False
         self._follow(job.members)
-        self._checkpoints.thread().start()
+        for thread in (self._checkpoints.thread(), *self._slow.threads()):
+            thread.start()
         self._tending = [
             *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads(),
-            *StarterWatch(job, self._stop).threads(), *self._meeting.threads(), *self._slow.threads(),
+            *StarterWatch(job, self._stop).threads(), *self._meeting.threads(),
         ]  # fmt: skip
         for thread in self._tending:
             thread.start()

@@ -103,7 +103,7 @@ def test_a_rank_that_is_slowed_by_a_third_is_named_and_a_quiet_gang_beside_it_na
     begun_s = next(event["t"] for event in events(cluster, slowed) if event.get("state") == "RUNNING")
     (text,) = until(lambda: named(cluster, slowed), every_s=0.5)
     at_s = next(event["t"] for event in events(cluster, slowed) if "slow" in event)
-    assert text.startswith(f"rank 2 on {host} is slow: for 30.0s, its own work took"), text
+    assert text.startswith(f"rank 2 on {host} is slow: for 30s, its own work took"), text
     assert "the GPU's PCIe link uses 8 of 16 lanes" in text
     assert at_s - begun_s <= 2 * FOR_S
     assert text in cluster.job(slowed)["warnings"]
@@ -124,10 +124,52 @@ def test_a_throttled_gpu_is_named_although_the_program_marks_nothing(cluster, bu
     host, gpu = place(cluster, job, 3)
     busy(host, gpu, throttle="0x40", sm_mhz=900)
     (text,) = until(lambda: named(cluster, job), every_s=0.5)
-    assert text.startswith(f"rank 3 on {host} is slow: for 30.0s, the clock of GPU {gpu} was 39 % lower"), text
+    assert text.startswith(f"rank 3 on {host} is slow: for 30s, the clock of GPU {gpu} was 39 % lower"), text
     assert "hardware thermal slowdown" in text
     quiet = gang(cluster, 1.0, 500)
     cluster.gpurun("cancel", job)
     busy(host, gpu, throttle="0x04", sm_mhz=900)
     finish(cluster, quiet, "SUCCEEDED", 0)
     assert named(cluster, quiet) == [], "a power cap is no fault"
+
+
+def doctor(cluster: Cluster, *hosts: str) -> dict:
+    return json.loads(cluster.gpurun("doctor", *hosts, "-i", str(cluster.inventory), "--json").out)
+
+
+def state_of(cluster: Cluster, host: str) -> dict:
+    return next(each for each in cluster.status()["hosts"] if each["host"] == host)
+
+
+def test_doctor_names_the_host_of_each_gpu_that_slows_a_gang(cluster, busy):
+    hot, narrow, worn, old = (host.name for host in cluster.lab.hosts)
+    busy(hot, 0, throttle="0x60")
+    busy(narrow, 1, pcie_width=8)
+    busy(worn, 0, retirement_pending=1)
+    busy(old, 1, pcie_generation=1)
+    found = {(each["check"], *each["hosts"]): each for each in doctor(cluster)["findings"]}
+    said = {
+        ("gpu-throttle", hot): "software thermal slowdown, hardware thermal slowdown",
+        ("gpu-pcie", narrow): "GPU 1: the PCIe link uses 8 of 16 lanes",
+        ("gpu-ecc", worn): "bad memory pages or rows, which only a GPU reset takes out of use",
+        ("gpu-pcie", old): "GPU 1: the PCIe link uses generation 1 of 3 under load",
+    }
+    assert set(said) == set(found)
+    assert all(words in found[key]["evidence"] and found[key]["remedy"] for key, words in said.items())
+
+
+def test_a_host_that_was_out_passes_its_burn_in_or_stays_out_with_the_reason(cluster, busy):
+    """Somebody reseats a lost GPU, at first badly: half of its lanes have no contact."""
+    cluster.home.mkdir()
+    host = cluster.lab.hosts[0].name
+    busy(host, 0, error=15)
+    doctor(cluster, host)
+    assert state_of(cluster, host)["state"] == "out"
+    busy(host, 0, error=0, pcie_width=8)
+    for _ in range(2):
+        doctor(cluster, host)
+        found = state_of(cluster, host)
+        assert found["state"] == "out" and "8 of 16 lanes" in json.dumps(found), found
+    busy(host, 0, pcie_width=16)
+    doctor(cluster, host)
+    assert state_of(cluster, host)["state"] == "ok", "doctor made both checks"
