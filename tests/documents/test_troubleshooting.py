@@ -18,7 +18,8 @@ JOINED = re.compile(r"""["']\s*(?:\+\s*)?\n\s*f?["']""")
 VARIABLE = re.compile(
     r"python3 of bob \(pid 4711\)|gpu-r1-[\w\[\]-]*\w\]?|\bj-\w+|me/\S+|\b(?:llm|big|bob|timm|torchrun|mpirun|head-2)\b"
     r"|\b(?:FAILED|Docker's disk|does not fit(?=:)|SIGBUS: usually|exit code|time limits end|error ssh|out for)\b"
-    r"|\ball_reduce\b|and 1 more host|\bwaits:(?= the job)|ssh says:.*|^gpurun:|^the job hangs|^python:|free GPUs are on hosts"
+    r"|\ball_reduce\b|and 1 more host"
+    r"|\bwaits:(?= the job)|ssh says:.*|^gpurun:|^the job hangs|^python:|free GPUs are on hosts"
     r"|(?:\bin )?\b\d+(?:[hm]\w*| GiB| GPUs?| hosts?| processes)?\b|\bGPUs?(?= \d)"
 )
 """What messages name, and what they are put together from."""
