@@ -188,6 +188,12 @@ def recipes() -> str:
     sections = (
         ("constraints", recipe_keys.CONSTRAINTS, "These keys limit the hosts on which the job may run."),
         (
+            "retry",
+            recipe_keys.RETRY,
+            "`retry: 3` is short for `retry: {times: 3}`. The flags are `--retry NUMBER`, `--retry-on`, "
+            "`--retry-only-with-progress` and `--retry-wait`.",
+        ),
+        (
             "python",
             recipe_keys.PYTHON,
             "These keys install packages on top of the image. Give exactly one of `requirements`, `lock` and "

@@ -156,6 +156,8 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
             f"  before the job starts, one rank rehearses on one GPU for {duration(spec.rehearse_s)}, "
             "or until its first step"
         )
+    if spec.retry is not None:
+        typer.echo(f"  {spec.retry.words}")
     for grant in placement.grants:
         gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")

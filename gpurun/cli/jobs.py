@@ -194,7 +194,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "started": _when(record.started_s),
         "ran": ran_text(folder, record, now),
         "ended": _when(record.ended_s),
-        "attempt": f"{record.attempt}, {count(record.restarts, 'restart')}",
+        "attempt": f"{record.attempt}, {count(record.restarts, 'restart')}{_retries(record, spec)}",
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
         "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
@@ -217,6 +217,12 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _retries(record: JobRecord, spec: JobSpec | None) -> str:
+    """Return how many of its retries a job has used; "" if it asks for none."""
+    times = spec.retry.times if spec is not None and spec.retry is not None else 0
+    return f", {record.retries} of {count(times, 'retry', 'retries')}" if times or record.retries else ""
 
 
 def _more(record: JobRecord, folder: JobFolder) -> JobShape:

@@ -106,7 +106,7 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
         )  # fmt: skip
         print_json(job_and_results)
         return
-    said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
+    said = "; ".join(filter(None, (record.state.value, printable(record.story(clock.now_s())))))
     lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said)]
     lines.append(("ran", ran_text(folder, record, clock.now_s())))
     lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]

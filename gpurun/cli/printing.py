@@ -105,7 +105,8 @@ class JobShape(TypedDict):
         owner: the user who submitted the job.
         attempt: how often gpurun has started the job.
         restarts: how often gpurun restarted the job after a host's fault.
-        restart: when gpurun starts the job again; null if no restart is planned.
+        retries: how often gpurun retried the job after its program failed, hung or reached its time limit.
+        restart: when gpurun starts the job again, and which restart or retry that is; null if none is planned.
         outputs_left: outputs that are not on the head; null if all are.
         whole: the last whole copy of the job's outputs; null if there is none. Only `status JOB` prints this key.
         beside: files on the head that ranks wrote beside their code. Only `status JOB` prints this key.
@@ -127,6 +128,7 @@ class JobShape(TypedDict):
     owner: str
     attempt: int
     restarts: int
+    retries: int
     grants: tuple[Grant, ...]
     restart: Restart | None
     outputs_left: OutputsLeft | None
@@ -155,6 +157,7 @@ def job_json(record: JobRecord) -> JobShape:
         "owner": record.owner,
         "attempt": record.attempt,
         "restarts": record.restarts,
+        "retries": record.retries,
         "grants": record.granted,
         "restart": record.restart,
         "outputs_left": record.outputs_left,

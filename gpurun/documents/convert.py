@@ -284,6 +284,11 @@ def written(
     return Meta(title=expected, extra={"parse": parse, "allowed": allowed, "schema": schema, "null": null})
 
 
+def short_for(key: str) -> Meta:
+    """Declare that a single value in place of the annotated mapping is the value of one of its keys."""
+    return Meta(extra={"short": key})
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """What the converter knows about a type, computed once.
@@ -296,6 +301,7 @@ class Kind:
         item: the kind of a list's or a mapping's values.
         key: the kind of a mapping's keys.
         keys: for a mapping with known keys: each key's kind.
+        short: for a mapping with known keys: the key whose value a single value stands for; "" = none.
         spelled: whether `parse` converts the whole value from one text, even if the type is a list.
         nullable: null means None; otherwise null is refused, or a text if `null_is_text`.
     """
@@ -310,6 +316,7 @@ class Kind:
     item: Kind | None = None
     key: Kind | None = None
     keys: Mapping[str, Kind] | None = None
+    short: str = ""
     spelled: bool = False
     nullable: bool = False
     null_is_text: bool = False
@@ -331,7 +338,8 @@ def kind_of(hint: Any) -> Kind:
     if origin in (typing.Union, types.UnionType):
         return replace(kind_of(arguments[0]), nullable=True, about=about)
     if typing.is_typeddict(base):
-        return Kind(base, "a mapping (key: value)", about, examples, keys=keys_of(base))
+        short = next((meta.extra["short"] for meta in metas if meta.extra and "short" in meta.extra), "")
+        return Kind(base, "a mapping (key: value)", about, examples, keys=keys_of(base), short=short)
     if origin is dict:
         key, item = map(kind_of, arguments)
         return Kind(base, "a mapping (key: value)", about, examples, key=key, item=item)
@@ -427,6 +435,8 @@ def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
     if kind.nullable and is_null(node):
         return None
     if kind.keys is not None:
+        if kind.short and isinstance(node, ScalarNode) and not is_null(node):
+            return {kind.short: value(node, kind.keys[kind.short], report, name)}
         return mapping(node, kind.keys, report, name)
     if kind.key is not None and kind.item is not None:
         return _named_values(node, kind.key, kind.item, report, name)
@@ -533,7 +543,8 @@ def _schema(kind: Kind) -> dict[str, Any]:
     if kind.own_schema:
         return dict(kind.own_schema)
     if kind.keys is not None:
-        return mapping_schema(kind.keys)
+        below = mapping_schema(kind.keys)
+        return {"anyOf": [json_schema(kind.keys[kind.short]), below]} if kind.short else below
     if kind.key is not None and kind.item is not None:
         names, values = _schema(kind.key), json_schema(kind.item)
         return {"type": ["object", "null"], "propertyNames": names, "additionalProperties": values}

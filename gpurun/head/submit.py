@@ -512,7 +512,8 @@ def _converted(flags: Flags) -> tuple[dict[str, Any], dict[str, Any]]:
     for flag, (key, value) in flags.items():
         if value is not None:
             field, converted = convert_flag(flag, key, value)
-            found[key in CONSTRAINTS][field] = converted
+            fields = found[key in CONSTRAINTS]
+            fields[field] = {**fields.get(field, {}), **converted} if field == "retry" else converted
     return found
 
 

@@ -129,7 +129,7 @@ def row_of(record: JobRecord, spec: JobSpec | None, use: GpuUse | None, *, now_s
         hosts=" ".join(grant.host for grant in record.granted), submitted_s=record.submitted_s, granted_s=granted_s,
         started_s=record.started_s, ended_s=ended_s, waited_s=max(0.0, (granted_s or ended_s) - record.queued_s),
         gpu_s=gpu_s,
-        outcome=record.state.value if now_s else outcome_of(record), reason=record.reason,
+        outcome=record.state.value if now_s else outcome_of(record), reason=_reason(record),
         cause=(failure.kind or "start") if failure else "", cause_host=(failure.host or "") if failure else "",
         cause_rank=failure.rank if failure else None, exit_code=record.exit_code, code=record.code,
         use_percent=use.mean if use else None, memory_mib=use.memory_mib if use else None,
@@ -153,6 +153,12 @@ def outcome_of(record: JobRecord) -> str:
     if record.restart is not None and (has_failed or not has_paused):
         return "RETRIED"
     return "PREEMPTED" if is_moved else "REPLACED"
+
+
+def _reason(record: JobRecord) -> str:
+    """Return why an attempt ended, and which retry follows it."""
+    then = record.restart.retry_words if record.restart is not None and record.state is State.QUEUED else ""
+    return f"{record.reason}; then {then}" if then else record.reason
 
 
 def _rank_uses(use: GpuUse | None) -> str:

@@ -21,7 +21,7 @@ from gpurun.documents.convert import ProblemReport, compose_document, convert, m
 from gpurun.documents.plain import DocumentError, Problem
 from gpurun.errors import BadInput
 from gpurun.inventory.read import read_inventory_bytes as read_bytes
-from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, SETTINGS
+from gpurun.jobs.recipe_keys import FIELD_OF, FIELDS, RETRY_, SETTINGS
 from gpurun.jobs.recipe_values import check_data, check_notify, environment_of, mode_of, notify_below, sources_below
 from gpurun.jobs.spec import (
     LEAST_MEMORY_MIB,
@@ -29,6 +29,7 @@ from gpurun.jobs.spec import (
     Disagreement,
     HorovodKnobs,
     JobSpec,
+    Retry,
     Roles,
     as_bytes,
     as_text,
@@ -49,7 +50,8 @@ FOREIGN: Mapping[str, str] = {
     "workdir": "chdir working_dir cwd", "env": "export envs env_file env_vars environment runtime_env_json",
     "image": "container_image docker_image docker container image_id", "secrets": "env_secret secret_file",
     "mounts": "container_mounts volume volumes file_mounts", "notify": "mail_type mail_user", "priority": "nice",
-    "max_restarts": "requeue retry retries max_retries restart", "preemptible": "spot use_spot", "data": "storage",
+    "max_restarts": "requeue restart", "retry": "retries max_retries backoffLimit max_restarts_on_errors max_failures",
+    "preemptible": "spot use_spot", "data": "storage",
 }  # fmt: skip
 """A setting of gpurun → words of other tools, as a recipe would have them."""
 MEANT = {word: key for key, words in FOREIGN.items() for word in words.split()}
@@ -109,6 +111,8 @@ WITHOUT_RECIPE = "gpurun submit -n GPUS --image IMAGE -- COMMAND"
 MAX_BYTES = 1 << 20
 MOST_ENV_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
 MOST_WORD_BYTES, MOST_COMMAND_BYTES = (128 << 10) - 1, 512 << 10
+MERGED = ("env", "secret_files", "data", "retry")
+"""Fields of which a flag gives a part; the rest is the recipe's."""
 _SCRIPT = re.compile(r"^[^\s:=;&|]*[^\s:=;&|/]\.(py|sh|bash|R|jl)\Z")
 _PYTHON = re.compile(r"(^|/)python[0-9.]*\Z")
 
@@ -169,6 +173,7 @@ def lines_of(recipe: Recipe | None, flags: Mapping[str, object]) -> RecipeLines:
 def _fields(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the fields of a spec that converted keys give. Relative paths become absolute, below a folder."""
     given = _by_field(keys)
+    given |= {"retry": _by_field(given["retry"])} if "retry" in given else {}
     if "constraints" in given:
         given["constraints"] = Constraints(**_by_field(given["constraints"]))
     if "horovod" in given:
@@ -214,24 +219,29 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
     Raises:
         BadInput: names the flag.
     """
-    ((field, converted),) = _fields({key: convert(value, SETTINGS[key].kind, flag)}, Path.cwd()).items()
-    return field, converted
+    converted = convert(value, SETTINGS[key].kind, flag)
+    if key.startswith(RETRY_):
+        key, converted = "retry", {key.removeprefix(RETRY_): converted}
+    ((field, found),) = _fields({key: converted}, Path.cwd()).items()
+    return field, found
 
 
 def build_spec(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
     """Combine recipe and flags into one frozen spec. Flags override the recipe; variables and secrets are merged.
 
     Args:
-        overrides: JobSpec fields given as flags, already converted. Relative paths are relative to the current folder.
+        overrides: JobSpec fields given as flags, already converted; `retry` as a mapping of those of its fields that
+            flags give. Relative paths are relative to the current folder.
         constraints: Constraints fields given as flags.
 
     Raises:
         BadInput: a required setting is missing, or two settings contradict each other.
     """
     given = dict(recipe.given) if recipe else {}
-    merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
+    merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in MERGED}
     given = _rooted({**given, **overrides, **merged}, Path.cwd())
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
+    given["retry"] = _retry_of(given["retry"])
     given.setdefault("name", name_of(given["command"]) if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]
     if missing:
@@ -245,6 +255,15 @@ def build_spec(recipe: Recipe | None, overrides: Mapping[str, Any], constraints:
     spec = JobSpec(**{**given, "command": tuple(map(as_text, given["command"]))})
     _check(spec)
     return spec
+
+
+def _retry_of(given: Mapping[str, Any]) -> Retry | None:
+    if given and "times" not in given:
+        raise Disagreement(
+            "retry says when to retry the job, but not how often", "retry",
+            hint="add `times: 3` to `retry` in the recipe, or --retry 3",
+        )  # fmt: skip
+    return Retry(**given) if given else None
 
 
 def _check(spec: JobSpec) -> None:

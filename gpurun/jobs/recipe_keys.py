@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from gpurun.documents.convert import Kind, keys_of
+from gpurun.documents.convert import Kind, keys_of, short_for
 from gpurun.documents.convert import json_schema as of_type
 from gpurun.jobs.recipe_values import (
     MAX_GPUS,
@@ -26,6 +26,7 @@ from gpurun.jobs.recipe_values import (
     Name,
     Notify,
     OutputsPath,
+    Pause,
     PoolName,
     ProjectName,
     SecretName,
@@ -35,7 +36,7 @@ from gpurun.jobs.recipe_values import (
     means,
     settings_of,
 )
-from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
+from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Retry, RetryOn
 
 WHAT, WHERE, FAILS, FILES = "What to run", "Where and when the job runs", "When the job fails", "Files"
 SWEEPS = "What to try"
@@ -271,6 +272,45 @@ class PythonKeys(TypedDict, total=False):
         Text,
         means(
             "a netrc file with the password of the package index; only the build of the image reads the file", "netrc"
+        ),
+    ]
+
+
+class RetryKeys(TypedDict, total=False):
+    """The keys of a recipe's retry section. The flags of all but `times` begin with ``--retry-``."""
+
+    times: Annotated[
+        int, Meta(ge=0, le=1000), means("how often gpurun retries the job at most", "3", flag="`--retry` gives this number")
+    ]
+    on: Annotated[
+        tuple[RetryOn, ...],
+        Meta(min_length=1),
+        means(
+            "retry the job after these ends: its program failed (`failure`), gpurun stopped it because it hung "
+            "(`hang`), or its `time_limit` ended it",
+            "[failure, hang, time_limit]",
+            default="failure and hang",
+            flag=KeyFlag(FAILS, "failure|hang|time_limit", ("--retry-on",)),
+        ),
+    ]
+    only_with_progress: Annotated[
+        bool,
+        means(
+            "stop retrying after two failures in a row without progress, or after a time limit without progress",
+            "false",
+            default="true",
+            more="Progress is a further step that the program reports, or a new checkpoint: one that the program "
+            "reports, or a new or changed file of the outputs that is no log",
+            flag=KeyFlag(FAILS, "", ("--retry-only-with-progress",)),
+        ),
+    ]
+    wait: Annotated[
+        Pause,
+        means(
+            "wait this long before each retry, without GPUs",
+            "30s",
+            default="3s, doubled with each retry up to 5m",
+            flag=KeyFlag(FAILS, "TIME", ("--retry-wait",)),
         ),
     ]
 
@@ -532,7 +572,18 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "how many times gpurun restarts the job after a fault of a host",
             "3",
-            more="If the program itself fails, gpurun does not restart the job",
+            more="`retry` counts failures of the program itself",
+            flag=KeyFlag(FAILS, "NUMBER"),
+        ),
+    ]
+    retry: Annotated[
+        RetryKeys,
+        short_for("times"),
+        means(
+            "how many times gpurun starts the job again, with its outputs, after its program fails or hangs",
+            "3",
+            "{times: 3, on: [failure, time_limit], wait: 30s}",
+            more="A number is `times`. `max_restarts` counts faults of hosts",
             flag=KeyFlag(FAILS, "NUMBER"),
         ),
     ]
@@ -631,12 +682,23 @@ class RecipeKeys(TypedDict, total=False):
     ]
 
 
-SETTINGS = settings_of(ConstraintKeys, RecipeKeys, SweepKeys)
+RETRY_ = "retry_"
+"""The settings of a retry begin so, because `on` and `wait` alone say nothing on a command line."""
+_OF_RETRY = {
+    RETRY_ + key: replace(each, key=RETRY_ + key)
+    for key, each in settings_of(RetryKeys).items()
+    if each.flag is not None
+}
+SETTINGS = {
+    name: each
+    for key, setting in settings_of(ConstraintKeys, RecipeKeys, SweepKeys).items()
+    for name, each in {key: setting, **(_OF_RETRY if key == "retry" else {})}.items()
+}
 """Each setting of a job, and of a sweep, by its key."""
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
-ROLES, SWEEP, PYTHON = keys_of(RoleKeys), keys_of(SweepKeys), keys_of(PythonKeys)
-_SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
-_WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD) for unit in ("_s", "_mib")} & _SPEC_FIELDS
+ROLES, SWEEP, PYTHON, RETRY = keys_of(RoleKeys), keys_of(SweepKeys), keys_of(PythonKeys), keys_of(RetryKeys)
+_SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs, Retry) for field in fields(kind)}
+_WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD, *RETRY) for unit in ("_s", "_mib")} & _SPEC_FIELDS
 FIELD_OF = {
     **{field.rpartition("_")[0]: field for field in _WITH_UNIT},
     "generation": "generations",
@@ -674,7 +736,8 @@ def _written(kind: Kind) -> dict[str, Any]:
         return dict(kind.own_schema)
     if kind.keys is not None:
         below = {key: _described(each) for key, each in kind.keys.items()}
-        return {"type": ["object", "null"], "additionalProperties": False, "properties": below}
+        whole = {"type": ["object", "null"], "additionalProperties": False, "properties": below}
+        return {"anyOf": [_written(kind.keys[kind.short]), whole]} if kind.short else whole
     if kind.key is not None and kind.item is not None:
         return {"type": ["object", "null"], "additionalProperties": _written(kind.item)}
     if kind.item is not None:

@@ -139,6 +139,8 @@ def _help(setting: JobSetting, meaning: str, names: Mapping[str, str]) -> str:
 
 
 MAX_GPUS = 1_000_000
+MOST_WAIT_S = 24 * 3600.0
+"""No job waits longer for its retry."""
 _CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\r?\n")
 _OPERATOR = re.compile(r"""&&?|\|[|&]?|[^\\'"]*;|[0-9]*(>>?|<<?<?)(&[0-9-])?""")
 
@@ -175,6 +177,14 @@ def _whole_seconds(text: str) -> int:
     return round(seconds)
 
 
+def _pause(text: str) -> float:
+    """Return the seconds of a wait. Raises ValueError for more than a day."""
+    seconds = duration_s(text)
+    if seconds > MOST_WAIT_S:
+        raise ValueError("is more than 24h")
+    return seconds
+
+
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
 Name = Annotated[str, Meta(pattern=_NAME_PATTERN, title="a name (letters, digits, '.', '_', '-')")]
 HostOrLabel = Annotated[
@@ -202,6 +212,7 @@ Text = Annotated[str, written(_without_nul, "a text", null=True)]
 Command = Annotated[tuple[Text, ...], Meta(min_length=1), written(_words, "a command that names a program")]
 Notify = Annotated[NotifyWish, written(notify_wish, "a target such as mail:alice@example.com or failure=slack:FILE")]
 Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
+Pause = Annotated[float, written(_pause, "a time of at most 24h, such as 30s or 5m")]
 WholeSeconds = Annotated[int, written(_whole_seconds, "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
 Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]

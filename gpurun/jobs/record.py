@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
+from gpurun.jobs.spec import Grant, JobSpec, Placement, RetryOn, check_gpus, check_path
 from gpurun.quantities import duration
 from gpurun.state.boot import HeadBoot
 
@@ -199,7 +199,7 @@ ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RequestKind = Literal["cancel", "preempt"]
 Rehearsal = Literal["", "due", "passed"]
 RESTART_MOST_S = 600.0
-"""No back-off is longer."""
+"""No back-off is longer. Only a retry's own wait may be."""
 AVOID_MOST_S = 600.0
 """A job avoids a host that could not start its gang for no longer."""
 _STAMPS = (
@@ -347,23 +347,35 @@ class Restart:
     Attributes:
         at_s: the earliest start, seconds since the epoch.
         attempt: the number of this start among the starts that ``max_restarts`` allows, the first start included; 0 = a
-            placement, which does not count.
-        of: the number of allowed starts; None = no limit, because the gang is formed again.
+            placement, which does not count. For a retry: which of the job's retries it is.
+        of: the number of allowed starts, or of retries; None = no limit, because the gang is formed again.
+        is_retry: the program failed, no host: a start that the job's ``retry`` allows.
+        wait_s: a retry's wait, if its recipe says it.
     """
 
     at_s: float
     attempt: int
     of: int | None
+    is_retry: bool = False
+    wait_s: float = 0.0
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether the job may start now. After the clock was set back, a job does not wait for hours."""
-        return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
+        """Return whether the job may start now. After the clock was set back, a job does not wait for hours longer."""
+        return now_s >= self.at_s or self.at_s - now_s > max(RESTART_MOST_S, self.wait_s + 1.0)
+
+    @property
+    def retry_words(self) -> str:
+        """Return which retry it is: ``retry 1 of 3``; "" for another start."""
+        return f"retry {self.attempt} of {self.of}" if self.is_retry else ""
 
     def words(self, now_s: float) -> str:
-        """Describe the restart for people: ``restarts in 12s (attempt 3 of 5)``, ``is placed again in 12s``.
-        Afterwards it may still wait for GPUs.
+        """Describe the restart for people: ``restarts in 12s (attempt 3 of 5)``, ``retries in 12s (retry 1 of 3)``,
+        ``is placed again in 12s``. Afterwards it may still wait for GPUs.
         """
         left = duration(max(1, round(self.at_s - now_s)))
+        if self.is_retry:
+            when = "waits to be retried" if self.is_due(now_s) else f"retries in {left}"
+            return f"{when} ({self.retry_words})"
         if not self.attempt:
             return "waits to be placed again" if self.is_due(now_s) else f"is placed again in {left}"
         which = f"(attempt {self.attempt})" if self.of is None else f"(attempt {self.attempt} of {self.of})"
@@ -381,6 +393,10 @@ class Setback:
         step: the furthest step that a rank reported; None = no rank reported one.
         ran_s: seconds in RUNNING.
         fruitless: the number of consecutive attempts without progress, including this one.
+        furthest, saved: the furthest step that a rank reported, and the furthest that a rank reported as saved, in this
+            or an earlier attempt; None = no rank reported one.
+        futile: how many ends of the program itself came one after the other without progress, including this one.
+        is_retried: a retry follows.
     """
 
     attempt: int
@@ -391,6 +407,25 @@ class Setback:
     step: int | None
     ran_s: float
     fruitless: int = 0
+    furthest: int | None = None
+    saved: int | None = None
+    futile: int = 0
+    is_retried: bool = False
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A retry that is decided once an attempt's outputs are on the head: did the attempt make progress?
+
+    Attributes:
+        outcome: the job's end if it is not retried: FAILED or TIMED_OUT.
+        cause: what ended the attempt.
+        before: how the attempt before it failed, if one did.
+    """
+
+    outcome: State
+    cause: RetryOn
+    before: Setback | None = None
 
 
 @dataclass(frozen=True)
@@ -452,6 +487,8 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         gpu_s: GPU seconds that the attempt used before its gang last changed its size.
         gpu_s_until_s: when that was; None = it has not changed.
         boot, boot_s: the reading of the head's clock by which the times are; "" = unknown.
+        retries: how often the job was retried after its program failed, hung or reached its time limit.
+        unjudged: in STOPPING, with the outcome QUEUED: the retry that is not decided yet.
 
     Raises:
         ValueError: `inventory` is not a path; readers of a file treat that as damage.
@@ -498,6 +535,8 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     start_failures: tuple[StartFailure, ...] = ()
     boot: str = ""
     boot_s: float = 0.0
+    retries: int = 0
+    unjudged: Unjudged | None = None
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from gpurun.errors import BadInput
+from gpurun.quantities import count, duration
 
 # An error about a setting of a job that depends on more than its own text.
 
@@ -331,6 +332,39 @@ class Roles:
         return replace(self, ps=min(self.ps, 1), workers=1)
 
 
+RetryOn = Literal["failure", "hang", "time_limit"]
+"""After what a job may be retried: its program failed, gpurun stopped the gang because it hung, or its time limit."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """When gpurun starts a job again after an end that no host's fault explains (`gpurun.supervisor.verdict.ends`).
+
+    Attributes:
+        times: how often at most.
+        on: after which ends.
+        only_with_progress: end the job if two attempts in a row made no progress, or if its time limit ended one
+            that made none.
+        wait_s: seconds from an attempt's end to the next start; None = 3 s, doubled with each retry.
+    """
+
+    times: int = 0
+    on: tuple[RetryOn, ...] = ("failure", "hang")
+    only_with_progress: bool = True
+    wait_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """Describe it for people: ``up to 3 retries after a failure or a hang, 30s later, only with progress``."""
+        if not self.times:
+            return "no retry"
+        ends = {"failure": "a failure", "hang": "a hang", "time_limit": "the time limit"}
+        after = " or ".join(dict.fromkeys(ends[each] for each in self.on))
+        later = "" if self.wait_s is None else f", {duration(self.wait_s)} later"
+        only = ", only with progress" if self.only_with_progress else ""
+        return f"up to {count(self.times, 'retry', 'retries')} after {after}{later}{only}"
+
+
 @dataclass(frozen=True)
 class Environment:
     """Python packages on top of a job's image (`gpurun.content.inside`).
@@ -510,6 +544,7 @@ class Work:
         left_out: the first paths that ignore rules left out of the workdir's copy, such as a folder of data.
         one_per_host: the gang has one rank on each host, which uses all of the job's GPUs on that host. Otherwise, the
             gang has one rank for each GPU.
+        retry: how the job is retried after its program failed; None = not at all.
     """
 
     name: str
@@ -544,6 +579,7 @@ class Work:
     workdir_limit_mib: int = 10240
     left_out: tuple[str, ...] = ()
     idle_timeout_s: float | None = None
+    retry: Retry | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.ranks import Seating
+from gpurun.supervisor.verdict.ends import Reached
 from gpurun.supervisor.verdict.hang import Collective, Frame, Hang, Seen, Standing, explain
 
 SILENT_S = 600.0
@@ -213,9 +214,14 @@ def steps_told(job: SupervisedJob, timeout_s: float = 5.0) -> Mapping[str, Mappi
     return told.ok
 
 
-def furthest_step(job: SupervisedJob) -> int | None:
-    """Return the furthest step that a rank has reported, on the hosts that answer; None if none has."""
-    return max((step for step, _, _ in _steps(steps_told(job), job.seating)), default=None)
+def furthest(job: SupervisedJob) -> Reached:
+    """Return the furthest steps that ranks have reported, on the hosts that answer."""
+    told = steps_told(job)
+    step, saved = (
+        max((step for step, _, _ in _steps(told, job.seating, kind)), default=None)
+        for kind in ("progress", "checkpoint")
+    )
+    return Reached(step, saved)
 
 
 def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
@@ -227,15 +233,21 @@ def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
     return f"; rank {rank} on {host} is furthest behind, at step {step}"
 
 
-def _steps(told: Mapping[str, Any], seating: Seating) -> set[tuple[int, int, str]]:
+MOST_STEP = 1 << 62
+
+
+def _steps(told: Mapping[str, Any], seating: Seating, kind: str = "progress") -> set[tuple[int, int, str]]:
     """Return (step, rank, host) of every rank that reported its step. The user's program writes it, so it may be
-    anything.
+    anything; a host may lie, and no file of gpurun takes a longer number.
+
+    Args:
+        kind: ``progress``, or ``checkpoint`` for steps that are saved.
     """
     found = set()
     for host, said in told.items():
         for rank, files in seating.own(host, said["ranks"]):
-            progress = files.get("progress")
+            progress = files.get(kind)
             step = progress.get("step") if isinstance(progress, dict) else None
-            if isinstance(step, int) and not isinstance(step, bool):
+            if isinstance(step, int) and not isinstance(step, bool) and abs(step) < MOST_STEP:
                 found.add((step, rank, host))
     return found

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from gpurun.errors import OUTLIVED, GpurunError, StateError, StateUnavailable
-from gpurun.jobs.record import CancelRequest, Restart, Setback, State
+from gpurun.jobs.record import CancelRequest, Restart, Setback, State, Unjudged
 from gpurun.leases.allocate import mark_granted
 from gpurun.leases.lease import remember
-from gpurun.quantities import duration
+from gpurun.quantities import count, duration
 from gpurun.state import durable
-from gpurun.supervisor.hang import furthest_step
+from gpurun.supervisor.hang import furthest
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.start import prepare, settled, start
@@ -111,6 +111,9 @@ def begin(job: SupervisedJob) -> State:
 
 def take_over(job: SupervisedJob) -> State:
     """GRANTED → PREPARING: this process runs the job from here on."""
+    before, retry = job.record.setback, job.spec.retry
+    if retry is not None and before is not None and before.is_retried and before.attempt == job.record.attempt - 1:
+        job.note(f"retry {job.record.retries} of {retry.times}")
     placed = [{"host": grant.host, "gpus": list(grant.gpus)} for grant in job.lease.grants]
     job.events.emit("placement", generation=job.lease.generation, racks=list(job.lease.racks), hosts=placed)
     return job.move(State.PREPARING)
@@ -202,12 +205,16 @@ def _stopping(job: SupervisedJob, end: End) -> State:
     if rehearsal:
         rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
         end = judged(end, job.record.gpus)
-    again = False
+    again, unjudged = False, None
     if ends.is_worth_another(job.record, end, max_restarts=_most_restarts(job)):
         end, restart, setback = _another(job, end)
         again = restart is not None
+    elif not rehearsal:
+        end, unjudged = _after_program(job, end)
+        setback = _setback(job, end) if unjudged is not None else setback
     return job.move(
-        State.STOPPING, stopping_s=job.clock(), outcome=State.QUEUED if again else end.outcome, reason=end.reason,
+        State.STOPPING, stopping_s=job.clock(), outcome=State.QUEUED if again or unjudged else end.outcome,
+        reason=end.reason, unjudged=unjudged,
         code=end.code, first_failure=end.failure, ladder=end.ladder,
         restarts=job.record.restarts + again, avoid=job.record.avoiding(end.suspects), restart=restart, setback=setback,
         rehearsal=rehearsal, refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
@@ -218,7 +225,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
 def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
     """Return whether another attempt follows a failed one, and when; none if it failed like the attempt before."""
     record, now_s, before = job.record, job.clock(), job.record.setback
-    setback = ends.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=job.ran_s or 0.0)
+    setback = _setback(job, end)
     if not ends.achieved(before, setback, has_saved=record.has_saved):
         setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
     why = ""
@@ -229,6 +236,23 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
     if why:
         return replace(end, reason=f"{end.reason}; {why}"), None, setback
     return end, ends.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback
+
+
+def _after_program(job: SupervisedJob, end: End) -> tuple[End, Unjudged | None]:
+    """Return the retry that may follow an end of the program. `stop` decides it, when the outputs are on the head."""
+    cause = ends.programs_end(end, has_run=job.record.state is State.RUNNING)
+    if ends.has_used_all(job.record, job.spec.retry, cause):
+        used = count(job.record.retries, "retry", "retries")
+        end = replace(end, reason=f"{end.reason}; no retry is left: the job had {used}")
+    return end, ends.unjudged_of(job.record, job.spec.retry, end, cause)
+
+
+def _setback(job: SupervisedJob, end: End) -> Setback:
+    reached, record = furthest(job), job.record
+    return ends.setback_of(
+        end.failure, attempt=record.attempt, step=reached.step, saved=reached.saved, ran_s=job.ran_s or 0.0,
+        before=record.setback,
+    )  # fmt: skip
 
 
 def _most_restarts(job: SupervisedJob) -> int | None:

@@ -36,12 +36,14 @@ from gpurun.state import durable
 from gpurun.state.hosts import Cordon, Cordons, KnownAs, cordons_on, lift_cordons, put_cordon
 from gpurun.state.paths import may_pass
 from gpurun.state.sharing import StateDirectory
+from gpurun.supervisor.health import furthest
 from gpurun.supervisor.job import SupervisedJob, claimant_of
 from gpurun.supervisor.links import Links, cluster_of
 from gpurun.supervisor.log_copy import LogCopy
 from gpurun.supervisor.outputs.outputs import bring_late, collect_autotune, collect_outputs
+from gpurun.supervisor.outputs.progress import new_checkpoint
 from gpurun.supervisor.ranks import RankReports, Seating
-from gpurun.supervisor.verdict.ends import Ending, with_only_copies
+from gpurun.supervisor.verdict.ends import Ending, judged_retry, with_only_copies, with_steps
 
 # The site's programs around an attempt: ``prolog`` before its containers, ``epilog`` after them, on each host.
 
@@ -227,7 +229,7 @@ LOG_SILENT_S = 5.0
 def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """Kill what still runs of the attempt on `hosts`, and copy the rest of its ranks' output."""
     job.follow_log(hosts)
-    is_asked = job.record.outcome in (State.CANCELLED, State.QUEUED)
+    is_asked = job.record.outcome in (State.CANCELLED, State.QUEUED) and job.record.unjudged is None
     _end(job.log_copy, job.links, job.lease, hosts, ASKED_REST_S if is_asked else REST_S)
 
 
@@ -373,6 +375,8 @@ def stop(job: SupervisedJob) -> State:
     answering = {host for host in job.hosts if host not in ending.suspects or job.links.is_open(host)}
     if job.record.ladder:
         _give_notice(job, sorted(answering))
+    if job.record.unjudged is not None:
+        _note_progress(job, sorted(answering))
     unproven: Mapping[str, GpurunError] = {}
     while ending.asked:
         job.links.open(sorted(ending.asked & answering), timeout_s=5.0)
@@ -393,7 +397,33 @@ def stop(job: SupervisedJob) -> State:
         job.note(
             f"{kept}: the last outputs of this attempt are still on the host, because the head could not copy them"
         )
+    if job.record.unjudged is not None:
+        _judge_retry(job)
     return _finish(job, unproven)
+
+
+def _note_progress(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Record what ranks have reported after SIGTERM, before the fence removes their reports."""
+    job.links.open(hosts, timeout_s=5.0)
+    before = job.record.setback
+    if before is not None and (now := with_steps(before, furthest(job))) != before:
+        job.amend(setback=now)
+
+
+def _judge_retry(job: SupervisedJob) -> None:
+    """Decide whether the job is retried, now that the head has all outputs that it can get. After a crash, the next
+    supervisor decides the same.
+    """
+    record, retry = job.record, job.spec.retry
+    assert record.unjudged is not None
+    if retry is None or record.setback is None:  # the spec is damaged
+        job.amend(outcome=record.unjudged.outcome, unjudged=None)
+        return
+    found = judged_retry(record, retry, new_checkpoint(job.outputs, job.folder.path), now_s=job.clock())
+    job.amend(
+        outcome=found.outcome, reason=found.reason, setback=found.setback, restart=found.restart, unjudged=None,
+        retries=record.retries + (found.restart is not None),
+    )  # fmt: skip
 
 
 def _ask_for_proof(job: SupervisedJob, hosts: Collection[str]) -> Mapping[str, GpurunError]:

@@ -21,7 +21,7 @@ from gpurun.leases.allocate import Allocator
 from gpurun.quantities import count, duration
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.elastic import Members
-from gpurun.supervisor.hang import HangWatch, furthest_step
+from gpurun.supervisor.hang import HangWatch, furthest
 from gpurun.supervisor.health import HealthWatch, MeetingWatch, StarterWatch, stopped_engines
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.lines import last_lines
@@ -273,7 +273,7 @@ class RehearsalWatch:
         if time.monotonic() - self._asked_s < ASK_EVERY_S:
             return ""
         self._asked_s = time.monotonic()
-        return "" if (step := furthest_step(job)) is None else f"one rank reached step {step}"
+        return "" if (step := furthest(job).step) is None else f"one rank reached step {step}"
 
 
 def judged(end: End, gpus: int) -> End:

@@ -19,6 +19,7 @@ from gpurun.state.boot import HeadBoot
 from gpurun.supervisor import health, life, stop, watch
 from gpurun.supervisor import stop as cordoning
 from gpurun.supervisor.outputs import outputs
+from gpurun.supervisor.verdict.ends import Reached
 
 END_OF_TIME_S = 8000.0
 MOST_ATTEMPTS = 12
@@ -82,12 +83,12 @@ def simulated() -> Iterator[None]:
             ),
             replaced(health, time=CLOCK),
             replaced(
-                stop, time=CLOCK, durable=nothing, AllocatorLock=gang_stop.AllocatorLock, finish=gang_stop.finish,
+                stop, furthest=lambda _: Reached(), new_checkpoint=lambda *_: CLOCK.world.new_checkpoint(), time=CLOCK, durable=nothing, AllocatorLock=gang_stop.AllocatorLock, finish=gang_stop.finish,
             ),
             replaced(cordoning, Cordons=gang_stop.Cordons),
             replaced(outputs, list_outputs=gang_stop.list_outputs, time=CLOCK),
             replaced(
-                life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest_step=lambda _: None
+                life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest=lambda _: Reached()
             ),
         ):  # fmt: skip
             stack.enter_context(context)

@@ -6,8 +6,9 @@ and digest of every content, and follows no link. If data do not match the host'
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ from gpurun.supervisor.outputs.plan import (
 )
 
 OUTPUTS = b"outputs"
+SAMPLES, SAMPLE_BYTES = 16, 16 << 10
 
 
 class HeadCopy:
@@ -303,6 +305,28 @@ class HeadCopy:
         with ExitStack() as stack:
             return _held(_old(stack, _opened(stack, self._folder.path.open_folder())), has_sizes=True)
 
+    def samples_of(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Yield each file of the copy with a digest of its size and of some of its content.
+
+        Two contents of a checkpoint differ nearly everywhere, so a few places show that it has changed, however large
+        it is. Leaves out what is not a readable file.
+        """
+        with ExitStack() as stack:
+            top = _old(stack, _opened(stack, self._folder.path.open_folder()))
+            if top is None:
+                return
+            cursor = stack.enter_context(below.Cursor(top, below.READ))
+            for path in paths:
+                parts = below.parts_of(path)
+                try:
+                    descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1], force=True)
+                except OSError:
+                    continue
+                try:
+                    yield path, _sample(descriptor, status.st_size)
+                finally:
+                    os.close(descriptor)
+
     def of_host(self, mine: Mapping[str, Listed], host: str) -> tuple[Mapping[str, Listed], Mapping[str, str]]:
         """Return what a host gets of the copy; see `outputs_versions.of_host`."""
         return of_host(mine, self.versions, host, is_elastic=self._is_elastic)
@@ -346,6 +370,15 @@ def _held(top: int | None, *, has_sizes: bool) -> Mapping[str, Listed]:
         return {}
     found = contents.entries(top, force=True) if has_sizes else contents.names(top)
     return {entry.path: entry for entry in found if entry.kind in COPIED}
+
+
+def _sample(descriptor: int, size: int) -> str:
+    """Return a digest of a file's size and of `SAMPLES` places, the first and the last bytes among them."""
+    found = hashlib.sha256(str(size).encode())
+    last = max(0, size - SAMPLE_BYTES)
+    for number in range(SAMPLES if last else 1):
+        found.update(os.pread(descriptor, SAMPLE_BYTES, last * number // (SAMPLES - 1)))
+    return found.hexdigest()
 
 
 def _by_path(unbrought: Unbrought, versions: Versions) -> Unbrought:

@@ -35,6 +35,7 @@ from gpurun.supervisor.outputs.copy import HeadCopy
 from gpurun.supervisor.outputs.keeping import is_complete
 from gpurun.supervisor.outputs.listing import HostOutputs, Unbrought, list_outputs
 from gpurun.supervisor.outputs.plan import IN_THE_WAY, is_changing, lacking, left_of
+from gpurun.supervisor.outputs.progress import note_begin
 from gpurun.supervisor.verdict.ends import failed
 
 GONE = "has no folder of outputs any more"
@@ -61,6 +62,8 @@ def send_outputs(job: SupervisedJob) -> None:
                 job.links.each(_remover(job.lease.job, job.lease.attempt, empties=True), job.hosts).raise_first()
                 _tell_of_removed(job)
             mine = job.outputs.entries()
+            if job.spec.retry is not None:
+                note_begin(job.outputs, job.folder.path)
             has_files = any(entry.kind != "dir" for entry in mine.values())
             if has_files and not is_whole and job.record.outputs_left is None:
                 job.outputs.keeper.keep(job.outputs.versions)  # until the gang has something newer that is whole

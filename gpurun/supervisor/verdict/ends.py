@@ -8,9 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpurun.errors import GpurunError, HostFailure, HostUnreachable, StateUnavailable
-from gpurun.jobs.record import FirstFailure, GpuHolder, JobRecord, Restart, Setback, State
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostUnreachable, StateUnavailable
+from gpurun.jobs.record import FirstFailure, GpuHolder, JobRecord, Restart, Setback, State, Unjudged
+from gpurun.jobs.spec import Retry, RetryOn
 from gpurun.leases.lease import Lease
+from gpurun.quantities import count
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,8 @@ LONG_ENOUGH_S = 600.0
 MOST_FRUITLESS = 5
 """So many attempts in a row that achieve nothing end a gang that is formed again."""
 
+WRONG = BadInput.exit_code
+
 NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine"})
 """Causes that a job does not bring about: two of them are bad luck."""
 
@@ -330,16 +334,45 @@ def restart_of(record: JobRecord, *, max_restarts: int | None, now_s: float) -> 
     )
 
 
-def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float) -> Setback:
+class Reached(NamedTuple):
+    """The furthest step that a rank of an attempt reported, and the furthest that a rank reported as saved; None = no
+    rank reported one.
+    """
+
+    step: int | None = None
+    saved: int | None = None
+
+
+def setback_of(
+    failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float, saved: int | None = None,
+    before: Setback | None = None,
+) -> Setback:  # fmt: skip
     """Return a description of a failed attempt, to compare with later ones.
 
     Args:
-        step: the furthest step that a rank reported; None = none did.
+        step, saved: see `Reached`.
         ran_s: how long it was RUNNING.
+        before: the last failed attempt before it.
     """
     failure = failure or FirstFailure("")
     said = failure.reason if failure.kind in ("", "launcher") else ""
-    return Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, step, ran_s)
+    found = Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, None, ran_s)
+    if before is not None:
+        so_far = _further(before.furthest, before.step)  # an older gpurun wrote only the step
+        found = replace(found, furthest=so_far, saved=before.saved, futile=before.futile)
+    return with_steps(found, Reached(step, saved))
+
+
+def with_steps(setback: Setback, reached: Reached) -> Setback:
+    """Return a failed attempt after its ranks have reported more."""
+    step = _further(setback.step, reached.step)
+    return replace(
+        setback, step=step, furthest=_further(setback.furthest, step), saved=_further(setback.saved, reached.saved)
+    )
+
+
+def _further(one: int | None, other: int | None) -> int | None:
+    return max((step for step in (one, other) if step is not None), default=None)
 
 
 def achieved(before: Setback | None, now: Setback, *, has_saved: bool) -> bool:
@@ -361,3 +394,102 @@ def repeats(before: Setback | None, now: Setback) -> bool:
 
 def _way(setback: Setback) -> tuple[object, ...]:
     return (setback.kind, setback.said, setback.rank)
+
+
+# Decide whether a job is retried whose program failed, hung or reached its time limit. Pure.
+
+
+MOST_FUTILE = 2
+"""So many ends of the program in a row without progress end the job."""
+
+
+def programs_end(end: End, *, has_run: bool) -> RetryOn | None:
+    """Return how the program ended an attempt; None if something else did: a host, the head, or a person.
+
+    Exit code 2 says that the command or the image is wrong: another attempt would end in the same way.
+    """
+    if not has_run or end.suspects or end.code == WRONG:
+        return None
+    if end.outcome is State.TIMED_OUT:
+        return "time_limit"
+    if end.outcome is not State.FAILED or end.failure is None or end.failure.kind in ("", *NEVER_THE_JOBS - {"xid"}):
+        return None
+    return "hang" if end.failure.kind == "hang" else "failure"
+
+
+def unjudged_of(record: JobRecord, retry: Retry | None, end: End, cause: RetryOn | None) -> Unjudged | None:
+    """Return the retry that may follow an attempt; None if the job does not ask for one, or has used all."""
+    if cause is None or retry is None or cause not in retry.on or record.retries >= retry.times:
+        return None
+    return Unjudged(end.outcome, cause, record.setback)
+
+
+def has_used_all(record: JobRecord, retry: Retry | None, cause: RetryOn | None) -> bool:
+    """Return whether a retry would follow if the job had not used all."""
+    return retry is not None and cause in retry.on and 0 < retry.times <= record.retries
+
+
+def progress_of(setback: Setback, before: Setback | None, written: str) -> str:
+    """Return what an attempt achieved, for people; "" = nothing that a later attempt can continue from.
+
+    Args:
+        written: a checkpoint in the outputs that earlier attempts had not written; "" = none.
+    """
+    if setback.saved is not None and (before is None or before.saved is None or setback.saved > before.saved):
+        return f"the job saved step {setback.saved}"
+    furthest = None if before is None else _further(before.furthest, before.step)
+    if setback.step is not None and (furthest is None or setback.step > furthest):
+        return f"the job reached step {setback.step}"
+    return f"the job saved {written}" if written else ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What follows an end of the program.
+
+    Attributes:
+        outcome: QUEUED = the job is retried.
+        reason: why the attempt ended, and why it is retried or not.
+        restart: None = the job is not retried.
+    """
+
+    outcome: State
+    reason: str
+    setback: Setback
+    restart: Restart | None = None
+
+
+def judged_retry(record: JobRecord, retry: Retry, written: str, *, now_s: float) -> Judged:
+    """Return whether a job is retried, after its outputs are on the head.
+
+    Args:
+        record: with the retry that is not decided yet.
+        written: see `progress_of`.
+        now_s: the head's clock, seconds since the epoch.
+    """
+    unjudged, setback = record.unjudged, record.setback
+    assert unjudged is not None
+    assert setback is not None
+    before = unjudged.before
+    progress = progress_of(setback, before, written)
+    setback = replace(setback, futile=0 if progress else 1 + (before.futile if before is not None else 0))
+    why = "" if progress or not retry.only_with_progress else _why_futile(unjudged, setback)
+    if why:
+        return Judged(unjudged.outcome, f"{record.reason}; {why}", setback)
+    number = record.retries + 1
+    wait_s = backoff_s(record.id, number) if retry.wait_s is None else retry.wait_s
+    restart = Restart(now_s + wait_s, number, retry.times, is_retry=True, wait_s=wait_s)
+    reason = f"{record.reason}; {progress or 'the attempt made no progress'}"
+    return Judged(State.QUEUED, reason, replace(setback, is_retried=True), restart)
+
+
+def _why_futile(unjudged: Unjudged, setback: Setback) -> str:
+    """Return why a job is not retried after an attempt without progress; "" if it is."""
+    before = unjudged.before
+    if unjudged.cause == "time_limit":
+        return "the attempt made no progress, so another one would reach the time limit, too"
+    if before is not None and repeats(before, setback):
+        return f"attempt {before.attempt} failed the same way, and the job has made no progress since"
+    if setback.futile >= MOST_FUTILE:
+        return f"{count(setback.futile, 'attempt')} in a row made no progress, so gpurun does not retry the job again"
+    return ""
