@@ -36,7 +36,17 @@ from gpurun.jobs.recipe_values import (
     means,
     settings_of,
 )
-from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Retry, RetryOn
+from gpurun.jobs.spec import (
+    MOST_GPUS,
+    MOST_RETRIES,
+    Constraints,
+    Controller,
+    HorovodKnobs,
+    JobSpec,
+    Locality,
+    Retry,
+    RetryOn,
+)
 
 WHAT, WHERE, FAILS, FILES = "What to run", "Where and when the job runs", "When the job fails", "Files"
 SWEEPS = "What to try"
@@ -280,7 +290,9 @@ class RetryKeys(TypedDict, total=False):
     """The keys of a recipe's retry section. The flags of all but `times` begin with ``--retry-``."""
 
     times: Annotated[
-        int, Meta(ge=0, le=1000), means("how often gpurun retries the job at most", "3", flag="`--retry` gives this number")
+        int,
+        Meta(ge=0, le=MOST_RETRIES),
+        means("how often gpurun retries the job at most", "3", flag="`--retry` gives this number"),
     ]
     on: Annotated[
         tuple[RetryOn, ...],

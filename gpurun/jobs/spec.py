@@ -332,6 +332,7 @@ class Roles:
         return replace(self, ps=min(self.ps, 1), workers=1)
 
 
+MOST_RETRIES = 1000
 RetryOn = Literal["failure", "hang", "time_limit"]
 """After what a job may be retried: its program failed, gpurun stopped the gang because it hung, or its time limit."""
 

@@ -36,7 +36,7 @@ from gpurun.state import durable
 from gpurun.state.hosts import Cordon, Cordons, KnownAs, cordons_on, lift_cordons, put_cordon
 from gpurun.state.paths import may_pass
 from gpurun.state.sharing import StateDirectory
-from gpurun.supervisor.health import furthest
+from gpurun.supervisor.hang import furthest
 from gpurun.supervisor.job import SupervisedJob, claimant_of
 from gpurun.supervisor.links import Links, cluster_of
 from gpurun.supervisor.log_copy import LogCopy

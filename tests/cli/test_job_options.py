@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -18,7 +19,8 @@ from gpurun.cli.sweep_commands import _wish
 from gpurun.errors import BadInput
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.recipe import build_spec, convert_flag, read_recipe
-from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, GROUPS, SETTINGS, SWEEP
+from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, GROUPS, RETRY, SETTINGS, SWEEP
+from gpurun.jobs.spec import Retry
 
 PLACES = {"submit": COMMANDS["submit"], "sweep run": SWEEPS["run"], "scale run": SCALE["run"]}
 INVENTORY = """\
@@ -77,12 +79,13 @@ def spec_by(flags):
     for flag, (key, value) in flags.items():
         if value is not None:
             field, converted = convert_flag(flag, key, value)
-            (constraints if key in CONSTRAINTS else overrides)[field] = converted
+            fields = constraints if key in CONSTRAINTS else overrides
+            fields[field] = {**fields.get(field, {}), **converted} if field == "retry" else converted
     return build_spec(None, overrides, constraints)
 
 
 def test_each_setting_has_a_flag_of_the_same_words_on_three_commands_or_a_reason():
-    assert {*FIELDS, *CONSTRAINTS, *SWEEP} == {*SETTINGS}
+    assert {*FIELDS, *CONSTRAINTS, *SWEEP, *(f"retry_{key}" for key in RETRY if key != "times")} == {*SETTINGS}
     for key, setting in SETTINGS.items():
         if setting.flag is None:
             assert len(setting.no_flag) > 10, key
@@ -118,16 +121,55 @@ def test_a_key_a_flag_and_python_set_the_same_field(found, tmp_path, monkeypatch
             recipe = {**BASE, **({"constraints": {key: text}} if key in CONSTRAINTS else {key: text})}
             (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
             by_key = build_spec(read_recipe(tmp_path), {}, {})
-            python = {**BASE, key: yaml.safe_load(example)}
+            python = {**BASE, key: text if key == "retry" else yaml.safe_load(example)}  # YAML 1.1: `on` is true
             asking._spec((python.pop("command"), (), {}), found, python, ExitStack())
             assert spec_by(asked.pop()) == by_key, (key, example)
-            if SETTINGS[key].flag is None:
+            if SETTINGS[key].flag is None or (key == "retry" and isinstance(text, dict)):
                 continue
             for command in SETTINGS[key].flag.only:
                 more = ["-n", "1"] if command == "scale run" else []
                 given = {**BASE, **parsed(command, *more, *words_of(SETTINGS[key], text))}
                 words = given.pop("command")
                 assert spec_by(flags_of(given, words, None, found)) == by_key, (command, key, example)
+
+
+def test_the_flags_of_retry_give_what_its_keys_give_and_a_flag_changes_one_key_of_a_recipe(found, tmp_path):
+    keys = {"times": "4", "on": ["time_limit", "hang"], "only_with_progress": "false", "wait": "90s"}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({**BASE, "retry": keys}))
+    recipe = read_recipe(tmp_path)
+    by_key = build_spec(recipe, {}, {}).retry
+    assert by_key == Retry(4, ("time_limit", "hang"), only_with_progress=False, wait_s=90.0)
+    words = [
+        "--retry",
+        "4",
+        "--retry-on",
+        "time_limit",
+        "--retry-on",
+        "hang",
+        "--not-retry-only-with-progress",
+        "--retry-wait",
+        "90s",
+    ]
+    given = {**BASE, **parsed("submit", *words)}
+    command = given.pop("command")
+    assert spec_by(flags_of(given, command, None, found)).retry == by_key
+    _, wait = convert_flag("--retry-wait", "retry_wait", "5s")
+    assert build_spec(recipe, {"retry": wait}, {}).retry == replace(by_key, wait_s=5.0)
+    _, times = convert_flag("--retry", "retry", "0")
+    assert build_spec(recipe, {"retry": times}, {}).retry == replace(by_key, times=0)
+    (tmp_path / "recipe.yaml").write_text(json.dumps(BASE))
+    with pytest.raises(BadInput, match="but not how often"):
+        build_spec(read_recipe(tmp_path), {"retry": wait}, {})
+
+
+@pytest.mark.parametrize("wrong", ["-1", "1001", "many", "", '{"times": "3", "on": "end"}', '{"wait": "25h"}', "[3]"])
+def test_a_wrong_retry_is_refused_with_its_line(wrong, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(json.dumps(BASE)[:-1] + f',\n"retry": {wrong or "null"}}}')
+    if not wrong:
+        assert build_spec(read_recipe(tmp_path), {}, {}).retry is None
+        return
+    with pytest.raises(BadInput, match=r"recipe\.yaml:2:"):
+        build_spec(read_recipe(tmp_path), {}, {})
 
 
 def test_a_key_of_a_sweep_and_its_flag_say_the_same(found, tmp_path):

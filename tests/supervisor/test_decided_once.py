@@ -18,7 +18,7 @@ from gpurun.state.clock import HeadClock
 from gpurun.state.hosts import Cordons
 from gpurun.supervisor import life, stop
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.verdict.ends import End, GangEnd
+from gpurun.supervisor.verdict.ends import Reached, End, GangEnd
 
 INVENTORY = """
 version: 1
@@ -45,7 +45,7 @@ def running(home, monkeypatch):
     ((lease, lock),) = Allocator(home).run_pass(now_s=2.0).granted
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state)
-    monkeypatch.setattr(life, "furthest_step", lambda job: None)
+    monkeypatch.setattr(life, "furthest", lambda job: Reached())
     yield SupervisedJob(home, lease, lock, clock=HeadClock(lambda: ClockReading("", 100.0, 100.0)))
     lock.close()
 

@@ -16,6 +16,7 @@ from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.answers import NotAnAnswer, checked_answer
 from gpurun.supervisor import hang
 from gpurun.supervisor.ranks import Seating
+from gpurun.supervisor.verdict.ends import Reached
 from gpurun.supervisor.verdict.hang import Collective, Frame, Hang, Seen, Standing, explain, ranks_text
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
@@ -91,15 +92,15 @@ def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, clock):
 @pytest.mark.parametrize("odd", ODD)
 def test_the_furthest_step_is_that_of_a_rank_that_told_one(odd):
     two = watching(Hosts({"a": said({"step": 9}, odd), "b": said({"step": 8}, odd)}))
-    assert hang.furthest_step(two) == 9
+    assert hang.furthest(two) == Reached(9, None)
     none = watching(Hosts({"a": said(odd), "b": {"age_s": None, "checkpoint_age_s": None, "ranks": {}}}))
-    assert hang.furthest_step(none) is None
+    assert hang.furthest(none) == Reached(None, None)
 
 
 def test_a_host_does_not_say_how_far_the_ranks_of_others_are():
     hosts = Hosts({"a": said({"step": 9}, {"step": 1000}), "b": said({"step": 0}, {"step": 8})})
     watched = watching(hosts, grants=(Grant("a", (0,)), Grant("b", (3,))))
-    assert hang.furthest_step(watched) == 9
+    assert hang.furthest(watched) == Reached(9, None)
     assert hang._furthest_behind(hosts.told, watched.seating).endswith("rank 1 on b is furthest behind, at step 8")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpurun.errors import BadInput
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import MOST_RETRIES, JobSpec, Retry
 from gpurun.launch.launchers.choosing import once_on_hosts, refuse_left
 from gpurun.launch.launchers.direct import SRUN, TASKS
 from gpurun.launch.launchers.launcher import is_told
@@ -83,7 +83,7 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
     if name != typed.launcher:
         taken = _joined(taken, {f"{name} starts the ranks": kept} if kept else {})
         kept, controller = (), None
-    spec = _sized(spec, typed.name, reading.counts)
+    spec = _retried(_sized(spec, typed.name, reading.counts), typed.name, reading.retries)
     spec, lines = _with_env(replace(spec, launcher=name), {**line.env, **reading.env})
     spec = replace(
         spec, command=(*line.around, *reading.command), launcher_flags=kept,
@@ -94,7 +94,27 @@ def _started(spec: JobSpec, line: CommandLine, typed: Typed, *, is_named: bool) 
         f"gpurun starts the ranks ({how}); each runs: {shlex.join(spec.command)}",
         *(f"  kept for {typed.name}: {shlex.join(kept)}" for _ in kept[:1]),
         *left_out(taken), *lines, *_elastic(spec, reading),
+        *(f"  gpurun starts the whole job again after its program fails: {spec.retry.words}"
+          for _ in range(bool(reading.retries)) if spec.retry is not None),
     )  # fmt: skip
+
+
+def _retried(spec: JobSpec, name: str, retries: int) -> JobSpec:
+    """Return the spec with the restarts that the launcher's line asks for: gpurun starts the whole gang again.
+
+    Raises:
+        BadInput: the job asks for another number of retries.
+    """
+    if not retries or (spec.retry is not None and spec.retry.times == retries):
+        return spec
+    if spec.retry is not None:
+        raise BadInput(
+            f"{name}: the command asks for {count(retries, 'restart')}, but `retry` asks for {spec.retry.times}",
+            hint=f"remove --max-restarts from the command, or write --retry {retries}",
+        )
+    if retries > MOST_RETRIES:
+        raise BadInput(f"{name}: --max-restarts is {retries}; at most {MOST_RETRIES} are allowed")
+    return replace(spec, retry=Retry(retries))
 
 
 def _refuse_two(

@@ -16,6 +16,7 @@ from gpurun.launch.launchers.torch import (
     FABRIC,
     LAUNCH,
     LLAMAFACTORY,
+    RESTARTS,
     SWIFT,
     TORCHRUN,
     TUNE,
@@ -95,7 +96,8 @@ def _mpirun(found: list[FoundFlag], words: tuple[str, ...], _interpreter: tuple[
             kept.append(each)
     ranks = number_of("mpirun", found, "--np", "-n", "-c", "--n")
     counts = Counts(_slots(found) if ranks is None else ranks)
-    return Meaning(words, kept_of(kept), taken_of(taken), env, counts)
+    retries = number_of("mpirun", found, "--max-restarts") or 0
+    return Meaning(words, kept_of(kept), taken_of(taken), env, counts, retries=retries)
 
 
 MPIRUN = Typed(
@@ -124,8 +126,7 @@ MPIRUN = Typed(
                 "--profile --enable-x --disable-x --enable-auto-cleanup --disable-auto-cleanup "
                 "--enable-hostname-propagation --disable-hostname-propagation --silent-abort --cleanup "
                 "--branch-count= --no-vni --no-transfer --pmi=", OTHER),
-        **flags("taken", "--max-restarts=", "gpurun does not restart a failed rank; `gpurun submit --max-restarts N` "
-                "restarts a job after a host's fault"),
+        **flags("taken", "--max-restarts=", RESTARTS),
         **flags(
             "kept",
             "-x= --prefix= --noprefix --mca== --gmca== --omca== --gomca== --pmca== --prtemca== --pmixmca== --am= "

@@ -27,9 +27,7 @@ from gpurun.launch.launchers.words import (
 )
 
 LOGS = "gpurun keeps the output of every rank: `gpurun logs --rank N`"
-RESTARTS = (
-    "gpurun does not restart a failed program; `gpurun submit --max-restarts N` restarts a job after a host's fault"
-)
+RESTARTS = "gpurun itself starts a failed job again: --retry N"
 TASKS = "choose --launcher tasks: each rank then sees only its own GPU"
 ANY_NUMBER = ("gpu", "auto", "cpu", "xpu")
 
@@ -65,7 +63,10 @@ def _torchrun(found: list[FoundFlag], words: tuple[str, ...], interpreter: tuple
         hosts=hosts_of("torchrun", found, "--nnodes"),
     )
     env = {} if role is None else {"ROLE_NAME": role}
-    return Meaning(python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts)
+    retries = number_of("torchrun", found, "--max-restarts") or 0
+    return Meaning(
+        python(found, words, interpreter), taken=taken_of(found), env=env, counts=counts, retries=retries
+    )  # fmt: skip
 
 
 OF_TORCHRUN = {

@@ -62,6 +62,7 @@ class Meaning(NamedTuple):
         env: variables of each rank.
         counts: the processes that the line wants.
         controller: how horovodrun starts ranks; None = as the job says.
+        retries: how often the launcher would have started the failed ranks again.
     """
 
     command: tuple[str, ...]
@@ -70,6 +71,7 @@ class Meaning(NamedTuple):
     env: Mapping[str, str] = {}
     counts: Counts = NO_COUNTS
     controller: Literal["gloo", "mpi"] | None = None
+    retries: int = 0
 
 
 def flags(does: Does, text: str, why: str = "") -> dict[str, Flag]:
