@@ -446,7 +446,7 @@ def sample_from_document(host: str, document: object, heard_s: float) -> HostSam
     return replace(convert(host, HostSample, document), heard_s=heard_s)
 
 
-# Parse lines of the kernel's log that explain why a gang ended: Xid errors, lost GPUs, killed processes. Pure.
+# Parse lines of the kernel's log that explain why a gang ended: Xid errors, lost GPUs, killed processes, links. Pure.
 
 
 _ADDRESS = r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
@@ -458,6 +458,14 @@ _OOM = re.compile(
     re.DOTALL,
 )
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory): Kill(?:ed)? process (\d+) \(")
+_LINK_DOWN = re.compile(
+    r"[a-z][\w-]{0,30}(?: [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])?:? (?:[\w-]{1,30}: )?([\w.@-]{1,30}): "
+    r"(?:NIC )?[Ll]ink (?:is )?[Dd](?:own|OWN)\b"
+)
+_UNPLUGGED = re.compile(
+    r"mlx5_core ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): Port module event(?:\[error\])?: module \d+, "
+    r"Cable (?:unplugged|error)"
+)
 _CONTAINER = re.compile(r"(?:docker-|/docker/)([0-9a-f]{64})(?:\.scope)?(?:/|\Z)")
 
 
@@ -484,7 +492,18 @@ class OomLine:
     container: str
 
 
-def parse_kernel_line(text: str) -> XidLine | OomLine | None:
+@dataclass(frozen=True)
+class LinkLine:
+    """A driver reports that a network link went down.
+
+    Attributes:
+        device: the interface, or the adapter's PCI address.
+    """
+
+    device: str
+
+
+def parse_kernel_line(text: str) -> XidLine | OomLine | LinkLine | None:
     """Return the meaning of a line of the kernel's log without its prefix; None if it is not relevant."""
     if found := _XID.match(text):
         return XidLine(_pci(found[1]), int(found[2]))
@@ -497,6 +516,8 @@ def parse_kernel_line(text: str) -> XidLine | OomLine | None:
         return OomLine(int(found[4]), limit, container[1] if container else "")
     if found := _KILLED.match(text):
         return OomLine(int(found[2]), found[1].startswith("Memory cgroup"), "")
+    if found := _LINK_DOWN.match(text) or _UNPLUGGED.match(text):
+        return LinkLine(found[1])
     return None
 
 

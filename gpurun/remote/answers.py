@@ -199,6 +199,13 @@ class PidsNews(Struct, tag_field="kind", tag="pids"):
     most: Count | None = None
 
 
+class LinkNews(Struct, tag_field="kind", tag="link"):
+    """``health``: a port of an RDMA device was active, and is not any more."""
+
+    device: Text
+    state: Text
+
+
 class FilledNews(Struct, tag_field="kind", tag="filled"):
     """``health``: the container filled a disk and was killed."""
 
@@ -238,8 +245,9 @@ class UseNews(Struct, tag_field="kind", tag="use"):
 
 
 Health = list[
-    KernelNews | XidNews | LostNews | EccNews | DiskNews | MemoryNews | PidsNews | FilledNews | NvmlNews | UseNews
-]
+    KernelNews | XidNews | LostNews | EccNews | DiskNews | MemoryNews | PidsNews | LinkNews | FilledNews | NvmlNews |
+    UseNews
+]  # fmt: skip
 
 
 class RankStart(Struct, tag_field="kind", tag="start"):

@@ -341,8 +341,10 @@ class HealthWatch:
         with self._lock:
             self._causes = [cause for cause in self._causes if cause.host not in hosts]
 
-    def first(self, lines: list[str]) -> Cause | None:
-        """Return the cause of an attempt that has just failed, after one more look at every host that answers."""
+    def first(self, lines: list[str], own: list[str], *, hangs: bool) -> Cause | None:
+        """Return the cause of an attempt that has just failed, after one more look at every host that answers; see
+        `first_cause`.
+        """
         hosts = [host for host in self._job.members if self._job.links.is_open(host)]
         age_s = self._age_s()
         looked = self._job.links.each(
@@ -354,7 +356,7 @@ class HealthWatch:
         for host, found in looked.ok.items():
             self._take(host, found)
         with self._lock:
-            return first_cause(tuple(self._causes), lines)
+            return first_cause(tuple(self._causes), lines, own, now_s=time.monotonic(), hangs=hangs)
 
     def heard(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Add what hosts answered about their ranks."""

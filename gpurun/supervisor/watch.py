@@ -17,6 +17,7 @@ from gpurun.jobs.record import CancelRequest, FirstFailure, State
 from gpurun.jobs.spec import is_over_limit
 from gpurun.launch.container import container_name
 from gpurun.launch.jobssh import GLOO_TIMEOUT_S
+from gpurun.launch.output import Line
 from gpurun.leases.allocate import Allocator
 from gpurun.quantities import count, duration
 from gpurun.remote.agent import RemoteOpFailed
@@ -28,7 +29,7 @@ from gpurun.supervisor.lines import last_lines
 from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.outputs.outputs import CheckpointWatch, OutputsWatch
 from gpurun.supervisor.slow import SlowWatch
-from gpurun.supervisor.verdict.causes import TAIL_LINES
+from gpurun.supervisor.verdict.causes import TAIL_LINES, Cause
 from gpurun.supervisor.verdict.decide import (
     Ask,
     ContainerEnd,
@@ -439,6 +440,12 @@ class _Watch:
         if not answer:
             self._cut_off_s = time.monotonic()
 
+    def _first_cause(self, end: End, lines: Sequence[Line]) -> Cause | None:
+        hangs = end.failure is not None and end.failure.kind == "hang"
+        return self._health.first(
+            [line.text for line in lines[-TAIL_LINES:]], _of_first_rank(end, lines), hangs=hangs
+        )  # fmt: skip
+
     def _explained(self, finish: Finish, seen: GangSeen) -> End | None:
         """Return the end, after asking the log and the hosts about it.
 
@@ -456,7 +463,7 @@ class _Watch:
             return end
         end = with_last_words(end, lines, job.spec)
         asked_s, was_late = time.monotonic(), self._was_late
-        cause = self._health.first([line.text for line in lines[-TAIL_LINES:]])
+        cause = self._first_cause(end, lines)
         if explains_alone(cause):
             return with_cause(end, cause, ())
         launcher = seen.launcher
@@ -468,6 +475,12 @@ class _Watch:
             return end_from_outside(seen)
         gloo_s = job.spec.horovod.gloo_timeout_s or GLOO_TIMEOUT_S
         return after_loss(with_cause(end, cause, stopped), self._lost, seen.now_s - self._lost_s, gloo_s)
+
+
+def _of_first_rank(end: End, lines: Sequence[Line]) -> list[str]:
+    """Return the last lines of the rank that failed first; of all ranks, if no rank is known to be the first."""
+    rank = None if end.failure is None else end.failure.rank
+    return [line.text for line in lines if rank is None or line.rank == rank][-TAIL_LINES:]
 
 
 def _others_answer(job: SupervisedJob) -> bool:

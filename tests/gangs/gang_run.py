@@ -83,7 +83,8 @@ def simulated() -> Iterator[None]:
             ),
             replaced(health, time=CLOCK),
             replaced(
-                stop, furthest=lambda _: Reached(), new_checkpoint=lambda *_: CLOCK.world.new_checkpoint(), time=CLOCK, durable=nothing, AllocatorLock=gang_stop.AllocatorLock, finish=gang_stop.finish,
+                stop, furthest=lambda _: Reached(), new_checkpoint=lambda *_: CLOCK.world.checkpoint_written(),
+                time=CLOCK, durable=nothing, AllocatorLock=gang_stop.AllocatorLock, finish=gang_stop.finish,
             ),
             replaced(cordoning, Cordons=gang_stop.Cordons),
             replaced(outputs, list_outputs=gang_stop.list_outputs, time=CLOCK),

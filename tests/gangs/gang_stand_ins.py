@@ -67,7 +67,7 @@ class HealthWatch:
     def forget(self, hosts: Collection[str]) -> None:
         self._head.causes = [cause for cause in self._head.causes if cause.host not in hosts]
 
-    def first(self, lines: list[str]) -> Cause | None:
+    def first(self, lines: list[str], own: list[str], *, hangs: bool) -> Cause | None:
         """One more look at every host that answers; one that is silent takes the call's whole time."""
         world, links = self._head.world, self._head.links
         silent = [host for host in self._head.members if links.of(host).state == "silent"]
@@ -75,7 +75,7 @@ class HealthWatch:
         for host in self._head.members:
             if links.is_open(host) and world.hosts[host].is_reachable:
                 self._head.causes += [cause for cause in world.hosts[host].causes if cause not in self._head.causes]
-        return first_cause(tuple(self._head.causes), lines)
+        return first_cause(tuple(self._head.causes), lines, own, now_s=world.now_s, hangs=hangs)
 
     def heard(self, _told: object) -> None:
         pass

@@ -17,7 +17,9 @@ LAUNCHERS = {
     "tasks": TINY, "torchrun": TINY, "jax": TINY, "deepspeed": TINY, "tensorflow": TINY, "mpirun": TRAIN,
     "horovod": TRAIN,
 }  # fmt: skip
-RANK = 'rank = next(os.environ[n] for n in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "GPURUN_RANK") if n in os.environ)\n'
+RANK = (
+    'rank = next(os.environ[n] for n in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "GPURUN_RANK") if n in os.environ)\n'
+)
 BEGINS = f"""
 import os, sys, time
 {RANK}
@@ -43,7 +45,9 @@ TOUCHES = BEGINS + "if step: os.utime(path)\n" + "else:" + SAVES.replace("\n", "
 def retried(cluster, launcher, program, retry, **more):
     flags = ("--launcher", launcher, *more.pop("flags", ()))
     more = {"outputs": "/out", "grace": "1s", **more}
-    return start(cluster, "tasks", "python3", "-c", program, image=LAUNCHERS[launcher], flags=flags, retry=retry, **more)
+    return start(
+        cluster, "tasks", "python3", "-c", program, image=LAUNCHERS[launcher], flags=flags, retry=retry, **more
+    )
 
 
 def said(cluster, job):
@@ -132,7 +136,9 @@ def test_a_job_that_waits_for_its_retry_holds_no_gpu_says_so_everywhere_and_can_
     assert (told["retries"], told["restart"]["is_retry"], told["restart"]["attempt"]) == (1, True, 1)
     rows = json.loads(cluster.gpurun("history", "--json").out)
     rows = rows["attempts"] if isinstance(rows, dict) else rows
-    assert rows[0]["outcome"] == "RETRIED" and rows[0]["reason"].endswith("; the job saved 'model.pt'; then retry 1 of 3")
+    assert rows[0]["outcome"] == "RETRIED" and rows[0]["reason"].endswith(
+        "; the job saved 'model.pt'; then retry 1 of 3"
+    )
     assert cluster.gpurun("cancel", job, "--yes").code == 0
     found = finish(cluster, job, "CANCELLED")
     assert found["attempt"] == 1

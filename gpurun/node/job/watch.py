@@ -27,7 +27,7 @@ from gpurun.node.gpus import EVERY_S as EVERY_S_OF_USE
 from gpurun.node.gpus import UseTally
 from gpurun.node.job import caches, parts, rank_processes
 from gpurun.node.nvml_apart import NoAnswer, Nvml
-from gpurun.node.probe import probe
+from gpurun.node.probe import facts, probe
 
 # What the kernel counted in the control group of a job's container: memory, and processes that it refused.
 
@@ -495,7 +495,10 @@ LONGEST = 600
 LEAST_FREE = 256 << 20
 """Below this, or 2 % of a smaller disk, a disk counts as full: the next checkpoint would not fit."""
 
-_WORTH = re.compile(r"NVRM: |oom-kill:|Memory cgroup out of memory: |Out of memory: ")
+_WORTH = re.compile(
+    r"NVRM: |oom-kill:|Memory cgroup out of memory: |Out of memory: "
+    r"|[^:]{1,60}:.{0,80} [Ll]ink (?:is )?[Dd](?:own|OWN)\b|mlx5_core .{1,40}Port module event"
+)
 _PIDS = re.compile(r"[Pp]rocess (\d+) \(|,pid=(\d+),uid=\d+\s*\Z")
 
 REMEMBERED_S = 60.0
@@ -608,6 +611,7 @@ def watch(
         ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
         ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
         ``{"kind": "memory", "limit_bytes", "peak_bytes", "kills", "is_own_limit"}``, ``{"kind": "pids", "most"}``,
+        ``{"kind": "link", "device", "state"}``: a port of an RDMA device was active, and is not any more,
         ``{"kind": "filled", "what", "path", "free_bytes", "written_bytes"}``: the container filled a disk and was
         killed, ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
     """
@@ -669,6 +673,7 @@ class _Seen:
         self._lost: Dict[int, str] = {}
         self._ecc: Dict[int, int] = {}
         self._full: Dict[str, bool] = {}
+        self._ports: Dict[str, bool] = {}
         self._slow_s = 0.0
         self._docker_root = ""
 
@@ -696,7 +701,15 @@ class _Seen:
         _remember(job, self._slow_s)
         if not self._docker_root:
             self._docker_root = str(probe.collect_docker_facts().get("root") or "/")
-        return [found for what, path in self._disks(job) for found in self._disk(what, path)]
+        disks = [found for what, path in self._disks(job) for found in self._disk(what, path)]
+        return disks + list(self._links(facts.port_states(probe.Roots().sysfs)))
+
+    def _links(self, states: Dict[str, str]) -> Iterator[Dict[str, Any]]:
+        for device, state in states.items():
+            is_up = state == "ACTIVE"
+            if self._ports.get(device) and not is_up:
+                yield {"kind": "link", "device": device, "state": state}
+            self._ports[device] = is_up
 
     def filled(self, job: str, call: Call) -> List[Dict[str, Any]]:
         """Return whether the container filled a disk, and was killed for it."""

@@ -66,6 +66,17 @@ def uverbs(sysfs: str) -> Dict[str, str]:
     return found
 
 
+def port_states(sysfs: str) -> Dict[str, str]:
+    """Return the state of each port of each RDMA device, such as ``{"mlx5_0 port 1": "ACTIVE"}``; at most 64."""
+    found: Dict[str, str] = {}
+    for name in sysfs_names(sysfs, "class/infiniband")[:64]:
+        folder = os.path.join(sysfs, "class/infiniband", name, "ports")
+        for port in sysfs_names(folder):
+            if port.isdigit() and len(found) < 64:
+                found["%s port %s" % (name[:64], port[:4])] = _after_colon(read_sysfs(folder, port, "state"))[:40]
+    return found
+
+
 def _hca(sysfs: str, name: str, node: Optional[str]) -> Dict[str, Any]:
     folder = os.path.join(sysfs, "class/infiniband", name)
     return {

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpurun.doctor.findings import Blame, xid
 from gpurun.errors import HostFailure, NoRoom
-from gpurun.facts import OomLine, XidLine, parse_kernel_line, same_gpu
+from gpurun.facts import LinkLine, OomLine, XidLine, parse_kernel_line, same_gpu
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.record import FirstFailure, JobRecord, Restart, StartFailure, State
 from gpurun.jobs.spec import DATA, Grant, JobSpec, given_again
@@ -26,8 +26,17 @@ from gpurun.quantities import count
 from gpurun.scheduler.placement import serves
 from gpurun.supervisor.verdict.ends import FULL_SHM, End
 
-Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "pids", "engine", "host-lost"]
+Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "pids", "engine", "host-lost", "link"]
 _NO_SPACE = ("No space left on device", "ENOSPC", "Disk quota exceeded")
+_NETWORK = re.compile(
+    r"Watchdog caught collective operation timeout|remote process exited or there was a network error"
+    r"|NCCL error.{0,200}unhandled system error|\bnccl(?:Remote|System)Error\b"
+    r"|NET/IB\b.{0,100}(?:port error|Got completion)"
+    r"|Connection (?:closed|reset) by (?:remote )?peer|Timed out waiting \d+ms for (?:send|recv)|No route to host"
+)
+"""What ranks print whose connections to other ranks broke, by NCCL, PyTorch and Gloo."""
+LINK_S = 2100.0
+"""So long after a link went down, it may still be why ranks fail: PyTorch's longest time limit is 30 minutes."""
 TAIL_LINES = 200
 HINTS = ("xid", "pids")
 """A cause of these kinds that is the program's own only adds a hint to what the launcher says."""
@@ -102,13 +111,19 @@ def cause_of(
             text = f"the GPU had {errors} since the attempt began"
             said = f"uncorrected volatile ECC errors of GPU {gpu}: {item['before']} → {item['count']}"
             return Cause(at_s, host, "ecc", text, said, "hardware", True, gpu, rank)
-        case "disk" | "memory" | "pids" | "filled":
+        case "disk" | "memory" | "pids" | "filled" | "link":
             return _of_use(item, host, at_s)
     return None
 
 
+def _link(at_s: float, host: str, device: str, said: str) -> Cause:
+    return Cause(at_s, host, "link", f"the network link of {device} went down", said, "host")
+
+
 def _of_use(item: Mapping[str, Any], host: str, at_s: float) -> Cause:
-    """Return the cause in what a host counted of the gang's own container, or of its disks."""
+    """Return the cause in what a host counted of the gang's own container, or saw of its disks and links."""
+    if item["kind"] == "link":
+        return _link(at_s, host, item["device"], f"{item['device']}: ACTIVE → {item['state']}")
     if item["kind"] == "disk":
         said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
         return Cause(at_s, host, "disk-full", f"{item['what']} is full", said, "host")
@@ -148,6 +163,8 @@ def _of_line(
     item: Mapping[str, Any], host: str, grants: Sequence[Grant], containers: Iterable[str], at_s: float
 ) -> Cause | None:
     line, said = parse_kernel_line(item["line"]), item["line"]
+    if isinstance(line, LinkLine):
+        return _link(at_s, host, line.device, said)
     if isinstance(line, XidLine):
         for index, bus in item["cards"].items():
             if same_gpu(line.pci, bus):
@@ -170,23 +187,32 @@ def _xid(at_s: float, host: str, number: int, said: str, gpu: int | None, rank: 
     return Cause(at_s, host, "xid", text, said, meant.blame, meant.fatal, gpu, rank, meant.advice)
 
 
-def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:
+def first_cause(
+    causes: Iterable[Cause], lines: Sequence[str], own: Sequence[str] = (), *, now_s: float = 0.0, hangs: bool = False
+) -> Cause | None:
     """Return the earliest cause that explains a failed attempt.
 
     Hardware and memory explain a failure by themselves; a full disk only if a rank complained about it. A program's own
-    Xid is the cause only if there is no other, because the driver also logs such Xids after other failures.
+    Xid is the cause only if there is no other, because the driver also logs such Xids after other failures. A link that
+    went down is the cause only if the rank that failed first lost its connections, or the gang hangs.
 
     Args:
         lines: the last lines that the gang printed.
+        own: the last lines of the rank that failed first; of all ranks, if that is not known.
+        now_s: the head's monotonic clock.
+        hangs: the gang hangs.
     """
+    causes = tuple(causes)
     complained = any(word in line for line in lines[-TAIL_LINES:] for word in _NO_SPACE)
     explain = [
         cause
         for cause in causes
         if cause.kind == "oom" or cause.blame == "hardware" or cause.fatal or (cause.kind == "disk-full" and complained)
     ]
+    is_cut = hangs or any(_NETWORK.search(line[:MOST_LETTERS]) for line in own[-TAIL_LINES:])
+    links = [cause for cause in causes if cause.kind == "link" and is_cut and now_s - cause.at_s <= LINK_S]
     others = [cause for cause in causes if cause.kind in HINTS]
-    return min(explain or others, key=lambda cause: cause.at_s, default=None)
+    return min(explain or links or others, key=lambda cause: cause.at_s, default=None)
 
 
 def end_of(cause: Cause) -> End:

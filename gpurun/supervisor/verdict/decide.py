@@ -460,7 +460,7 @@ def hosts_at_fault(failures: Mapping[str, FirstFailure]) -> dict[str, FirstFailu
 
 def explains_alone(cause: Cause | None) -> bool:
     """Return whether a cause explains a failed attempt, whatever happened to the hosts' engines."""
-    return cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full"))
+    return cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full", "link"))
 
 
 def asked_end(request: CancelRequest, *, ladder: bool) -> End:

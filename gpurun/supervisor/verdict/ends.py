@@ -304,7 +304,7 @@ MOST_FRUITLESS = 5
 
 WRONG = BadInput.exit_code
 
-NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine"})
+NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine", "link"})
 """Causes that a job does not bring about: two of them are bad luck."""
 
 
