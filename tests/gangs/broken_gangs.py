@@ -17,13 +17,14 @@ import gang_links
 import gang_stop
 from gang_run import replaced
 
-from gpurun.jobs.record import State
+from gpurun.jobs.record import Restart, State
 from gpurun.supervisor import life, stop, watch
 from gpurun.supervisor.verdict import decide, ends
 from gpurun.supervisor.verdict.decide import SUCCEEDED, by_launcher
 from gpurun.supervisor.verdict.ends import failed
 
 TOLD, BY_LAUNCHER = ends.rank_in_event, by_launcher
+PROGRAMS_END, JUDGED_RETRY = ends.programs_end, ends.judged_retry
 SEEN, COLLECT, LOST_HOSTS = watch._Watch._seen, stop.collect_outputs, decide.lost_hosts
 
 
@@ -61,6 +62,14 @@ def _without_drains(watched: Any) -> Any:
     return replace(seen, drained=(), request=asked)
 
 
+def _of_any_end(end: Any, *, has_run: bool) -> str | None:
+    return "failure" if end.outcome is State.FAILED else PROGRAMS_END(end, has_run=has_run)
+
+
+def _counts_none(record: Any, *arguments: Any, **more: Any) -> Any:
+    return JUDGED_RETRY(record.but(retries=0), *arguments, **more)
+
+
 BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "an end is decided twice": lambda: replaced(life, _try_again=_decides_again),
     "the launcher's 0 is believed": lambda: replaced(watch, by_launcher=_believes_0),
@@ -83,6 +92,11 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a mute host is lost at once": lambda: replaced(decide, MUTE_S=2.0),
     "hosts have no time to be reached again": lambda: replaced(decide, lost_hosts=_lost_before_the_head_was_back),
     "an elastic driver that hangs is waited for": lambda: replaced(decide, FORSAKEN_S=1e12),
+    "a retry is left undecided": lambda: replaced(stop, _judge_retry=lambda _: None),
+    "a retry asks for no progress": lambda: replaced(ends, _why_futile=lambda *_: ""),
+    "a host's fault counts as a retry": lambda: replaced(ends, programs_end=_of_any_end),
+    "no retry is counted": lambda: replaced(stop, judged_retry=_counts_none),
+    "a retry does not wait": lambda: replaced(Restart, is_due=lambda *_: True),
     "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
 }  # fmt: skip
 """What is broken → a context in which it is."""

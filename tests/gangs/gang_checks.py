@@ -42,6 +42,10 @@ class JudgedWorld(EventfulWorld):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.decided: State | None = None
+        self.ended_by: End | None = None
+        self.futile = 0
+        self.judged_s = 0.0
+        self.waits: tuple[float, float] | None = None  # when a retry was decided, and how long it waits
 
     # -- every step -----------------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ class JudgedWorld(EventfulWorld):
         self.note(f"decided: {end.outcome.value}, code {end.code}: {end.reason or 'no reason'}")
         if self.decided is not None and self.decided is not end.outcome:
             self.broken(f"an end was decided twice: {self.decided.value}, then {end.outcome.value}")
-        self.decided = end.outcome
+        self.decided, self.ended_by = end.outcome, end
         self._judge_success(end)
         self._judge_reason(end)
         self._judge_going_on(end)
@@ -311,10 +315,55 @@ class JudgedWorld(EventfulWorld):
         says_why_not = any("are still on the host" in text for text in self.said)
         if self.first.has_outputs and self.first.name not in self.lost and not says_why_not:
             self.broken(f"the attempt is over ({outcome.value}), and its outputs are on {self.first.name} only")
+        self._judge_retry(outcome)
         self.ends.append((self.record.attempt, outcome))
         self.record = self.record.but(state=outcome, ended_s=self.now_s, outcome=None)
         self.note(f"attempt {self.record.attempt} is over: {outcome.value}")
         self.decided = None
+
+    def checkpoint_written(self) -> str:
+        """Half of the attempts write a checkpoint that earlier ones had not."""
+        self.judged_s = self.now_s
+        return "'model'" if self._has_written else ""
+
+    @property
+    def _has_written(self) -> bool:
+        return self.chance("checkpoint") < 0.5
+
+    def _judge_retry(self, outcome: State) -> None:
+        """Only an end that the job's `retry` names is retried, so often, with progress, and no host's fault counts."""
+        end, retry, record = self.ended_by, self.plan.retry, self.record
+        before, self.waits = self.waits, None
+        if before is not None and self.began_s - before[0] < before[1] - 1.0:
+            self.broken(f"a retry began after {self.began_s - before[0]:.1f} s instead of {before[1]:.1f} s")
+        if record.unjudged is not None:
+            self.broken("an attempt is over, and its retry is not decided")
+        restart = record.restart if outcome is State.QUEUED else None
+        is_programs = end is not None and not end.suspects and end.outcome in (State.FAILED, State.TIMED_OUT)
+        if restart is None or not restart.is_retry:
+            if is_programs and self._must_retry(outcome):
+                self.broken(f"the job had {record.retries} retries, may have {retry.times}, and is not retried")
+            return
+        if retry is None or not is_programs or end is None:
+            self.broken(f"retried after {end and end.outcome.value} by {end and end.suspects}")
+            return
+        cause = "time_limit" if end.outcome is State.TIMED_OUT else "hang" if self.has_hung else "failure"
+        if cause not in retry.on and not (cause == "hang" and "failure" in retry.on):
+            self.broken(f"retried after a {cause}, and the job asks for {retry.on}")
+        if not record.retries == restart.attempt <= retry.times:
+            self.broken(f"{restart.retry_words}, and the job has had {record.retries}")
+        self.futile = 0 if self._has_written else self.futile + 1
+        if retry.only_with_progress and (self.futile > 1 or (self.futile and cause == "time_limit")):
+            self.broken(f"retried after {self.futile} attempts without progress")
+        self.waits = (self.judged_s, restart.wait_s)
+
+    def _must_retry(self, outcome: State) -> bool:
+        """Whether nothing speaks against a retry."""
+        end, retry = self.ended_by, self.plan.retry
+        if retry is None or end is None or end.code == 2 or outcome not in (State.FAILED, State.TIMED_OUT):
+            return False
+        is_asked = retry.on == ("failure", "hang", "time_limit") and self.record.retries < retry.times
+        return is_asked and (self._has_written or not retry.only_with_progress)
 
     def at_the_end(self) -> None:
         """The job has ended, or waits for a start that it is entitled to."""

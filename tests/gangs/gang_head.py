@@ -52,6 +52,7 @@ class Head:
             grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", keeps_outputs=True,
             writes_beside=False, horovod=SimpleNamespace(autotune=False, gloo_timeout_s=None),
             controller="gloo", reforms=False, one_per_host=False, is_live_elastic=plan.least is not None,
+            retry=plan.retry,
         )  # fmt: skip
         self.launcher = GLOO if world.has_launcher else TASKS
         self.spec.launcher = self.launcher.name

@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from gpurun.jobs.spec import Retry
+
 ATTEMPTS = 3
 """Events happen in the first attempts; a later one is left in peace."""
+MOST_RETRIED = 6
+"""In so many attempts a rank may fail by itself."""
 FOR_GOOD = 1e9
 CUT = ("link", "cut", "again", "late")
 OUTSIDE = ("cancel", "preempt", "withdraw", "drain")
@@ -25,6 +29,8 @@ DRAINED = 0.05
 STEPPED = 0.2
 """In so many histories the head's wall clock is set meanwhile."""
 STEPS_S = (1.0, 3600.0, 25 * 3600.0, 3652 * 86400.0)
+RETRIED = 0.4
+"""In so many histories the job asks for retries."""
 SCENES = 0.1
 """In so many histories one of `SCENES_OF` is all that happens: random events meet these situations too seldom."""
 
@@ -70,6 +76,7 @@ class Plan(NamedTuple):
     has_others: bool
     tells: bool
     events: tuple[Event, ...]
+    retry: Retry | None = None
 
     def __str__(self) -> str:
         shape = f"{self.hosts} hosts with {self.gpus} ranks each"
@@ -79,6 +86,7 @@ class Plan(NamedTuple):
             f"time limit {self.limit_s}; hang timeout {self.hang_s}; "
             f"{'other hosts can be asked' if self.has_others else 'no other hosts'}"
             f"{'' if self.tells else '; ranks tell nothing'}"
+            f"{'' if self.retry is None else f'; {self.retry.words}'}"
         )
 
 
@@ -110,8 +118,23 @@ def draw(seed: int) -> Plan:
     )  # fmt: skip
     dice = random.Random(f"{seed} scene")
     plan = dice.choice(SCENES_OF)(dice, plan) if dice.random() < SCENES else plan
+    dice = random.Random(f"{seed} retry")
+    plan = with_retry(dice, plan) if dice.random() < RETRIED else plan
     dice = random.Random(f"{seed} clock")
     return with_steps(dice, plan) if dice.random() < STEPPED else plan
+
+
+def with_retry(dice: random.Random, plan: Plan) -> Plan:
+    """The same history of a job that asks for retries. In half of them, some rank fails in each attempt."""
+    on = dice.choice((("failure", "hang"), ("failure",), ("time_limit",), ("failure", "hang", "time_limit")))
+    wait_s = dice.choice((None, 0.0, 30.0, 900.0))
+    retry = Retry(dice.randint(0, 4), on, only_with_progress=dice.random() < 0.7, wait_s=wait_s)
+    fails = [
+        Event(attempt, round(dice.uniform(0.0, plan.length_s), 2), "fail", dice.randrange(8), 1.0)
+        for attempt in range(1, MOST_RETRIED + 1)
+    ]
+    events = (*plan.events, *(fails if dice.random() < 0.5 else ()))
+    return plan._replace(retry=retry, events=tuple(sorted(events)))
 
 
 def with_steps(dice: random.Random, plan: Plan) -> Plan:

@@ -23,6 +23,7 @@ from gpurun.supervisor.verdict.ends import Reached
 
 END_OF_TIME_S = 8000.0
 MOST_ATTEMPTS = 12
+MOST_WAIT_S = 1000.0
 Broken = Callable[[], AbstractContextManager[object]]
 
 
@@ -106,13 +107,30 @@ def run(plan: Plan) -> Episode:
             attempts += 1
             if attempts > MOST_ATTEMPTS:
                 break
-            restart = world.record.on(HeadBoot("boot", world.wall_ahead_s)).restart
-            world.sleep(max(1.0, restart.at_s - world.wall_s if restart else 0.0))
+            _wait(world)
             world.begin()
         _supervise(world)
     if not world.violations:
         world.at_the_end()
     return Episode(tuple(world.violations), tuple(world.history), tuple(world.ends))
+
+
+def _wait(world: JudgedWorld) -> None:
+    """The job is queued until a pass may start it. The head's clock may be set meanwhile."""
+    step_s = next((event.value for event in world.plan.events if event.kind == "clock"), 0.0)
+    due_s = world.now_s + 1.0
+    while not _may_start(world) or world.now_s < due_s:
+        world.sleep(1.0)
+        if step_s and world.chance("clock while it waits") < 0.3:
+            world.wall_ahead_s, step_s = world.wall_ahead_s + step_s, 0.0
+        if world.now_s > due_s + MOST_WAIT_S:
+            world.broken("the job waits for its start for longer than it may")
+            return
+
+
+def _may_start(world: JudgedWorld) -> bool:
+    restart = world.record.on(HeadBoot("boot", world.wall_ahead_s)).restart
+    return restart is None or restart.is_due(world.wall_s)
 
 
 def _supervise(world: JudgedWorld) -> None:

@@ -74,7 +74,8 @@ def outputs_job(
     job = OutputsJob(
         world=hosts, folder=made, outputs=HeadCopy(made, is_elastic=elastic), hosts=names, members=names, notes=[],
         links=OutputsLinks(hosts.fleet(*names)), lease=SimpleNamespace(job=JOB, attempt=1),
-        spec=SimpleNamespace(outputs="/out", keeps_outputs=True, min_gpus=1 if elastic else None), launcher=launcher,
+        spec=SimpleNamespace(outputs="/out", keeps_outputs=True, min_gpus=1 if elastic else None, retry=None),
+        launcher=launcher,
         record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None),
     )  # fmt: skip
     for name in names:

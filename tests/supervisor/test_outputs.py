@@ -29,7 +29,7 @@ def job(tmp_path):
     return SimpleNamespace(
         world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), outputs=HeadCopy(folder),
         lease=SimpleNamespace(job=JOB, attempt=1), spec=SimpleNamespace(
-            outputs="/out", keeps_outputs=True, min_gpus=None
+            outputs="/out", keeps_outputs=True, min_gpus=None, retry=None
         ),
         record=SimpleNamespace(outputs_left=None, reached="containers", outcome=None), launcher=GLOO,
     )  # fmt: skip

@@ -52,7 +52,9 @@ def gang(monkeypatch):
     monkeypatch.setattr(stop.durable, "sync_file", found.steps.append)
     found.job = SimpleNamespace(
         folder=SimpleNamespace(log="sync"),
-        record=SimpleNamespace(first_failure=None, avoid=(), failed_to_start=(), ladder=False, reached="containers"),
+        record=SimpleNamespace(
+            first_failure=None, avoid=(), failed_to_start=(), ladder=False, reached="containers", unjudged=None
+        ),
         hosts=["h1", "h2"],
         links=SimpleNamespace(open=lambda *_, **__: {}, is_open=lambda _: True), lease=None, state_id="s",
         events=SimpleNamespace(emit=lambda *_, **__: None), note=found.notes.append,
