@@ -22,7 +22,7 @@ from gpurun import faults
 from gpurun.cli import main as command_line
 from gpurun.head.submit import submit_jobs
 from gpurun.inventory.read import load_inventory
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import JobSpec, Retry
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -43,7 +43,9 @@ DIES = 0.3
 
 def spec(gpus: int) -> JobSpec:
     work = str(Path(os.environ["GPURUN_INVENTORY"]).with_name("work"))
-    return JobSpec("n", "i", gpus, ("true",), workdir=work, outputs="/out", max_restarts=2, grace_s=0.0)
+    return JobSpec(
+        "n", "i", gpus, ("true",), workdir=work, outputs="/out", max_restarts=2, grace_s=0.0, retry=Retry(2, wait_s=0.1)
+    )
 
 
 def command(*argv: str) -> int:
