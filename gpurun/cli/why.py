@@ -247,7 +247,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 def _warnings(folder: JobFolder, record: JobRecord) -> list[str]:
     from gpurun.jobs.events import warnings_of
 
-    return warnings_of(folder.events, record.attempt)
+    return list(warnings_of(folder.events, record.attempt))
 
 
 def _why_json(record: JobRecord, found: Explanation, smaller: SmallerGang | None, outs: dict[str, Out]) -> WhyShape:

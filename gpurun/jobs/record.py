@@ -218,8 +218,8 @@ class FirstFailure:
             exited.
         excerpt: the last lines that the rank printed; of a gang that hangs, where its ranks stand.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
-            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``, ``link``, ``idle``; "" = another step than RUNNING
-            failed.
+            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``, ``link``, ``idle``; "" = another step than
+            RUNNING failed.
         evidence: the host's evidence word for word, such as a line of its kernel's log.
         cordon: the host's hardware is at fault: it gets no new gangs until a person uncordons it.
     """

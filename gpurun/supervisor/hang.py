@@ -74,6 +74,8 @@ class HangWatch:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
+        if self._is_told:
+            self._job.note("the job does not hang any more: its ranks go on", over="hang")
         self._quiet_s, self._before, self._is_told = 0.0, None, False
         self._look.forget()
 
@@ -103,7 +105,8 @@ class HangWatch:
         stands = before is not None and before is not found and before.standings == found.standings
         if not self._is_told and hang.lines and (self._limit_s is not None or (stands and hang.host is not None)):
             self._is_told = True
-            self._job.note(hang.reason, warning=self._job.record.attempt, lines=hang.lines, evidence=hang.evidence)
+            more = {"lines": hang.lines, "evidence": hang.evidence}
+            self._job.note(hang.reason, warning=self._job.record.attempt, about="hang", **more)
         return hang if is_over else None
 
     def _silence(self, quiet_s: float) -> str:

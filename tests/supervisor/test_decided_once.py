@@ -18,7 +18,7 @@ from gpurun.state.clock import HeadClock
 from gpurun.state.hosts import Cordons
 from gpurun.supervisor import life, stop
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.verdict.ends import Reached, End, GangEnd
+from gpurun.supervisor.verdict.ends import End, GangEnd, Reached
 
 INVENTORY = """
 version: 1

@@ -185,6 +185,8 @@ def test_a_person_is_told_while_it_hangs_and_once(clock):
     assert fields["warning"] == 1 and fields["lines"]
     clock[0] += 10
     assert judged(watch, 100.0).rank is None, "no stack says which process it is"
+    assert judged(watch, 1.0) is None
+    assert hosts.notes[1][1] == {"over": "hang"}
 
 
 def test_without_a_limit_only_what_stands_still_and_names_a_rank_is_told(clock):
