@@ -424,7 +424,7 @@ def test_steps_are_kept_without_any_gpu_report(gang):
 
 def test_the_last_look_is_kept_when_hosts_are_gone(gang, monkeypatch):
     one = gang()
-    watch = HealthWatch(one.job, SimpleNamespace())
+    watch = HealthWatch(one.job, SimpleNamespace(), SimpleNamespace(every_s=30.0))
     monkeypatch.setattr(health, "steps_told", lambda *_: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
     watch.close()
 
