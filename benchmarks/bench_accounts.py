@@ -45,6 +45,8 @@ def rows(count: int, seed: int = 17) -> Iterator[HistoryRow]:
             reason=f"gpu-{host:04d}: rank 3 failed first, with exit code 1" if cause else "", cause=cause,
             cause_host=f"gpu-{host:04d}" if cause else "", use_percent=chance.random() * 100, memory_mib=30000,
             rank_uses=" ".join(["80/99"] * gpus), sparks=" ".join(["80"] * 24),
+            steps_gpu_s=gpus * ran_s * 0.7, running_gpu_s=0.0, start_gpu_s=gpus * ran_s * 0.1, checkpoint_gpu_s=0.0,
+            lost_gpu_s=gpus * ran_s * 0.15, idle_gpu_s=0.0, stopping_gpu_s=gpus * ran_s * 0.05, lost_cause=cause,
         )  # fmt: skip
 
 

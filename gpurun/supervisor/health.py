@@ -140,8 +140,14 @@ class GpuUseMeter:
         seating, ran_s = self._job.seating, self._job.ran_s or 0.0
         ranks = [rank_told(files) for host, said in told.items() for _, files in seating.own(host, said["ranks"])]
         with self._lock:
-            if self._read() and not self._job.record.rehearsal:
-                self._count.add_ranks(ranks, ran_s)
+            if not self._read() or self._job.record.rehearsal:
+                return
+            had_step = self._count.did.first_step_s is not None
+            self._count.add_ranks(ranks, ran_s, is_whole=told.keys() >= {*self._job.members})
+            has_step = self._count.did.first_step_s is not None
+            is_due = has_step and (not had_step or self._job.clock() - self._written_s >= WRITE_EVERY_S)
+        if is_due:
+            self.write()
 
     def due(self, policy: IdlePolicy) -> tuple[Literal["tell", "act"] | None, Activity]:
         """Return what the idle rules demand now, and why. Without fresh reports of all GPUs they demand nothing."""

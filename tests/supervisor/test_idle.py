@@ -130,6 +130,21 @@ def test_the_first_step_begins_goodput_and_idle_time_before_it_is_start():
     assert (count.did.idle_s, count.did.row_s) == (60.0, 360.0)
 
 
+def test_a_host_that_does_not_answer_is_no_progress():
+    """The rank with the furthest step is on it; it is back later, at the same step."""
+    count = ActivityCount(Activity())
+    both, one = [RankTold(step=9), RankTold(step=10, saved=5)], [RankTold(step=9)]
+    count.add_ranks(both, 1.0)
+    reported(count, (30, 60, 90))
+    for ranks, is_whole in ((one, False), (both, True), ([], False), ([], True), (both, True)):
+        count.add_ranks(ranks, 100.0, is_whole=is_whole)
+        assert (count.did.moved_s, count.did.last_step, count.did.last_saved) == (0.0, 10, 5)
+    count.add_ranks([RankTold(step=11)], 110.0, is_whole=False)
+    assert count.did.moved_s == 90.0
+    count.add_ranks([RankTold(step=0)], 120.0)
+    assert (count.did.last_step, count.did.step) == (0, 11), "a new epoch may count from 0"
+
+
 def test_steps_of_an_earlier_attempt_are_repeated():
     count = ActivityCount(Activity(before=100, before_end="xid"))
     count.add_ranks([RankTold()], 10.0)
@@ -418,8 +433,12 @@ def test_steps_are_kept_without_any_gpu_report(gang):
     assert read_use(one.job.folder, 1) is None
     host = one.job.hosts[0]
     meter.heard({host: {"ranks": {"0": {"progress": {"step": 3}}, "9": {"progress": {"step": 10**6}}, "1": {}}}})
-    meter.write()
     assert read_use(one.job.folder, 1).activity.step == 3
+    meter.heard({host: {"ranks": {"0": {"progress": {"step": 4}}}}})
+    assert read_use(one.job.folder, 1).activity.step == 3, "a write each minute is enough"
+    one.clock.up_s += 61.0
+    meter.heard({host: {"ranks": {"0": {"progress": {"step": 5}}}}})
+    assert read_use(one.job.folder, 1).activity.step == 5
 
 
 def test_the_last_look_is_kept_when_hosts_are_gone(gang, monkeypatch):

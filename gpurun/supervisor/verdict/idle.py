@@ -144,13 +144,18 @@ class ActivityCount:
             did = replace(did, moved_s=0.0, told_s=None)
         self.did = replace(did, row_s=row_s, idle_s=did.idle_s + more_s)
 
-    def add_ranks(self, ranks: Sequence[RankTold], ran_s: float) -> None:
-        """Add what the ranks have reported, after `ran_s` in RUNNING."""
+    def add_ranks(self, ranks: Sequence[RankTold], ran_s: float, *, is_whole: bool = True) -> None:
+        """Add what the ranks have reported, after `ran_s` in RUNNING.
+
+        Args:
+            is_whole: all hosts have answered. Otherwise the furthest rank may only be missing.
+        """
         steps = [rank.step for rank in ranks if rank.step is not None]
         saves = [rank.saved for rank in ranks if rank.saved is not None]
         step, saved = max(steps, default=None), max(saves, default=None)
         did = self.did
-        if (step, saved) != (did.last_step, did.last_saved) and (steps or saves):
+        is_further = _is_beyond(step, did.last_step) or _is_beyond(saved, did.last_saved)
+        if is_further or (is_whole and (steps or saves) and (step, saved) != (did.last_step, did.last_saved)):
             did = replace(did, last_step=step, last_saved=saved, moved_s=did.row_s, told_s=None)
         if step is not None:
             did = replace(did, step=step if did.step is None else max(step, did.step))
@@ -182,6 +187,10 @@ class ActivityCount:
     def _repeats(did: Activity) -> bool:
         """Return whether the ranks have not yet come further than an earlier attempt."""
         return did.first_step_s is not None and did.before is not None and (did.step or 0) <= did.before
+
+
+def _is_beyond(step: int | None, last: int | None) -> bool:
+    return step is not None and (last is None or step > last)
 
 
 @dataclass(frozen=True)
