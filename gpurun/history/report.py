@@ -349,7 +349,7 @@ def goodput_words(made: Accounts) -> str:
         return ""
     shares = {name: f"{100 * spent_s / whole_s:.1f} %" for name, spent_s in parts.items() if spent_s > 0}
     told = [f"{shares.pop(name)} {words}" for name, words in _GOOD.items() if name in shares]
-    causes = ", ".join(f"{name} {hours(lost_s)} h" for name, lost_s in made.gpu_time.lost_by_cause.items())
+    causes = ", ".join(f"{name} {hours(lost_s)} GPU h" for name, lost_s in made.gpu_time.lost_by_cause.items())
     rest = [f"{_WORDS[name]} {share}{f' ({causes})' if name == 'lost' else ''}" for name, share in shares.items()]
     return f"goodput: {', '.join(told) or '0 %'}" + (f"; the rest: {', '.join(rest)}" if rest else "")
 

@@ -97,7 +97,7 @@ def test_rows_have_the_parts_and_a_report_adds_them_up(gpurun, tmp_path, monkeyp
         assert sum(each.gpu_time.parts.values()) == pytest.approx(each.total.gpu_s)
         assert each.gpu_time.unknown == 0.0
     assert half.total.gpu_s == pytest.approx(400.0)
-    assert "repeated steps 10.0 % (xid 0.0 h)" in goodput_words(made)
+    assert "repeated steps 10.0 % (xid 0.0 GPU h)" in goodput_words(made)
     assert "goodput: 20.0 % in steps, 49.3 % in jobs without steps; the rest: " in gpurun("report")[1]
     assert "goodput" in gpurun("history")[1]
     assert set(PARTS) <= set(gpurun("history", "--csv")[1].splitlines()[0].split(","))
