@@ -154,7 +154,7 @@ class SlowWatch:
                 host_of[rank], counts[rank] = host, count
                 if count != self._told.get(rank):
                     marked[rank] = took_s
-        self._told = counts
+        self._told.update(counts)
         return host_of, {rank: took_s for rank, took_s in marked.items() if rank not in twice}
 
     def _seats(self) -> Sequence[RankSeat]:
