@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.doctor.findings import XIDS, xid
-from gpurun.facts import OomLine, XidLine, parse_kernel_line, same_gpu
+from gpurun.facts import LinkLine, OomLine, XidLine, parse_kernel_line, same_gpu
+from gpurun.node.job.watch import _WORTH
 
 ID = "00748bf4e957f82c239a1db8a88579059b7d40c7b5fbd3f43617d31d3f646f12"
 
@@ -63,6 +64,24 @@ OOM_LINES = [
 ]  # fmt: skip
 
 
+LINK_LINES = [
+    # by hand, in the wording of the drivers' sources
+    ("mlx5_core 0000:3b:00.0 ens1f0np0: Link down", "ens1f0np0"),
+    ("mlx5_core 0000:af:00.0: Port module event: module 0, Cable unplugged", "0000:af:00.0"),
+    ("mlx5_core 0000:af:00.0: Port module event[error]: module 1, Cable error, Bus stuck", "0000:af:00.0"),
+    ("mlx4_en: ens3: Link Down", "ens3"),
+    ("i40e 0000:02:00.0 ens2f0: NIC Link is Down", "ens2f0"),
+    ("bnxt_en 0000:5e:00.0 eth0: NIC Link is Down", "eth0"),
+    ("tg3 0000:04:00.0 eth0: Link is down", "eth0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "device"), LINK_LINES)
+def test_links_that_go_down(line, device):
+    assert parse_kernel_line(line) == LinkLine(device)
+    assert _WORTH.match(line), "a host passes it on"
+
+
 @pytest.mark.parametrize(("line", "pci", "number"), XID_LINES)
 def test_errors_of_gpus(line, pci, number):
     assert parse_kernel_line(line) == XidLine(pci, number)
@@ -87,6 +106,10 @@ def test_killed_processes(line, pid, limit, container):
         "oom-kill:constraint=CONSTRAINT_NONE,task=x,pid=1",
         "python invoked oom-killer: gfp_mask=0xd0, order=0, oom_score_adj=0",
         "NVRM: Xid (PCI:0000:2b:00" + " " * 60 + "): 79",
+        "mlx5_core 0000:3b:00.0 ens1f0np0: Link up",
+        "mlx5_core 0000:af:00.0: Port module event: module 0, Cable plugged",
+        "br0: port 2(veth1) entered disabled state",
+        "audit: comm=mlx5_core 0000:3b:00.0 ens1f0np0: Link down" + " " * 9,
     ],
 )
 def test_what_only_looks_like_one(line):
@@ -109,6 +132,8 @@ def test_no_line_breaks_the_parser(text):
         "NVRM: Xid (PCI:0000:2b:00): ",
         "oom-kill:constraint=CONSTRAINT_NONE,",
         "NVRM: GPU ",
+        "mlx5_core 0000:3b:00.0 ",
+        "mlx5_core 0000:3b:00.0: Port module event",
     ):
         parse_kernel_line(start + text)
 

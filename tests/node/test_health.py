@@ -14,6 +14,7 @@ from waiting import until
 from gpurun.node.agent.frames import Call
 from gpurun.node.job import watch as health
 from gpurun.node.job.watch import ContainerWatch
+from gpurun.node.probe import facts
 
 XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
 
@@ -164,3 +165,29 @@ def test_ranks_that_have_ended_are_forgotten_after_a_while(monkeypatch):
     assert health.rank_of("j-0000000e", 9_999) == 0 and health.rank_of("j-0000000e", 9_899) == 0
     assert health.rank_of("j-0000000e", 5) is None and health.rank_of("j-0000000f", 5) is None
     assert len(health._ranks["j-0000000e"]) <= 500
+
+
+def test_a_port_that_was_active_and_is_not_is_told_once(tmp_path, monkeypatch):
+    """A port that was down from the beginning is not the gang's, and a file that is gone is no port."""
+    ports = tmp_path / "class/infiniband"
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
+        (ports / name / "ports/1").mkdir(parents=True)
+        (ports / name / "ports/1/state").write_text(f"{state}\n")
+    seen = health._Seen({}, ContainerWatch("j-00000001"))
+
+    def told():
+        return list(seen._links(facts.port_states(str(tmp_path))))
+
+    assert told() == []
+    (ports / "mlx5_0/ports/1/state").write_text("1: DOWN\n")
+    (ports / "mlx5_2/ports/1/state").unlink()
+    assert told() == [
+        {"kind": "link", "device": "mlx5_0 port 1", "state": "DOWN"},
+        {"kind": "link", "device": "mlx5_2 port 1", "state": ""},
+    ]
+    assert told() == []
+    (ports / "mlx5_0/ports/1/state").write_text("4: ACTIVE\n")
+    assert told() == []
+    (ports / "mlx5_0/ports/1/state").write_text("2: INIT\n" + "x" * 10_000)
+    assert [len(each["state"]) < 50 for each in told()] == [True]
+    assert facts.port_states(str(tmp_path / "none")) == {}

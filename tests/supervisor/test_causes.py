@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpurun.jobs.record import FirstFailure, State
 from gpurun.jobs.spec import Grant
 from gpurun.supervisor.verdict.causes import Cause, cause_of, end_of, explained, first_cause, rank_of
@@ -146,3 +148,42 @@ def test_a_limit_of_processes_is_a_hint():
     end = explained(BY_LAUNCHER, first_cause([seen({"kind": "pids", "refused": 4, "most": 16384})], []))
     assert (end.code, end.failure.exit_code, end.failure.kind) == (1, 134, "pids")
     assert "failed first, with exit code 134 (b: the job has reached its limit of 16384 processes" in end.reason
+
+
+DOWN = "mlx5_core 0000:3b:00.0 ens1f0np0: Link down"
+COMPLAINTS = (
+    "[rank3]:[E ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21",
+    "torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.hpp:219, remote process exited or there was a "
+    "network error, NCCL version 2.21.5",
+    "RuntimeError: NCCL error in: /opt/pytorch/ProcessGroupNCCL.cpp:1081, unhandled system error, NCCL version 2.19.3",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:36116",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("says", COMPLAINTS)
+def test_a_link_that_went_down_explains_a_rank_that_lost_its_connections(says):
+    link = seen(kernel(DOWN, age_s=60.0))
+    assert (link.kind, link.host, link.fatal) == ("link", "b", False)
+    cause = first_cause([link], [says], [says], now_s=100.0)
+    end = explained(BY_LAUNCHER, cause)
+    assert (end.suspects, end.code, end.failure.kind, end.failure.cordon) == (("b",), 4, "link", False)
+    assert end.reason == "b: the network link of ens1f0np0 went down"
+    assert end.failure.evidence == DOWN
+
+
+def test_a_link_explains_nothing_else():
+    link, says = seen(kernel(DOWN)), COMPLAINTS[0]
+    assert first_cause([link], [says], ["ValueError: no such layer"], now_s=100.0) is None, "another rank was the first"
+    assert first_cause([link], [], [], now_s=100.0) is None
+    assert first_cause([link], [], [], now_s=100.0, hangs=True) is link
+    assert first_cause([link], [says], [says], now_s=100.0 + 2101.0) is None, "the gang has survived it"
+    oom = seen(oom_of_this_job())
+    assert first_cause([link, oom], [says], [says], now_s=100.0) is oom
+    port = seen({"kind": "link", "device": "mlx5_0 port 1", "state": "DOWN"})
+    assert first_cause([port], [says], [says], now_s=100.0) is port
+    assert port.evidence == "mlx5_0 port 1: ACTIVE → DOWN"
+
+
+def oom_of_this_job():
+    return used(True)
