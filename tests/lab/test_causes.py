@@ -376,3 +376,29 @@ def test_goodput_of_a_job_with_one_restart_adds_up_to_the_granted_time(cluster):
     spent = made["gpu_time"]
     assert list(spent.pop("lost_by_cause")) == ["container"]
     assert sum(spent.values()) == pytest.approx(made["total"]["gpu_s"], rel=0.01) and spent["unknown"] == 0.0
+
+
+LOST_PEER = "echo 'RuntimeError: NCCL error: remote process exited or there was a network error, NCCL version 2.21.5' >&2; exit 1"
+
+
+def test_lost_connections_beside_a_link_that_went_down_are_the_hosts_fault_and_use_no_retry(cluster):
+    """Without the link they are the program's: it has a retry, and nobody is avoided."""
+    ends = 'test "$GPURUN_ATTEMPT" = 1 || exit 0; '
+    flags = ("--max-restarts", "1", "--retry", "1", "--retry-wait", "1s")
+    job, host = start(cluster, *flags, command=("sh", "-c", WAITS.replace("until", ends + "until")))
+    kernel_says(cluster, host, "veth0: renamed from eth0")
+    kernel_says(cluster, host, "mlx5_core 0000:3b:00.0 ens1f0np0: Link down")
+    wait_for_cause(cluster, job, "link")
+    assert cluster.record(job)["state"] == "RUNNING", "alone it ends nothing"
+    assert say_at_the_end(cluster, job, host, LOST_PEER)()
+    wait_until(lambda: cluster.record(job)["ended_s"])
+    found = cluster.record(job)
+    assert (found["state"], found["restarts"], found["retries"], found["avoid"]) == ("SUCCEEDED", 1, 0, [host])
+    assert f"{host}: the network link of ens1f0np0 went down (rank 1)" in str(events(cluster, job))
+    assert host not in Cordons(cluster.home).read()
+
+    job, host = start(cluster, *flags, command=("sh", "-c", WAITS.replace("until", ends + "until")))
+    assert say_at_the_end(cluster, job, host, LOST_PEER)()
+    wait_until(lambda: cluster.record(job)["ended_s"])
+    found = cluster.record(job)
+    assert (found["state"], found["restarts"], found["retries"], found["avoid"]) == ("SUCCEEDED", 0, 1, [])

@@ -17,6 +17,7 @@ from public_lines import MORE
 from typed_lines import LINES
 
 from gpurun.errors import BadInput
+from gpurun.jobs.spec import Retry
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import PYTHON, with_local_rank
 from gpurun.launch.launchers.table import LAUNCHERS, SRUN
@@ -440,3 +441,44 @@ def test_shells_among_the_words_of_a_program_are_read_once_each():
     command = ("x", *["bash"] * 3000, "-c", "torchrun t.py")
     with pytest.raises(BadInput, match="would start torchrun"):
         read(2, command)
+
+
+RESTARTS = ("torchrun --nproc-per-node=2 --max-restarts=3 t.py", "python3 -m torch.distributed.launch --use_env "
+            "--nproc_per_node=2 --max_restarts 3 t.py", "mpirun -np 2 --max-restarts 3 ./t")  # fmt: skip
+
+
+@pytest.mark.parametrize("line", RESTARTS)
+def test_typed_restarts_become_retries_of_the_job(line):
+    spec, said = read(2, line)
+    assert spec.retry == Retry(3)
+    words = "up to 3 retries after a failure or a hang, only with progress"
+    assert said[-1] == f"  gpurun starts the whole job again after its program fails: {words}"
+    assert any("left out: --max" in text and "--retry N" in text for text in said)
+    assert read(2, line, retry=Retry(3, ("hang",), wait_s=5.0))[0].retry == Retry(3, ("hang",), wait_s=5.0)
+    with pytest.raises(BadInput, match=r"the command asks for 3 restarts, but `retry` asks for 2") as refused:
+        read(2, line, retry=Retry(2))
+    assert "--retry 3" in refused.value.hint
+    with pytest.raises(BadInput, match=r"at most 1000"):
+        read(2, line.replace("3", "1001", 1) if "=3" in line else line.replace(" 3 ", " 1001 "))
+    with pytest.raises(BadInput, match=r"--max-restarts must be a number"):
+        read(2, line.replace("restarts=3", "restarts=x").replace("restarts 3", "restarts x"))
+
+
+@pytest.mark.parametrize("line", RESTARTS)
+def test_no_restarts_are_no_retries_and_contradict_none(line):
+    line = line.replace("restarts=3", "restarts=0").replace("restarts 3", "restarts 0")
+    assert read(2, line)[0].retry is None
+    assert read(2, line, retry=Retry(2))[0].retry == Retry(2)
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("horovodrun -np 2 --reset-limit 4 python3 t.py", "--reset-limit 4"),
+        ("accelerate launch --num_processes 2 --max_restarts 3 t.py", "--max_restarts 3"),
+    ],
+)
+def test_a_limit_that_a_launcher_itself_keeps_stays_its_own(line, kept):
+    spec, _ = read(2, line)
+    assert spec.retry is None
+    assert kept in shlex.join((*spec.launcher_flags, *spec.command))
