@@ -244,6 +244,8 @@ def _after_program(job: SupervisedJob, end: End) -> tuple[End, Unjudged | None]:
     if ends.has_used_all(job.record, job.spec.retry, cause):
         used = count(job.record.retries, "retry", "retries")
         end = replace(end, reason=f"{end.reason}; no retry is left: the job had {used}")
+    if job.spec.retry is not None and end.outcome is State.FAILED and end.suspects and not job.spec.max_restarts:
+        end = replace(end, reason=f"{end.reason}; a host's fault uses no retry, but --max-restarts N allows restarts")
     return end, ends.unjudged_of(job.record, job.spec.retry, end, cause)
 
 

@@ -54,7 +54,7 @@ class Watchers:
 class HealthWatch:
     """Stands for `gpurun.supervisor.health.HealthWatch`."""
 
-    def __init__(self, job: Head, _stop: object) -> None:
+    def __init__(self, job: Head, _stop: object, _slow: object) -> None:
         self._head = job
 
     def threads(self, hosts: Iterable[str]) -> list[Any]:

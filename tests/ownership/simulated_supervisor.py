@@ -273,7 +273,7 @@ class Health(Idle):
     def fatal(self) -> None:
         return None
 
-    def first(self, _lines: object) -> None:
+    def first(self, _lines: object, _own: object, *, hangs: bool) -> None:
         return None
 
     def forget(self, _hosts: object) -> None:

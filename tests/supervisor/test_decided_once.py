@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
-from gpurun.jobs.record import FirstFailure, GpuHolder, Restart, State
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.record import CancelRequest, FirstFailure, GpuHolder, Restart, State, Unjudged
+from gpurun.jobs.spec import JobSpec, Retry
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import look
@@ -170,3 +171,86 @@ def test_the_end_of_a_gang_that_stops_without_a_request_is_expected_from_when_it
     ends_with(GOOD, monkeypatch, **{State.STOPPING: look_meanwhile})
     assert life.live(running) is State.SUCCEEDED
     assert [(run.stopping, run.told_s, run.free_s(500.0)) for run in seen] == [(True, 100.0, 500.0)]
+
+
+FAILS = End(
+    State.FAILED, "rank 0 on h1 failed first", 1, ladder=False,
+    failure=FirstFailure("rank 0 on h1 failed first", rank=0, host="h1", exit_code=3, kind="rank"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def retried(running, monkeypatch):
+    """The same job, with retries. Its ranks report step 5."""
+    running.spec = replace(running.spec, retry=Retry(2, wait_s=9.0))
+    monkeypatch.setattr(life, "furthest", lambda job: Reached(5, None))
+    monkeypatch.setattr(stop, "furthest", lambda job: Reached(7, None))
+    monkeypatch.setattr(running.links, "open", lambda *_, **__: {})
+    return running
+
+
+def test_a_failed_program_is_queued_for_its_retry_without_gpus(retried, monkeypatch, home):
+    ends_with(FAILS, monkeypatch)
+    assert life.live(retried) is State.QUEUED
+    record = retried.folder.record()
+    assert (record.retries, record.restarts, record.avoid, record.unjudged, record.outcome) == (1, 0, (), None, None)
+    assert record.restart == Restart(109.0, 1, 2, is_retry=True, wait_s=9.0)
+    assert record.reason == "rank 0 on h1 failed first; the job reached step 7", "also what ranks said after SIGTERM"
+    assert LeaseStore(home).read_all().leases == ()
+    assert Allocator(home).run_pass(now_s=105.0).granted == ()
+    ((_, lock),) = Allocator(home).run_pass(now_s=109.0).granted
+    lock.close()
+    record = retried.folder.record()
+    assert (record.attempt, record.retries, record.restart) == (2, 1, None)
+
+
+def test_a_supervisor_that_dies_before_the_retry_is_decided_leaves_it_to_the_next(retried, monkeypatch):
+    real, asked = stop._judge_retry, []
+
+    def dies(job):
+        asked.append(job.record.unjudged)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        real(job)
+
+    monkeypatch.setattr(stop, "_judge_retry", dies)
+    ends_with(FAILS, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        life.live(retried)
+    assert retried.folder.record().outcome is State.QUEUED
+    assert life.live(retried) is State.QUEUED
+    assert asked == [Unjudged(State.FAILED, "failure")] * 2
+    assert retried.folder.record().retries == 1
+
+
+def test_a_rehearsal_uses_no_retry(retried, monkeypatch):
+    retried.amend(rehearsal="due")
+    ends_with(FAILS, monkeypatch)
+    assert life.live(retried) is State.FAILED
+    assert (retried.folder.record().retries, retried.folder.record().attempt) == (0, 1)
+
+
+def test_a_hosts_fault_is_a_restart_and_without_one_the_reason_says_what_allows_it(retried, monkeypatch):
+    retried.spec = replace(retried.spec, max_restarts=0)
+    ends_with(BROKEN, monkeypatch)
+    assert life.live(retried) is State.FAILED
+    assert retried.folder.record().reason.endswith("a host's fault uses no retry, but --max-restarts N allows restarts")
+
+
+def test_a_cancel_while_the_attempt_ends_prevents_the_retry(retried, monkeypatch):
+    def watch(job):
+        job.folder.ask_to_cancel(CancelRequest("cancel", by="alice", asked_s=100.0))
+        raise GangEnd(FAILS)
+
+    monkeypatch.setattr(life, "STEPS", {**life.STEPS, State.RUNNING: watch})
+    assert life.live(retried) is State.CANCELLED
+    assert retried.folder.record().reason == "cancelled by alice"
+
+
+def test_the_last_retry_ends_with_the_last_attempts_code(retried, monkeypatch):
+    retried.amend(retries=2)
+    ends_with(FAILS, monkeypatch)
+    assert life.live(retried) is State.FAILED
+    record = retried.folder.record()
+    assert (record.code, record.exit_code) == (1, 3)
+    assert record.reason == "rank 0 on h1 failed first; no retry is left: the job had 2 retries"
