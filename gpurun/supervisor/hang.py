@@ -22,7 +22,7 @@ from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.ends import Reached
-from gpurun.supervisor.verdict.hang import Collective, Frame, Hang, Seen, Standing, explain
+from gpurun.supervisor.verdict.hang import LastCollective, StackFrame, Hang, HangSigns, Standing, explain
 
 SILENT_S = 600.0
 """After so long, a person is told where the ranks stand, if they stand still; also without ``hang_timeout``."""
@@ -44,8 +44,8 @@ class HangWatch:
         self._heard_s = self._asked_s = time.monotonic()
         self._quiet_s = 0.0
         self._behind = ""
-        self._look = _Look(job)
-        self._before: Seen | None = None
+        self._look = _HangLook(job)
+        self._before: HangSigns | None = None
         self._is_told = False
 
     def hung(self, silent_s: float, *, is_heard: bool = True) -> Hang | None:
@@ -113,16 +113,16 @@ class HangWatch:
         return f"no rank has printed, reported progress or written outputs for {duration(quiet_s)}{self._behind}"
 
 
-class _Look:
+class _HangLook:
     """Asks the hosts where their ranks stand, in a thread of its own: the answers take seconds."""
 
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
         self._thread: threading.Thread | None = None
-        self._found: Seen | None = None
+        self._found: HangSigns | None = None
         self._found_s = 0.0
 
-    def newest(self, most_s: float) -> Seen | None:
+    def newest(self, most_s: float) -> HangSigns | None:
         """Return what was found in the last `most_s` seconds; if nothing was, None, and look."""
         if self._thread is not None and self._thread.is_alive():
             return None
@@ -137,13 +137,13 @@ class _Look:
         self._found = None
 
     def _ask(self) -> None:
-        found = Seen()
+        found = HangSigns()
         with suppress(*OUTLIVED):  # the head has no thread, for example: then nothing is known
             found = look(self._job)
         self._found_s, self._found = time.monotonic(), found
 
 
-def look(job: SupervisedJob) -> Seen:
+def look(job: SupervisedJob) -> HangSigns:
     """Return where the ranks of a gang stand, as far as its hosts say it."""
     lease = job.lease
     port = ras_port(job.spec, lease.grants, lease.ssh_port)
@@ -156,9 +156,9 @@ def look(job: SupervisedJob) -> Seen:
     return replace(seen_of(told.ok, job.seating), silent=tuple(sorted(told.failed)))
 
 
-def seen_of(told: Mapping[str, Mapping[str, Any]], seating: Seating) -> Seen:
+def seen_of(told: Mapping[str, Mapping[str, Any]], seating: Seating) -> HangSigns:
     """Return the answers of hosts as one value. A host is believed only about ranks that run there."""
-    return Seen(
+    return HangSigns(
         standings=tuple(each for host, said in told.items() for each in _standings(host, said, seating)),
         collectives=tuple(each for host, said in told.items() for each in _collectives(host, said, seating)),
         ras=next((said["ras"] for said in told.values() if said["ras"]), ""),
@@ -172,7 +172,7 @@ def _standings(host: str, said: Mapping[str, Any], seating: Seating) -> list[Sta
             host=host,
             rank=one["rank"],
             number=one["rank"] if one["inner"] is None else one["inner"],
-            frames=tuple(Frame(*frame) for frame in one["frames"]),
+            frames=tuple(StackFrame(*frame) for frame in one["frames"]),
             state=one["state"],
         )
         for one in said["stacks"]
@@ -180,10 +180,12 @@ def _standings(host: str, said: Mapping[str, Any], seating: Seating) -> list[Sta
     ]
 
 
-def _collectives(host: str, said: Mapping[str, Any], seating: Seating) -> list[Collective]:
+def _collectives(host: str, said: Mapping[str, Any], seating: Seating) -> list[LastCollective]:
     """Return a host's collectives. If each host has one rank that starts others, their numbers are not known here."""
     return [
-        Collective(host, one["rank"], group["group"], group["entered"], group["done"], group["name"], group["state"])
+        LastCollective(
+            host, one["rank"], group["group"], group["entered"], group["done"], group["name"], group["state"]
+        )
         for one in said["recorder"]
         if seating.one_per_host or seating.has(host, one["rank"])
         for group in one["groups"]

@@ -78,7 +78,8 @@ def simulated() -> Iterator[None]:
             replaced(
                 watch, time=CLOCK, Watchers=stand_ins.Watchers, HangWatch=stand_ins.HangWatch,
                 HealthWatch=stand_ins.HealthWatch, CheckpointWatch=stand_ins.Idle, Members=stand_ins.Members,
-                OutputsWatch=stand_ins.Idle, StarterWatch=stand_ins.Idle, MeetingWatch=stand_ins.Idle, SlowWatch=stand_ins.Idle,
+                OutputsWatch=stand_ins.Idle, StarterWatch=stand_ins.Idle, MeetingWatch=stand_ins.Idle,
+                SlowWatch=stand_ins.Idle,
                 _others_answer=stand_ins.others_answer,
                 last_lines=lambda *_, **__: CLOCK.world.head.log_copy.lines,
             ),

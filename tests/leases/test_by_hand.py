@@ -296,7 +296,7 @@ def test_a_lease_whose_machine_is_none_is_damaged_so_nothing_is_granted(home, in
 
 
 def test_a_job_waits_when_every_port_for_a_job_s_sshd_is_in_use(home, inventory, monkeypatch):
-    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23024))
     submit(home, inventory, gpus=1)
     submit(home, inventory, gpus=1)
     done = Allocator(home).run_pass(now_s=2.0)
@@ -306,14 +306,14 @@ def test_a_job_waits_when_every_port_for_a_job_s_sshd_is_in_use(home, inventory,
 
 
 def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory, monkeypatch):
-    """A worker and two ranks without a GPU: three ports, and one of the gang's own."""
-    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23031))
+    """A worker and two ranks without a GPU: three ports, and two of the gang's own."""
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23033))
     for _ in range(3):
         submit(home, inventory, gpus=1, roles=Roles(ps=1, workers=1, chief=True))
     done = Allocator(home).run_pass(now_s=2.0)
-    assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
+    assert [lease.ports for lease, _ in done.granted] == [range(23022, 23027), range(23027, 23032)]
     assert [
-        "the job needs 4 consecutive ports, but too few of gpurun's 9 ports are free" in str(problem)
+        "the job needs 5 consecutive ports, but too few of gpurun's 11 ports are free" in str(problem)
         for problem in done.problems
     ] == [True]
     for _, lock in done.granted:

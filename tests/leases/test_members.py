@@ -75,7 +75,7 @@ def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch
     before = held[0].ssh_port
     monkeypatch.setattr(allocate.random, "randrange", lambda low, high: low)  # the first free one
     moved = allocate.Allocator(home).move_ports(held)
-    assert store.read(job).ssh_port == moved[0].ssh_port == before + 1 and moved[1].is_current()
+    assert store.read(job).ssh_port == moved[0].ssh_port == before + 2 and moved[1].is_current()
     with monkeypatch.context() as full:
         full.setattr(allocate, "free_ports", lambda *_, **__: None)
         with pytest.raises(StateError, match="all ports that gpurun uses for jobs are in use"):

@@ -75,7 +75,7 @@ def test_a_job_that_waits_for_its_restart_keeps_its_gpus(home):
 
 
 def test_a_job_without_free_ports_waits_and_why_says_so(home, monkeypatch):
-    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23024))
     first, second = submit(home, 4).id, submit(home, 4, 2.0)
     assert granted(home, 3.0) == [first]
     for commit in (True, False):
@@ -90,7 +90,7 @@ def test_a_job_without_free_ports_waits_and_why_says_so(home, monkeypatch):
 
 
 def test_the_first_of_two_waiting_jobs_has_the_last_port_in_a_look_ahead(home, monkeypatch):
-    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23024))
     first, second = submit(home, 4).id, submit(home, 4, 2.0).id
     (answer,) = Allocator(home).run_pass(now_s=4.0, commit=False).decisions.values()
     assert [gang.id for gang, _ in answer.starts] == [first]

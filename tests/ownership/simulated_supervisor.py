@@ -141,6 +141,7 @@ def real_supervisors(world: Any, replace: Any) -> None:
         ("CheckpointWatch", Idle),
         ("OutputsWatch", Idle),
         ("MeetingWatch", Idle),
+        ("SlowWatch", Idle),
         ("Members", Members),
     ):
         replace(watch, name, lambda *arguments, stand_in=stand_in, **named: stand_in(world.acting, *arguments, **named))

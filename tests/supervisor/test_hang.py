@@ -17,7 +17,7 @@ from gpurun.remote.answers import NotAnAnswer, checked_answer
 from gpurun.supervisor import hang
 from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.ends import Reached
-from gpurun.supervisor.verdict.hang import Collective, Frame, Hang, Seen, Standing, explain, ranks_text
+from gpurun.supervisor.verdict.hang import LastCollective, StackFrame, Hang, HangSigns, Standing, explain, ranks_text
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 NOTHING = {"stacks": [], "recorder": [], "ras": ""}
@@ -149,7 +149,7 @@ def test_progress_and_outputs_are_signs_of_life(clock, life):
 
 def collective(number, entered, state="scheduled", *, group="default_pg", host="a", name="nccl:all_reduce"):
     done = entered if state == "completed" else entered - 1
-    return Collective(host, number, group, entered, done, name, state)
+    return LastCollective(host, number, group, entered, done, name, state)
 
 
 def told_collectives(*each):
@@ -243,7 +243,7 @@ def test_an_answer_of_another_shape_is_refused(odd):
 
 
 def standing(number, *frames, host="a", state="S"):
-    made = tuple(Frame(*frame) for frame in (*frames, ("/workspace/train.py", 20, "main")))
+    made = tuple(StackFrame(*frame) for frame in (*frames, ("/workspace/train.py", 20, "main")))
     return Standing(host, number, number, made, state)
 
 
@@ -254,7 +254,7 @@ LOADS = (("/usr/lib/python3.11/socket.py", 700, "recv"), ("/workspace/data.py", 
 
 
 def test_who_stands_outside_of_the_collective_is_waited_for():
-    seen = Seen(tuple(standing(number, *(LOADS if number == 2 else WAITS)) for number in range(4)))
+    seen = HangSigns(tuple(standing(number, *(LOADS if number == 2 else WAITS)) for number in range(4)))
     found = explain(seen, "silent")
     assert (found.rank, found.host) == (2, "a")
     why = "rank 2 on a did not come to all_reduce, in which the others wait"
@@ -268,7 +268,7 @@ def test_who_stands_outside_of_the_collective_is_waited_for():
 def test_the_recorder_is_believed_before_stacks():
     """The rank that is behind is in a collective, too: of another group."""
     standings = tuple(standing(number, *WAITS) for number in range(4))
-    seen = Seen(standings, tuple(collective(number, 9 - (number == 1)) for number in range(4)))
+    seen = HangSigns(standings, tuple(collective(number, 9 - (number == 1)) for number in range(4)))
     assert explain(seen, "s").reason.startswith(
         "s; rank 1 on a did not come to all_reduce 9, in which the others wait: it"
     )
@@ -276,7 +276,7 @@ def test_the_recorder_is_believed_before_stacks():
 
 def test_of_several_groups_the_one_whose_late_rank_does_not_wait_tells():
     """Ranks 0 and 1 share a group, 1 and 2 another: 0 waits for 1, which waits for 2."""
-    seen = Seen(collectives=(
+    seen = HangSigns(collectives=(
         collective(0, 5, group="first"), collective(1, 4, "completed", group="first"), collective(1, 8, group="second"),
         collective(2, 7, "completed", group="second"),
     ))  # fmt: skip
@@ -293,13 +293,13 @@ RAS = """Errors:
 
 
 def test_nccl_names_a_rank():
-    found = explain(Seen(ras=RAS, standings=(standing(0, *LOADS), standing(1, *LOADS))), "s")
+    found = explain(HangSigns(ras=RAS, standings=(standing(0, *LOADS), standing(1, *LOADS))), "s")
     assert found.reason.startswith("s; rank 1 on a did not come to AllReduce 21, in which the others wait: it is at")
     assert found.evidence.startswith("NCCL RAS: #0-0 MISMATCH / Communicator ranks have different AllReduce operation")
 
 
 def test_a_rank_that_waits_for_a_disk():
-    seen = Seen((*(standing(number, *WAITS) for number in range(3)), Standing("b", 3, 3, (), "D")))
+    seen = HangSigns((*(standing(number, *WAITS) for number in range(3)), Standing("b", 3, 3, (), "D")))
     assert (
         "rank 3 on b did not come to all_reduce, in which the others wait: it waits in the kernel"
         in explain(seen, "s").reason
@@ -307,12 +307,12 @@ def test_a_rank_that_waits_for_a_disk():
 
 
 def test_nobody_is_named_if_nothing_tells():
-    assert explain(Seen(), "s") == Hang("s")
-    alike = Seen(tuple(standing(number, *LOADS) for number in range(4)))
+    assert explain(HangSigns(), "s") == Hang("s")
+    alike = HangSigns(tuple(standing(number, *LOADS) for number in range(4)))
     assert explain(alike, "s").reason == "s" and explain(alike, "s").rank is None
-    halves = Seen(tuple(standing(n, ("/w/a.py", n % 2, "f")) for n in range(4)))
+    halves = HangSigns(tuple(standing(n, ("/w/a.py", n % 2, "f")) for n in range(4)))
     assert explain(halves, "s").rank is None
-    all_wait = Seen(collectives=tuple(collective(number, 9) for number in range(4)))
+    all_wait = HangSigns(collectives=tuple(collective(number, 9) for number in range(4)))
     assert explain(all_wait, "s").reason == "s" and "all_reduce 9, scheduled" in explain(all_wait, "s").lines[0]
 
 
@@ -328,17 +328,17 @@ def test_ranks_for_people(numbers, text):
 NAMES = st.text(max_size=20)
 STANDINGS = st.builds(
     Standing, st.just("a"), st.integers(0, 9), st.integers(0, 9),
-    st.lists(st.builds(Frame, NAMES | st.just(TORCH[0]), st.integers(0, 99), NAMES), max_size=5).map(tuple),
+    st.lists(st.builds(StackFrame, NAMES | st.just(TORCH[0]), st.integers(0, 99), NAMES), max_size=5).map(tuple),
     st.sampled_from(["S", "D", "R", ""]),
 )  # fmt: skip
 COLLECTIVES = st.builds(
-    Collective, st.just("a"), st.integers(0, 9), NAMES, st.integers(0, 99), st.integers(0, 99), NAMES, NAMES
+    LastCollective, st.just("a"), st.integers(0, 9), NAMES, st.integers(0, 99), st.integers(0, 99), NAMES, NAMES
 )
 
 
 @given(
     st.builds(
-        Seen, st.lists(STANDINGS, max_size=8).map(tuple), st.lists(COLLECTIVES, max_size=8).map(tuple),
+        HangSigns, st.lists(STANDINGS, max_size=8).map(tuple), st.lists(COLLECTIVES, max_size=8).map(tuple),
         NAMES | st.just(RAS) | st.just(RAS * 3),
     )
 )  # fmt: skip

@@ -48,7 +48,7 @@ class World:
                         self.ranks[host][str(rank)] = {"progress": told}
                 self.watch.add_gpus(host, {"gpus": self.gpus[host]})
             self.watch.look()
-        return warnings_of(self.job.folder.events, self.job.record.attempt)
+        return list(warnings_of(self.job.folder.events, self.job.record.attempt))
 
 
 @pytest.fixture

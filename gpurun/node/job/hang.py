@@ -53,7 +53,7 @@ _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.* \(most recent call 
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
-class _Asked(NamedTuple):
+class _Signalled(NamedTuple):
     """A process that prints its stacks, its rank's file of stacks, and where the file ended before."""
 
     one: RankProcess
@@ -149,7 +149,7 @@ def _file(job: str, one: RankProcess) -> str:
     return os.path.join(rank_processes.run_folder(job), "ranks", attempt, name, STACKS)
 
 
-def _ask(path: str, one: RankProcess) -> Optional[_Asked]:
+def _ask(path: str, one: RankProcess) -> Optional[_Signalled]:
     """Send the signal to a process that prints into this file. None for one that has closed the file: the number of its
     descriptor may be another file's now.
     """
@@ -162,7 +162,7 @@ def _ask(path: str, one: RankProcess) -> Optional[_Asked]:
         os.kill(one.process.pid, SIGNAL)
     except OSError:
         return None
-    return _Asked(one, path, found.st_size)
+    return _Signalled(one, path, found.st_size)
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:
@@ -176,7 +176,7 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
     return False
 
 
-def _printed(call: Call, asked: List[_Asked]) -> List[Dict[str, Any]]:
+def _printed(call: Call, asked: List[_Signalled]) -> List[Dict[str, Any]]:
     """Wait until all have printed, or for `PRINTED_S`; return what they printed."""
     deadline = time.monotonic() + PRINTED_S
     texts: Dict[str, bytes] = {}

@@ -28,7 +28,7 @@ _RAS_ERRORS = ("MISMATCH", "INCOMPLETE", "ERROR", "DEAD", "TIMEOUT", "ASYNC")
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """One frame of a Python stack."""
 
     file: str
@@ -61,11 +61,11 @@ class Standing:
     host: str
     rank: int
     number: int
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
     state: str = ""
 
     @property
-    def frame(self) -> Frame | None:
+    def frame(self) -> StackFrame | None:
         """Return the innermost frame of the user's code; the innermost of all if there is none."""
         return next((frame for frame in self.frames if frame.is_users), self.frames[0] if self.frames else None)
 
@@ -78,7 +78,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Collective:
+class LastCollective:
     """The last collective of a rank in one process group of PyTorch.
 
     Attributes:
@@ -97,11 +97,11 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Seen:
+class HangSigns:
     """What the hosts of a gang found. `ras` is what NCCL said, `silent` the hosts that did not answer."""
 
     standings: tuple[Standing, ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[LastCollective, ...] = ()
     ras: str = ""
     problems: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Hang:
     evidence: str = ""
 
 
-def explain(seen: Seen, silence: str) -> Hang:
+def explain(seen: HangSigns, silence: str) -> Hang:
     """Return what is known about a gang that has been silent.
 
     Args:
@@ -150,17 +150,17 @@ def explain(seen: Seen, silence: str) -> Hang:
     )
 
 
-def _host_of(seen: Seen, late: Collection[int]) -> str | None:
+def _host_of(seen: HangSigns, late: Collection[int]) -> str | None:
     return next((each.host for each in seen.collectives if each.number in late), None)
 
 
-def _late(seen: Seen) -> tuple[frozenset[int], str]:
+def _late(seen: HangSigns) -> tuple[frozenset[int], str]:
     """Return the ranks that the others wait for, and for what; none if nothing tells."""
     found = _by_recorder(seen.collectives), _by_ras(seen.ras), _by_stacks(seen.standings)
     return next((each for each in found if each[0]), (frozenset(), ""))
 
 
-def _by_recorder(collectives: Sequence[Collective]) -> tuple[frozenset[int], str]:
+def _by_recorder(collectives: Sequence[LastCollective]) -> tuple[frozenset[int], str]:
     """Compare how far the ranks of each process group are. A rank that waits itself in another group is no cause."""
     waiting = {each.number for each in collectives if each.done < each.entered}
     found: dict[str, tuple[frozenset[int], str]] = {}
@@ -208,7 +208,7 @@ def _by_stacks(standings: Sequence[Standing]) -> tuple[frozenset[int], str]:
     return frozenset(), ""
 
 
-def _sentence(late: Collection[int], what: str, seen: Seen, standings: Mapping[int, Standing]) -> str:
+def _sentence(late: Collection[int], what: str, seen: HangSigns, standings: Mapping[int, Standing]) -> str:
     names = ranks_text(late)
     first = standings.get(min(late))
     on = f" on {first.host}" if first else f" on {host}" if (host := _host_of(seen, late)) else ""
@@ -239,7 +239,7 @@ def ranks_text(numbers: Collection[int]) -> str:
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts[:NAMED])}{more}"
 
 
-def _lines(seen: Seen) -> Iterable[str]:
+def _lines(seen: HangSigns) -> Iterable[str]:
     """Yield where the ranks stand: those that stand at the same place in one line, the fewest first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for each in seen.standings:
