@@ -191,7 +191,7 @@ def recipes() -> str:
             "retry",
             recipe_keys.RETRY,
             "`retry: 3` is short for `retry: {times: 3}`. The flags are `--retry NUMBER`, `--retry-on`, "
-            "`--retry-only-with-progress` and `--retry-wait`.",
+            "`--retry-only-progress` and `--retry-wait`.",
         ),
         (
             "python",

@@ -112,8 +112,9 @@ def _place(parameter: inspect.Parameter) -> int:
 def _words_of(setting: JobSetting) -> Callable[[str], list[str]] | None:
     """Return what completes the setting's value in a shell; None = nothing does."""
     offered: Callable[[str], list[str]] | None = getattr(completion, str(setting.flag and setting.flag.complete), None)
-    if offered is None and setting.kind.options:
-        return lambda incomplete: [option for option in setting.kind.options if option.startswith(incomplete)]
+    options = setting.kind.options or (setting.kind.item.options if setting.kind.item is not None else ())
+    if offered is None and options:
+        return lambda incomplete: [option for option in options if option.startswith(incomplete)]
     if offered is None or not setting.is_named:
         return offered
 

@@ -313,7 +313,7 @@ class RetryKeys(TypedDict, total=False):
             default="true",
             more="Progress is a further step that the program reports, or a new checkpoint: one that the program "
             "reports, or a new or changed file of the outputs that is no log",
-            flag=KeyFlag(FAILS, "", ("--retry-only-with-progress",)),
+            flag=KeyFlag(FAILS, "", ("--retry-only-progress",)),
         ),
     ]
     wait: Annotated[

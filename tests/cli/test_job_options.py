@@ -30,6 +30,7 @@ fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {"h[1-2]": {}}}, r2: {hosts: {"h[3-4]": {}}}}
 """
 BASE = {"image": "i:1", "gpus": 8, "command": ["true"], "memory": "128GiB", "name": "n"}
+OWN_NAMES = ("hosts", "mounts", "secrets", "python", "retry_only_with_progress")
 VALUES = {"hosts": "[h1, h3]", "avoid": "[h2]"}
 """Values that the examples of the documentation cannot have here."""
 
@@ -90,7 +91,7 @@ def test_each_setting_has_a_flag_of_the_same_words_on_three_commands_or_a_reason
         if setting.flag is None:
             assert len(setting.no_flag) > 10, key
             continue
-        assert setting.names[-1] == f"--{key.replace('_', '-')}" or key in ("hosts", "mounts", "secrets", "python"), key
+        assert setting.names[-1] == f"--{key.replace('_', '-')}" or key in OWN_NAMES, key
         assert bool(setting.flag.why) == (len(setting.flag.only) < len(PLACES)), key
         assert setting.is_switch or setting.value.strip("aAbBrw[]:|"), key
         assert setting.flag.complete in (None, "files", "folders", *vars(completion)), key
@@ -146,7 +147,7 @@ def test_the_flags_of_retry_give_what_its_keys_give_and_a_flag_changes_one_key_o
         "time_limit",
         "--retry-on",
         "hang",
-        "--not-retry-only-with-progress",
+        "--not-retry-only-progress",
         "--retry-wait",
         "90s",
     ]
