@@ -55,7 +55,9 @@ from gpurun.supervisor.outputs.plan import (
 )
 
 OUTPUTS = b"outputs"
-SAMPLES, SAMPLE_BYTES = 16, 16 << 10
+SAMPLE_BYTES, LARGE_BYTES = 16 << 10, 64 << 20
+SAMPLES, LARGE_SAMPLES = 8, 64
+"""So many places of a file are compared, and of a large one."""
 
 
 class HeadCopy:
@@ -373,11 +375,13 @@ def _held(top: int | None, *, has_sizes: bool) -> Mapping[str, Listed]:
 
 
 def _sample(descriptor: int, size: int) -> str:
-    """Return a digest of a file's size and of `SAMPLES` places, the first and the last bytes among them."""
+    """Return a digest of a file's size and of some places, the first and the last bytes among them. PyTorch's archives
+    end with checksums of all tensors.
+    """
     found = hashlib.sha256(str(size).encode())
-    last = max(0, size - SAMPLE_BYTES)
-    for number in range(SAMPLES if last else 1):
-        found.update(os.pread(descriptor, SAMPLE_BYTES, last * number // (SAMPLES - 1)))
+    last, samples = max(0, size - SAMPLE_BYTES), LARGE_SAMPLES if size >= LARGE_BYTES else SAMPLES
+    for number in range(samples if last else 1):
+        found.update(os.pread(descriptor, SAMPLE_BYTES, last * number // (samples - 1)))
     return found.hexdigest()
 
 

@@ -19,7 +19,7 @@ from gpurun.supervisor.outputs.copy import HeadCopy
 
 BEGAN = "outputs.began"
 """The file of the job's folder that has the content at the beginning of the attempt."""
-MOST_FILES = 5000
+MOST_FILES = 1000
 """So many files are compared, those that changed last."""
 MOST_SHOWN = 100
 LOGS = (
