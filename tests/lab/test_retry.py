@@ -158,3 +158,34 @@ def test_a_supervisor_that_is_killed_while_it_ends_an_attempt_does_not_cost_a_re
     assert cluster.gpurun("status", "-i", str(cluster.inventory)).code == 0  # adopts it
     found = finish(cluster, job, "SUCCEEDED", 0)
     assert (found["attempt"], found["retries"]) == (2, 1), found
+
+
+TRIAL = """
+import os, sys
+import gpurun_runtime as g
+path, attempt = g.outputs() + "/model.pt", int(os.environ["GPURUN_ATTEMPT"])
+saved = os.path.exists(path)
+open(path, "w").write(str(attempt))
+g.report(attempt, accuracy=g.parameters()["lr"])
+sys.exit(0 if saved else 5)
+"""
+
+
+def test_a_trial_of_a_sweep_is_retried_as_a_job_is_and_a_rehearsal_is_not(cluster):
+    place = ("-i", str(cluster.inventory), "--image", TINY, "--launcher", "tasks", "--retry", "2", "--retry-wait", "1s")
+    command = ("--", "python3", "-c", TRIAL)
+    done = cluster.gpurun(
+        "sweep", *place, "-n", "1", "--outputs", "/out", "--name", "again", "--metric", "accuracy:max",
+        "--grid", "lr=1,2", *command,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    sweep = done.out.strip()
+    rehearsed = cluster.gpurun("submit", *place, "-n", "2", "--gpus-per-host", "1", "--rehearse", "60s", *command)
+    assert rehearsed.code == 0, rehearsed.err
+    until(lambda: json.loads(cluster.gpurun("sweep", "status", sweep, "--json").out)["done"], every_s=1.0)
+    found = json.loads(cluster.gpurun("sweep", "status", sweep, "--json").out)
+    jobs = [cluster.record(job) for job in (path.name for path in (cluster.home / "jobs").glob("j-*"))]
+    trials = [job for job in jobs if job["name"].startswith("again-")]
+    assert [(job["state"], job["retries"], job["attempt"]) for job in trials] == [("SUCCEEDED", 1, 2)] * 2, found
+    found = finish(cluster, rehearsed.out.strip(), "FAILED")
+    assert (found["retries"], found["attempt"]) == (0, 1)
