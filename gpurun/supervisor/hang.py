@@ -22,7 +22,7 @@ from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.ends import Reached
-from gpurun.supervisor.verdict.hang import LastCollective, StackFrame, Hang, HangSigns, Standing, explain
+from gpurun.supervisor.verdict.hang import Hang, HangSigns, LastCollective, StackFrame, Standing, explain
 
 SILENT_S = 600.0
 """After so long, a person is told where the ranks stand, if they stand still; also without ``hang_timeout``."""

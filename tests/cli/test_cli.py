@@ -100,6 +100,9 @@ def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventor
     found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "--max-restarts=3", "train.py"])
     assert "gpurun starts the ranks (torchrun); each runs: python3 -u train.py" in found["said"]
     assert any("left out: --max-restarts=3 (gpurun itself starts a failed job again" in text for text in found["said"])
+    assert found["job"]["retry"] == {
+        "times": 3, "on": ["failure", "hang"], "only_with_progress": True, "wait_s": None,
+    }  # fmt: skip
     assert found["job"]["launcher"] == "torchrun"
     assert found["job"]["workdir"] == str(tmp_path / "code")
     assert (found["launch"], found["job"]["command"]) == (["/gpurun/bin/rank"], ["python3", "-u", "train.py"])

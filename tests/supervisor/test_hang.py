@@ -17,7 +17,7 @@ from gpurun.remote.answers import NotAnAnswer, checked_answer
 from gpurun.supervisor import hang
 from gpurun.supervisor.ranks import Seating
 from gpurun.supervisor.verdict.ends import Reached
-from gpurun.supervisor.verdict.hang import LastCollective, StackFrame, Hang, HangSigns, Standing, explain, ranks_text
+from gpurun.supervisor.verdict.hang import Hang, HangSigns, LastCollective, StackFrame, Standing, explain, ranks_text
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 NOTHING = {"stacks": [], "recorder": [], "ras": ""}
