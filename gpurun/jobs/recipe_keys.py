@@ -629,7 +629,7 @@ class RecipeKeys(TypedDict, total=False):
         means(
             "notify the owner when all GPUs were less than 5 % busy for this long, then end or preempt the job",
             "2h",
-            default="the pool's `idle_timeout`",
+            default="as the job's pool says",
             more="A job without a pool ends 10 minutes after the notification. The value must not exceed the pool's "
             "`idle_timeout`, unless the pool has `idle_longer`",
             flag=KeyFlag(FAILS, "TIME"),
