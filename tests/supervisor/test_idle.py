@@ -327,6 +327,18 @@ def test_what_is_no_report_of_all_gpus_ends_no_job(gang, said):
     assert warnings_of(one.job.folder.events, 1) == {}
 
 
+def test_gpus_of_others_do_not_count(gang):
+    one = gang()
+    meter, watch = one.begin()
+    for _ in range(3):
+        half_minutes(one, meter, 1)
+        other = {"index": 99, "uuid": "", "samples": 30, "mean": 99.0, "most": 99.0, "memory_mib": 1}
+        meter.add(one.job.hosts[0], {"gpus": [other]})
+        meter.add("elsewhere", {"gpus": [{**other, "index": 0}]})
+    assert meter.due(watch._policy)[1].row_s == 90.0
+    assert len(meter._count._row._rows) == 2
+
+
 def test_a_host_that_falls_silent_ends_no_job(gang):
     one = gang()
     meter, watch = one.begin()

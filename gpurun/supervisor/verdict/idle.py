@@ -6,7 +6,7 @@ is no idle time. What a host says may be anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -128,16 +128,14 @@ class ActivityCount:
         self.did = did
         self._row = IdleRow(did.row_s)
 
-    def add_use(
-        self, reports: Mapping[Gpu, tuple[float | None, float]], gpus: Collection[Gpu], at_s: float
-    ) -> None:  # fmt: skip
+    def add_use(self, reports: Mapping[Gpu, tuple[float | None, float]], gpus: Set[Gpu], at_s: float) -> None:
         """Add a host's reports: the percentage and the sampled seconds of each GPU, as in `IdleRow.add`.
 
         Args:
-            gpus: all GPUs of the gang.
+            gpus: all GPUs of the gang. Reports about others do not count.
         """
-        for gpu, (percent, sampled_s) in reports.items():
-            self._row.add(gpu, percent, sampled_s, at_s)
+        for gpu in reports.keys() & gpus:
+            self._row.add(gpu, *reports[gpu], at_s)
         did, row_s = self.did, self._row.seconds(gpus)
         more_s = 0.0 if self._is_repeating else max(0.0, row_s - did.row_s if row_s >= did.row_s else row_s)
         if row_s < did.row_s:
