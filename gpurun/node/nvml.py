@@ -157,8 +157,10 @@ def _gpu(device: Device) -> Dict[str, Any]:
 
 
 def _link(device: Device) -> Dict[str, Any]:
-    use = device.ask("nvmlDeviceGetUtilizationRates")
-    return link_of(device.ask, use is not None and int(use.gpu) >= BUSY_PERCENT)
+    use, before = device.ask("nvmlDeviceGetUtilizationRates"), device.problem
+    found = link_of(device.ask, use is not None and int(use.gpu) >= BUSY_PERCENT)
+    device.problem = before  # a GPU whose link is not known is not lost
+    return found
 
 
 def link_of(ask: Callable[[str], Any], is_busy: bool) -> Dict[str, Any]:

@@ -259,8 +259,10 @@ def _speed(nvml: Any, handle: Any, use: Optional[int]) -> Dict[str, Any]:
     """Return what can make a GPU slow: its clock, faults that hold the clock down, and its PCIe link."""
 
     def ask(function: str, *arguments: Any) -> Any:
-        call = getattr(nvml, function, None)  # None: an older pynvml
-        return None if call is None else _supported(nvml, lambda: int(call(handle, *arguments)))
+        try:
+            return int(getattr(nvml, function)(handle, *arguments))
+        except (AttributeError, nvml.NVMLError):  # an older pynvml; whatever the driver refuses, the GPU is not lost
+            return None
 
     link = link_of(ask, use is not None and use >= BUSY_PERCENT)
     mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0

@@ -104,6 +104,25 @@ def test_what_makes_a_gpu_slow_is_answered_to_the_probe_and_to_the_watch_of_a_ga
 
 
 @needs_gcc
+@pytest.mark.parametrize("number", [2, 3, 999])
+def test_a_driver_that_refuses_to_say_what_makes_a_gpu_slow_has_not_lost_it(gpus, monkeypatch, number):
+    """A job ends for a GPU that is lost. With MIG, the clock and the link of a part of a GPU are not said."""
+
+    def refuse(*_):
+        raise pynvml.NVMLError(number)
+
+    gpus(host())
+    for name in ("ClockInfo", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "CurrentClocksThrottleReasons"):
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", refuse)
+    pynvml.nvmlInit()
+    found = nvml_apart._card(pynvml, (0, ""))
+    assert (found["lost"], found["sm_mhz"], found["throttle"], found["pcie_width"]) == ("", None, [], None)
+    assert (found["use"], found["pcie_max_width"]) == (0, 16)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda _: 0)
+    assert [gpu["problem"] for gpu in nvml.read_nvml(pynvml)["gpus"]] == [""] * 4
+
+
+@needs_gcc
 def test_only_processes_that_live_are_listed(gpus):
     path = gpus(host())
     change(path, 0, {"processes": f"{os.getpid()}:512 4194000:100 nonsense 1", "used_mib": "3"})
