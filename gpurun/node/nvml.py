@@ -39,6 +39,8 @@ SM_CLOCK = 1  # NVML_CLOCK_SM
 BUSY_PERCENT = 50
 """An idle GPU lowers the generation of its PCIe link, so it is not reported then."""
 MAX_NVLINKS = 18
+MOST_LANES = 64
+MOST_MHZ = 100_000
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 MIB = 1 << 20
 MEMORY_V2 = 0x02000028
@@ -169,12 +171,14 @@ def link_of(ask: Callable[[str], Any], is_busy: bool) -> Dict[str, Any]:
     Args:
         ask: returns the answer of an NVML function; None if the GPU or driver does not support the function.
     """
-    return {
+    said = {
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
         "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
         "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration") if is_busy else None,
         "pcie_max_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
     }
+    # A virtual GPU has no link of its own: drivers say 0 or the largest number then.
+    return {key: value if value is not None and 0 < value <= MOST_LANES else None for key, value in said.items()}
 
 
 def pci_address(bus_id: str) -> str:

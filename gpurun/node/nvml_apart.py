@@ -34,6 +34,7 @@ from gpurun.node.nvml import (
     BUSY_PERCENT,
     FUNCTION_NOT_FOUND,
     MEMORY_V2,
+    MOST_MHZ,
     NO_PERMISSION,
     NOT_SUPPORTED,
     SM_CLOCK,
@@ -266,7 +267,9 @@ def _speed(nvml: Any, handle: Any, use: Optional[int]) -> Dict[str, Any]:
 
     link = link_of(ask, use is not None and use >= BUSY_PERCENT)
     mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    return {"sm_mhz": ask("nvmlDeviceGetClockInfo", SM_CLOCK), "throttle": throttle_in(mask), **link}
+    clock = ask("nvmlDeviceGetClockInfo", SM_CLOCK)
+    sane = clock if clock is not None and 0 <= clock <= MOST_MHZ else None
+    return {"sm_mhz": sane, "throttle": throttle_in(mask), **link}
 
 
 def _memory_mib(nvml: Any, handle: Any) -> Optional[int]:

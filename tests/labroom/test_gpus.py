@@ -104,6 +104,16 @@ def test_what_makes_a_gpu_slow_is_answered_to_the_probe_and_to_the_watch_of_a_ga
 
 
 @needs_gcc
+def test_numbers_that_no_gpu_has_are_left_out(gpus):
+    """The head would take the whole report of the host for broken."""
+    change(gpus(host()), 0, {"pcie_width": "0", "pcie_max_width": "0xffffffff", "sm_mhz": "0xffffffff"})
+    pynvml.nvmlInit()
+    found, probed = nvml_apart._card(pynvml, (0, "")), nvml.read_nvml(pynvml)["gpus"][0]
+    assert found["sm_mhz"] is found["pcie_width"] is found["pcie_max_width"] is probed["pcie_max_width"] is None
+    assert (found["lost"], probed["problem"]) == ("", "")
+
+
+@needs_gcc
 @pytest.mark.parametrize("number", [2, 3, 999])
 def test_a_driver_that_refuses_to_say_what_makes_a_gpu_slow_has_not_lost_it(gpus, monkeypatch, number):
     """A job ends for a GPU that is lost. With MIG, the clock and the link of a part of a GPU are not said."""
