@@ -393,7 +393,7 @@ class Setback:
         said: the reason, if the kind alone is not specific.
         step: the furthest step that a rank reported; None = no rank reported one.
         ran_s: seconds in RUNNING.
-        fruitless: the number of consecutive attempts without progress, including this one.
+        fruitless: the number of attempts without progress that hosts' faults ended one after the other, with this one.
         furthest, saved: the furthest step that a rank reported, and the furthest that a rank reported as saved, in this
             or an earlier attempt; None = no rank reported one.
         futile: how many ends of the program itself came one after the other without progress, including this one.

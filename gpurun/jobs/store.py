@@ -609,7 +609,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
         return now
     outcome = record.outcome or State.FAILED
     if record.unjudged is not None:  # somebody removed its lease before its supervisor could decide
-        outcome, record = record.unjudged.outcome, record.but(unjudged=None)
+        outcome, record = record.unjudged.outcome, folder.write(record.but(unjudged=None))
     request = folder.cancel_request()
     if outcome is State.QUEUED and request is not None and request.kind == "cancel":
         record = folder.write(record.but(reason=request.outcome, code=1))

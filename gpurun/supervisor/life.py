@@ -226,8 +226,10 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
     """Return whether another attempt follows a failed one, and when; none if it failed like the attempt before."""
     record, now_s, before = job.record, job.clock(), job.record.setback
     setback = _setback(job, end)
-    if not ends.achieved(before, setback, has_saved=record.has_saved):
-        setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
+    if ends.achieved(before, setback, has_saved=record.has_saved):
+        setback = replace(setback, fruitless=0, futile=0)
+    else:
+        setback = replace(setback, fruitless=setback.fruitless + 1)
     why = ""
     if before is not None and ends.repeats(before, setback):
         why = f"attempt {before.attempt} failed the same way, and the job has made no progress since"

@@ -197,7 +197,8 @@ def test_a_job_whose_lease_is_removed_before_the_retry_is_decided_ends(tmp_path)
     record = folder.write(
         folder.record().but(state=State.STOPPING, attempt=1, outcome=State.QUEUED, unjudged=unjudged, reason="over")
     )
-    assert finish(store, record, now_s=5.0).state is State.TIMED_OUT
+    ended = finish(store, record, now_s=5.0)
+    assert (ended.state, ended.unjudged, ended.reason) == (State.TIMED_OUT, None, "over")
 
 
 # What an attempt has written, from real agents on folders of this machine.

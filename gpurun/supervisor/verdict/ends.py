@@ -359,7 +359,9 @@ def setback_of(
     found = Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, None, ran_s)
     if before is not None:
         so_far = _further(before.furthest, before.step)  # an older gpurun wrote only the step
-        found = replace(found, furthest=so_far, saved=before.saved, futile=before.futile)
+        found = replace(
+            found, fruitless=before.fruitless, furthest=so_far, saved=before.saved, futile=before.futile
+        )  # fmt: skip
     return with_steps(found, Reached(step, saved))
 
 
@@ -450,6 +452,7 @@ class Judged:
     Attributes:
         outcome: QUEUED = the job is retried.
         reason: why the attempt ended, and why it is retried or not.
+        setback: the attempt, with how many before it were futile, too.
         restart: None = the job is not retried.
     """
 
