@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
-from gpurun.jobs.record import CancelRequest, FirstFailure, GpuHolder, Restart, State, Unjudged
+from gpurun.jobs.record import CancelRequest, FirstFailure, GpuHolder, Restart, Setback, State, Unjudged
 from gpurun.jobs.spec import JobSpec, Retry
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Allocator
@@ -254,3 +254,13 @@ def test_the_last_retry_ends_with_the_last_attempts_code(retried, monkeypatch):
     record = retried.folder.record()
     assert (record.code, record.exit_code) == (1, 3)
     assert record.reason == "rank 0 on h1 failed first; no retry is left: the job had 2 retries"
+
+
+@pytest.mark.parametrize(("step", "counts"), [(9, (0, 0)), (None, (2, 1))])
+def test_a_hosts_fault_with_progress_forgives_what_was_in_vain_before(retried, monkeypatch, step, counts):
+    retried.amend(setback=Setback(0, "rank", "", 0, 1, 5, 20.0, fruitless=1, futile=1), attempt=1)
+    monkeypatch.setattr(life, "furthest", lambda job: Reached(step, None))
+    ends_with(BROKEN, monkeypatch)
+    assert life.live(retried) is State.QUEUED
+    found = retried.folder.record().setback
+    assert (found.fruitless, found.futile) == counts
