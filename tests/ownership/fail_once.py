@@ -22,14 +22,14 @@ from gpurun.head.spawn import cancel
 from gpurun.head.submit import submit_jobs
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import State
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import JobSpec, Retry
 from gpurun.jobs.store import JobStore
 from gpurun.state.hosts import Cordon, Cordons
 
 ROUNDS = 400
 MOST_CALLS = 1_000_000
 SPECS = (
-    JobSpec(name="n", image="i", gpus=4, command=("true",), max_restarts=3),
+    JobSpec(name="n", image="i", gpus=4, command=("true",), max_restarts=3, retry=Retry(1)),
     JobSpec(name="n", image="i", gpus=2, command=("true",), max_restarts=3),
 )
 

@@ -22,7 +22,7 @@ from gpurun.head import spawn, waiter
 from gpurun.head.submit import submit_jobs
 from gpurun.inventory.read import load_inventory
 from gpurun.jobs.record import CancelRequest, State
-from gpurun.jobs.spec import Constraints, Grant, JobSpec
+from gpurun.jobs.spec import Constraints, Grant, JobSpec, Retry
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Allocator
 from gpurun.leases.lease import Lease
@@ -135,6 +135,7 @@ def wanted(world: World, dice: random.Random) -> tuple[JobSpec, Path]:
         min_gpus=dice.choice((None, None, 1)), preemptible=dice.random() < 0.4,
         pool=dice.choice((None, None, "p", "q")) if "inventory" in str(spelled) or "link" in str(spelled) else None,
         constraints=Constraints(locality=dice.choice(("any", "any", "rack"))),
+        retry=Retry(3, only_with_progress=False, wait_s=30.0) if gpus in (1, 4) else None,
     )  # fmt: skip
     return spec, spelled
 
