@@ -13,14 +13,15 @@ from pathlib import Path
 
 from gpurun.content.export import default_folder
 from gpurun.content.store import Stored
-from gpurun.content.tree import DigestMemory, FolderTree, changed, digest_unchanged, unreadable
+from gpurun.content.tree import DigestMemory, FolderTree, changed, digest_unchanged, scan, unreadable
+from gpurun.content.workdir import Code
 from gpurun.errors import BadInput, GpurunError, HostFailure
 from gpurun.jobs.spec import DataSource
 from gpurun.jobs.store import JobStore
-from gpurun.node import data
 from gpurun.node.agent.frames import OpError
 from gpurun.node.folder import below
 from gpurun.node.folder.below import ContentDigest, Entry, Found, blocks, digest_of, walk
+from gpurun.node.transfer import sets
 from gpurun.node.transfer.spool import Blob, ChunkHashes, FilesBlob, ManyFiles, stored_of
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
@@ -38,9 +39,19 @@ class DataFolder(FolderTree):
     """A folder as a data set, as it was when gpurun read it."""
 
     @property
-    def size(self) -> int:
-        """Return the total size of all files in bytes."""
-        return sum(entry.size for entry in self.entries)
+    def changed(self) -> GpurunError:
+        """Return the error if the folder has changed."""
+        return BadInput(CHANGED, where=str(self.top), hint=HINT)
+
+    @classmethod
+    def of_workdir(cls, top: Path) -> DataFolder:
+        """Return a workdir as it is now, without what git ignores.
+
+        Raises:
+            BadInput, HostNotReady: as `scan`.
+        """
+        found = scan(top)
+        return cls(found.top, found.entries, found.memory)
 
     def blob(self, name: str, hashes: bytes) -> FilesBlob:
         """Return all contents one after the other, for sending. Receivers refuse content that has changed since."""
@@ -79,7 +90,7 @@ class DataFolder(FolderTree):
         except OSError as error:
             raise unreadable(OSError(error.errno, error.strerror), self.top / entry.path) from None
         if (str(whole), whole.size) != (entry.digest, entry.size):
-            self._memory.forget()  # or it remembers wrongly
+            self.memory.forget()  # or it remembers wrongly
             raise changed(self.top / entry.path, HINT)
 
 
@@ -115,10 +126,10 @@ def read_folder(top: Path) -> DataFolder:
         memory.keep()
     except OSError as error:
         raise unreadable(error, top, "gpurun cannot read the data") from None
-    if len(entries) > data.MOST_ENTRIES:
+    if len(entries) > sets.MOST_ENTRIES:
         raise BadInput(
             f"the folder holds {len(entries):,} files, folders and links; "
-            f"a data set can hold at most {data.MOST_ENTRIES:,}",
+            f"a data set can hold at most {sets.MOST_ENTRIES:,}",
             where=str(top), hint="pack the files into archives, or mount a folder of each host with host:/path",
         )  # fmt: skip
     return DataFolder(resolved, entries, memory)
@@ -203,7 +214,7 @@ class DataContent:
         made: makes the blob that the head sends.
         fleet: reaches the holders, and all hosts that lack the set.
         holders: hosts that have the set, the preferred host first.
-        folder: the set's folder on the head; "" = only hosts have the set.
+        changed: the error if the head has other content than announced; None = only hosts have the set.
     """
 
     digest: str
@@ -213,7 +224,7 @@ class DataContent:
     made: Callable[[], Blob]
     fleet: Fleet
     holders: Sequence[str]
-    folder: str = ""
+    changed: GpurunError | None = None
 
     @property
     def stored(self) -> int:
@@ -223,17 +234,12 @@ class DataContent:
     @property
     def is_on_head(self) -> bool:
         """Return whether the head has read the set itself. Then the hashes are right."""
-        return bool(self.folder)
+        return self.changed is not None
 
     @property
     def announced(self) -> Stored:
         """Return the set's blob, for `Relay.announce`. Hosts know the hashes already."""
         return _AnnouncedData(self.digest, self.size, b"", default_folder(), self.made)
-
-    @property
-    def changed(self) -> GpurunError:
-        """Return the error for a folder of the head that has other content than announced."""
-        return BadInput(CHANGED, where=self.folder, hint=HINT)
 
 
 @dataclass(frozen=True)
@@ -262,10 +268,23 @@ def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) ->
     Raises:
         BadInput: the folder has changed.
     """
-    entries, hashes = data.packed(tree.entries), hashes_of(tree)
+    entries, hashes = sets.packed(tree.entries), hashes_of(tree)
     return DataContent(
-        tree.digest, tree.size, entries, hashes, lambda: tree.blob(tree.digest, hashes), fleet, holders, str(tree.top)
+        tree.digest, tree.size, entries, hashes, lambda: tree.blob(tree.digest, hashes), fleet, holders, tree.changed
     )
+
+
+def content_of_code(code: Code | DataFolder, fleet: Fleet, holders: Sequence[str]) -> DataContent:
+    """Return the code of a job. Its name has its times, too.
+
+    Raises:
+        BadInput, StateError: it has changed, or is damaged.
+    """
+    digest, hashes = code.timed_digest, code.chunk_hashes()
+    return DataContent(
+        digest, code.size, sets.packed(code.entries), hashes, lambda: code.blob(digest, hashes), fleet, holders,
+        code.changed,
+    )  # fmt: skip
 
 
 def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], object] = lambda: None) -> DataContent:
@@ -278,10 +297,10 @@ def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], 
         RemoteOpFailed: the host describes another set, or none.
         HostFailure: it does not describe the set in time.
     """
-    entries = _described(fleet, holder, digest, data.ENTRIES, check)
-    hashes = _described(fleet, holder, digest, data.HASHES, check)
+    entries = _described(fleet, holder, digest, sets.ENTRIES, check)
+    hashes = _described(fleet, holder, digest, sets.HASHES, check)
     try:
-        listed = data.unpacked(entries)
+        listed = sets.unpacked(entries)
         size = sum(entry.size for entry in listed)
         blob = _AbsentBlob(digest, size, hashes)
     except OpError as error:
@@ -297,10 +316,10 @@ def _described(fleet: Fleet, holder: str, digest: str, part: str, check: Callabl
         for piece in pieces:
             check()
             found += piece.payload
-            if len(found) > data.MOST_DESCRIBED_BYTES:
+            if len(found) > sets.MOST_DESCRIBED_BYTES:
                 raise bad_answer(
                     holder,
-                    f"the host's answer to data.manifest has more than {data.MOST_DESCRIBED_BYTES} bytes of {part}",
+                    f"the host's answer to data.manifest has more than {sets.MOST_DESCRIBED_BYTES} bytes of {part}",
                 )
             if time.monotonic() > deadline:
                 raise HostFailure(

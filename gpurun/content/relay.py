@@ -140,6 +140,7 @@ class Relay:
     Args:
         chains: the hops of each lane; every host of the transfer is in each of them.
         told: receives the number of bytes that a host has received.
+        transfer: its name on the hosts; "" = a new one.
     """
 
     def __init__(
@@ -148,9 +149,10 @@ class Relay:
         chains: Sequence[Sequence[Hop]],
         options: Options,
         told: Callable[[str, int], object] = lambda _host, _bytes: None,
+        transfer: str = "",
     ) -> None:
         self.failed: dict[str, GpurunError] = {}
-        self.seats = Seats(fleet, options)
+        self.seats = Seats(fleet, options, transfer)
         self.lanes = {
             lane.key: lane for number, hops in enumerate(chains) for lane in lanes_of(hops, number, options.direct)
         }

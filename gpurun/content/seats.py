@@ -148,8 +148,8 @@ class Seat:
 class Seats:
     """The endpoints of one transfer."""
 
-    def __init__(self, fleet: Fleet, options: Options) -> None:
-        self.transfer = secrets.token_hex(8)
+    def __init__(self, fleet: Fleet, options: Options, transfer: str = "") -> None:
+        self.transfer = transfer or secrets.token_hex(8)
         self.blobs: dict[str, Blob] = {}
         self.packing = Packing()
         self._pace = Pace(options.rate_bytes_s)

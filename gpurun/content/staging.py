@@ -1,25 +1,31 @@
-"""Copy a data set to hosts: ask which hosts have it, send it to those that lack it, and name it once it is complete.
+"""Copy a data set, or a job's code, to hosts: ask which hosts have it, send it to those that lack it, and name it once
+it is complete.
 
-The set travels like an image (`gpurun.content.relay`), as one blob: from the user's folder on the head, or from a host
-that has it. The head makes no copy.
+A set travels like an image (`gpurun.content.relay`), as one blob: from the user's folder on the head, or from a host
+that has it. The head makes no copy. Hosts take the files that they have from earlier sets. Of code, each host says what
+it lacks; little of it comes directly over the host's SSH channel, as setting up a transfer would take longer.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict
 
 from gpurun.content import seats
 from gpurun.content.chain import Hop, Want, chain, star
-from gpurun.content.data import DataContent, DataFolder, content_of_folder, content_of_host
+from gpurun.content.data import DataContent, DataFolder, content_of_code, content_of_folder, content_of_host
 from gpurun.content.export import default_folder
 from gpurun.content.relay import DamagedBlob, Relay
 from gpurun.content.ship import Progress, ShipEvent, ShipState, hold_image
-from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable, messages_of
+from gpurun.content.workdir import Code
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable, StateError, messages_of
 from gpurun.inventory.model import Inventory
+from gpurun.node.agent import frames
+from gpurun.node.transfer.sets import CODE, DATA, packed
 from gpurun.remote import Agent, Fleet, RemoteOpFailed, Results
 from gpurun.remote.agent import bad_answer
 from gpurun.state import caches
@@ -125,6 +131,8 @@ def discard(agent: Agent, digest: str, job: str) -> None:
 
 ASK_LIMIT_S, MAKE_LIMIT_S = 60.0, 3600.0
 LIMIT_S = 6 * 3600.0
+DIRECT_BYTES = 2 << 20
+"""Up to here each host is sent the code that it lacks over its SSH channel."""
 FULL_HINT = "free some space on the host, or remove data sets that no job uses with `gpurun data evict`"
 
 
@@ -216,6 +224,7 @@ class Staging:
         user: the attempt that needs the set; None = no attempt needs it yet.
         quotas: host → bytes that all sets may take there; default: a quarter of the disk.
         keep: digests of sets that hosts must not remove to free space.
+        store: `DATA`, or `CODE` for the code of jobs.
         reach: connects to more hosts, if no host of the fleet has the set.
         progress: receives the state of each host.
         check: called repeatedly; raises to stop the copy.
@@ -229,10 +238,22 @@ class Staging:
     reach: Callable[[Sequence[str]], Fleet] = lambda _: Fleet({}, {})
     progress: Callable[[ShipEvent], None] = lambda _: None
     check: Callable[[], object] = lambda: None
+    store: str = DATA
+
+
+def stage_code(
+    code: Code | DataFolder, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
+) -> StageReport:
+    """Make sure that hosts have a job's code, and that the job uses it there. Like `stage`, for how.store = `CODE`.
+
+    Raises:
+        BadInput, StateError: the code on the head has changed, or is damaged.
+    """
+    return stage(code.timed_digest, code, hosts, how, neighbours=neighbours)
 
 
 def stage(
-    digest: str, tree: DataFolder | None, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
+    digest: str, tree: Code | DataFolder | None, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
 ) -> StageReport:
     """Make sure that hosts have a set. If a host fails, the report names it and the others continue. Idempotent.
 
@@ -254,7 +275,7 @@ def stage(
 class _Sender:
     """Copies one set."""
 
-    def __init__(self, digest: str, tree: DataFolder | None, how: Staging) -> None:
+    def __init__(self, digest: str, tree: Code | DataFolder | None, how: Staging) -> None:
         self.size = tree.size if tree is not None else 0
         self.bad_copies: dict[str, GpurunError] = {}
         self._digest, self._tree, self._how = digest, tree, how
@@ -273,7 +294,10 @@ class _Sender:
                     lacking = self._ask(lacking)
                 if lacking:
                     have = [host for host, one in self._results.items() if one.state == "present"]
-                    self._bring(lacking, [*have, *self._holders(neighbours)])
+                    if self._how.store == CODE and self._tree is not None:
+                        self._bring_code(self._tree, lacking, have, neighbours)
+                    else:
+                        self._bring(lacking, [*have, *self._holders(neighbours)])
         return self._results
 
     def _ask(self, hosts: Sequence[str]) -> list[str]:
@@ -289,7 +313,8 @@ class _Sender:
         def ask(agent: Agent) -> bool:
             said = agent.call(
                 "data.use", digests=[self._digest], job=user.job if user is not None else "",
-                attempt=user.attempt if user is not None else 0, timeout_s=ASK_LIMIT_S,
+                attempt=user.attempt if user is not None else 0, store=self._how.store,
+                timeout_s=ASK_LIMIT_S if self._how.store == DATA else MAKE_LIMIT_S,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
                 raise bad_answer(
@@ -299,6 +324,8 @@ class _Sender:
 
         asked = (fleet or self._how.fleet).map(ask, hosts)
         self._silent.update(asked.failed)
+        if self._how.store == CODE:
+            return asked
         caches.note_sites(
             self._digest,
             has=[host for host, has in asked.ok.items() if has],
@@ -320,7 +347,7 @@ class _Sender:
                 holders = self._holders(list(others.agents), others)
                 fleet = Fleet({}, {})
                 fleet.agents = {**self._how.fleet.agents, **others.agents}
-            if self._tree is not None:
+            if isinstance(self._tree, DataFolder):
                 failed = self._send_from_head(self._tree, fleet, holders, lacking)
             else:
                 failed = self._send_from_holders(fleet, holders, lacking)
@@ -328,6 +355,58 @@ class _Sender:
                 self._done(host, "failed" if host in failed else "done", failed.get(host))
         finally:
             others.close()
+
+    def _bring_code(
+        self, code: Code | DataFolder, lacking: Sequence[str], have: Sequence[str], neighbours: Sequence[str]
+    ) -> None:
+        """Send code: what a host lacks directly if that is little, else as a data set."""
+        failed = self._send_code(code, lacking, have, neighbours)
+        accused = [member for member in self._members(have) if member in self._accused]
+        left = [member for member, has in self._asked(accused, self._how.user).ok.items() if not has]
+        if left:  # their copies were damaged, and are put aside
+            self._replaced += left
+            failed = {**failed, **self._send_code(code, left, (), ())}
+        for host in [*lacking, *self._replaced]:
+            self._done(host, "failed" if host in failed else "done", failed.get(host))
+
+    def _send_code(
+        self, code: Code | DataFolder, lacking: Sequence[str], have: Sequence[str], neighbours: Sequence[str]
+    ) -> Mapping[str, GpurunError]:
+        """Return the hosts that failed."""
+        fleet, transfer, entries = self._how.fleet, secrets.token_hex(8), packed(code.entries)
+
+        def begin(agent: Agent) -> bool:
+            lacks = agent.call(
+                "data.begin", transfer=transfer, digest=self._digest, store=CODE, direct=DIRECT_BYTES,
+                payload=entries, timeout_s=MAKE_LIMIT_S,
+            ).value  # fmt: skip
+            if lacks is None:
+                return False
+            if not code.files.keys() >= set(lacks):
+                raise bad_answer(agent.host, "the host's answer to data.begin names content that gpurun did not offer")
+            for _ in agent.stream("data.put", transfer=transfer, payload_in=_contents(code, dict.fromkeys(lacks))):
+                pass
+            self._progress.expect(agent.host, sum(code.files[digest].size for digest in lacks), 0)
+            self._progress.received(agent.host, sum(code.files[digest].size for digest in lacks))
+            return True
+
+        try:
+            begun = fleet.map(begin, lacking)
+            for error in begun.failed.values():
+                if isinstance(error, (BadInput, StateError)):  # it is the head's
+                    raise error
+            failed = {host: _typed(error) for host, error in begun.failed.items()}
+            if rest := [host for host, is_done in begun.ok.items() if not is_done]:
+                done = [host for host, is_done in begun.ok.items() if is_done]
+                content = content_of_code(code, fleet, [*have, *done, *self._holders(neighbours)])
+                failed.update(self._send(content, rest, transfer))
+            return failed
+        finally:
+            self._drop(fleet, lacking, transfer)
+
+    def _drop(self, fleet: Fleet, hosts: Iterable[str], transfer: str) -> None:
+        alive = [host for host in hosts if fleet.agents[host].alive]
+        fleet.map(lambda agent: agent.call("data.drop", transfer=transfer, timeout_s=ASK_LIMIT_S), alive)
 
     def _send_from_head(
         self, tree: DataFolder, fleet: Fleet, holders: Sequence[str], lacking: Sequence[str]
@@ -429,18 +508,22 @@ class _Sender:
             hint="submit the job again to use the source's current content",
         )
 
-    def _send(self, content: DataContent, lacking: Sequence[str]) -> Mapping[str, GpurunError]:
-        """Send the set through the hosts; return the hosts that failed. Incomplete sets are removed everywhere."""
+    def _send(self, content: DataContent, lacking: Sequence[str], begun: str = "") -> Mapping[str, GpurunError]:
+        """Send the set through the hosts; return the hosts that failed. Incomplete sets are removed everywhere.
+
+        Args:
+            begun: the transfer for which hosts have begun to receive the set.
+        """
         lanes = routes(self._how.inventory, lacking, content.holders, self._digest, content.size)
         everybody = list(dict.fromkeys(hop.host for hops in lanes for hop in hops))
         options = seats.options_for(self._how.inventory, everybody)
-        relay = Relay(content.fleet, lanes, options, self._received)
+        relay = Relay(content.fleet, lanes, options, self._received, begun)
         self._lacking = frozenset(lacking)
         for host in lacking:
             self._progress.expect(host, content.stored, 0)
         try:
             relay.open()
-            self._begin(relay, content, everybody)
+            self._begin(relay, content, everybody, begun)
             relay.announce(content.announced)
             deadline = time.monotonic() + LIMIT_S
             while not relay.finished([self._digest]):
@@ -452,25 +535,22 @@ class _Sender:
         finally:
             self._accused |= relay.accused
             relay.close()
-            alive = [host for host in lacking if content.fleet.agents[host].alive]
-            content.fleet.map(
-                lambda agent: agent.call("data.drop", transfer=relay.transfer, timeout_s=ASK_LIMIT_S), alive
-            )
+            self._drop(content.fleet, lacking, relay.transfer)
         return {host: _typed(error) for host, error in relay.failed.items() if host in self._lacking}
 
     def _step(self, relay: Relay, content: DataContent) -> None:
         try:
             relay.step()
         except DamagedBlob as damaged:
-            if content.is_on_head:
+            if content.changed is not None:
                 raise content.changed from None
             relay.give_up(damaged.receiver, _unusable(damaged.receiver, content))
 
-    def _begin(self, relay: Relay, content: DataContent, everybody: Iterable[str]) -> None:
+    def _begin(self, relay: Relay, content: DataContent, everybody: Iterable[str], begun: str) -> None:
         """Make hosts free space, create the files, and expect the blob. Hosts that cannot are given up."""
 
         def begin(agent: Agent) -> None:
-            if agent.host in self._lacking:
+            if agent.host in self._lacking and not begun:
                 agent.call(
                     "data.begin", transfer=relay.transfer, digest=self._digest, quota=self._how.quotas.get(agent.host),
                     keep=sorted({*self._how.keep} - {self._digest}), stored=content.stored, payload=content.entries,
@@ -478,11 +558,11 @@ class _Sender:
                 )  # fmt: skip
             agent.call(
                 "data.expect", transfer=relay.transfer, digest=self._digest, blob=self._digest, payload=content.hashes,
-                timeout_s=ASK_LIMIT_S,
+                store=self._how.store, timeout_s=ASK_LIMIT_S,
             )  # fmt: skip
 
-        begun = content.fleet.map(begin, [host for host in everybody if host not in relay.failed])
-        for host, error in begun.failed.items():
+        ready = content.fleet.map(begin, [host for host in everybody if host not in relay.failed])
+        for host, error in ready.failed.items():
             relay.give_up(host, error)
 
     def _finish(self, relay: Relay, content: DataContent) -> None:
@@ -493,6 +573,8 @@ class _Sender:
         for host, error in finished.failed.items():
             is_corrupt = isinstance(error, RemoteOpFailed) and error.kind == "corrupt" and not content.is_on_head
             relay.give_up(host, _unusable(host, content) if is_corrupt else error)
+        if self._how.store == CODE:
+            return
         caches.note_sites(self._digest, has=finished.ok)
 
     def _received(self, host: str, count: int) -> None:
@@ -508,6 +590,13 @@ class _Sender:
     def _wait(self, seconds: float) -> None:
         self._how.check()
         time.sleep(seconds)
+
+
+def _contents(code: Code | DataFolder, digests: Iterable[str]) -> Iterator[bytes]:
+    """Yield contents as frames for ``data.put``."""
+    for digest in digests:
+        for piece in code.content(digest):
+            yield frames.encode({"d": digest}, piece)
 
 
 def _unusable(host: str, content: DataContent) -> Unusable:

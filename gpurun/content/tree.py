@@ -18,9 +18,8 @@ from typing import Any
 
 from gpurun.content.export import default_folder
 from gpurun.errors import BadInput, GpurunError, HostNotReady
-from gpurun.node.folder.below import Entry, digest_of, digest_of_file
+from gpurun.node.folder.below import LIKE, Entry, digest_of, digest_of_file, timed_digest_of
 from gpurun.node.transfer.spool import CHUNK
-from gpurun.node.transfer.tree import LIKE
 from gpurun.state.paths import may_pass
 
 # Find which files of a folder are code: those that git does not ignore. Source: gitignore(5).
@@ -371,6 +370,16 @@ class FileTree(ABC):
         """Return the digest, as `digest_of`."""
         return digest_of(self.entries)
 
+    @property
+    def timed_digest(self) -> str:
+        """Return the digest with times, as `timed_digest_of`: the name of code on hosts."""
+        return timed_digest_of(self.entries)
+
+    @property
+    def size(self) -> int:
+        """Return the total size of all files in bytes."""
+        return sum(entry.size for entry in self.entries)
+
     @abstractmethod
     def content(self, digest: str) -> Iterator[bytes]:
         """Yield the content of one of `files`. The digest is checked after the last piece."""
@@ -391,7 +400,7 @@ class FolderTree(FileTree):
         self, top: Path, entries: Iterable[Entry], memory: DigestMemory, left_out: tuple[str, ...] = ()
     ) -> None:
         super().__init__(entries)
-        self.top, self._memory = top, memory
+        self.top, self.memory = top, memory
         self.left_out = left_out
 
     def content(self, digest: str) -> Iterator[bytes]:
@@ -410,7 +419,7 @@ class FolderTree(FileTree):
         except OSError as error:
             raise unreadable(error, path) from None
         if f"sha256:{seen.hexdigest()}" != digest:
-            self._memory.forget()  # or it remembers wrongly
+            self.memory.forget()  # or it remembers wrongly
             raise changed(path, HINT)
 
 

@@ -1,45 +1,28 @@
-"""Copy a job's code from the head to every host, byte for byte; send only what changed."""
+"""A job's code as it was at submit: one file in the job's folder, which every attempt and every join reads."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpurun import faults
-from gpurun.content import seats
-from gpurun.content.chain import Want
-from gpurun.content.export import default_folder
-from gpurun.content.relay import Relay
-from gpurun.content.ship import chains_of
-from gpurun.content.store import LayerStore, Stored
 from gpurun.content.tree import FileTree
-from gpurun.errors import GpurunError, HostUnreachable, StateError
+from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.folder import CODES
 from gpurun.msgspec_types import ready
-from gpurun.node.agent import frames
 from gpurun.node.folder.below import Entry
-from gpurun.node.transfer.spool import CHUNK
-from gpurun.remote import Agent, Fleet, Results
-from gpurun.remote.agent import bad_answer
+from gpurun.node.transfer.spool import CHUNK, Blob, ChunkHashes
 from gpurun.state import durable
 from gpurun.state.paths import StatePath, state_error
-
-if TYPE_CHECKING:
-    from gpurun.inventory.model import Inventory
-
-
-# A job's code as it was at submit: one file in the job's folder, which every attempt and every join reads.
-
 
 Entries = list[Entry]
 
@@ -118,6 +101,29 @@ class Code(FileTree):
         finally:
             os.close(descriptor)
 
+    @property
+    def changed(self) -> GpurunError:
+        """Return the error for content that is not the submitted one."""
+        return self._damaged("it differs from the submitted files")
+
+    def blob(self, name: str, hashes: bytes) -> Blob:
+        """Return the contents of all files one after the other, for sending."""
+        files = [entry for entry in self.entries if entry.kind == "file" and entry.size]
+        return _CodeBlob(name, hashes, self._path, [(self._starts[entry.digest], entry.size) for entry in files])
+
+    def chunk_hashes(self) -> bytes:
+        """Return the SHA-256 of each chunk of `blob`, one after the other.
+
+        Raises:
+            StateError: a content is damaged.
+        """
+        chunks = ChunkHashes()
+        for entry in self.entries:
+            if entry.kind == "file":
+                for piece in self.content(entry.digest):
+                    chunks.add(piece)
+        return chunks.hashes()
+
     def compare(self, tree: FileTree) -> None:
         """Read both to their ends.
 
@@ -158,6 +164,29 @@ class Code(FileTree):
         return StateError(
             f"the job's copy of its code is damaged: {why}", where=str(self._path), hint="submit the job again"
         )
+
+
+class _CodeBlob(Blob):
+    """The contents of code's files, one after the other.
+
+    Args:
+        parts: where in the file each content lies, and its size.
+    """
+
+    def __init__(self, name: str, hashes: bytes, path: StatePath, parts: Sequence[tuple[int, int]]) -> None:
+        self._ends = list(accumulate(size for _, size in parts))
+        self._parts = parts
+        descriptor = path.open_file(os.O_RDONLY, linked=True)
+        super().__init__(name, self._ends[-1] if parts else 0, hashes, descriptor, complete=True)
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        number = bisect.bisect_right(self._ends, position)
+        start, size = self._parts[number]
+        view = view[: self._ends[number] - position]
+        count = super()._read_at(descriptor, view, start + position - (self._ends[number] - size))
+        if count == 0:  # cut since `chunk_hashes`: no chunk of zeros matches an announced hash
+            view[:] = bytes(len(view))
+        return count or len(view)
 
 
 def _untimed(tree: FileTree) -> list[Entry]:
@@ -227,147 +256,3 @@ def _is_mine_alone(folder: StatePath) -> bool:
         and found.st_uid == os.getuid()
         and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     )
-
-
-# Up to here each host is sent its own over its SSH channel: a chain takes longer to set up than that takes.
-DIRECT_BYTES = 2 << 20
-LIMIT_S = 6 * 3600.0
-_MAKE_LIMIT_S = 600.0
-
-
-Told = Callable[[str, int, int], object]
-"""Receives how many bytes a host has, of how many."""
-
-
-def sync_workdir(
-    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None,
-    told: Told = lambda *_: None,
-) -> Results[int]:  # fmt: skip
-    """Make a folder on every host the same as `tree`: content, modes, times and links.
-
-    Copies links as links. Sends a host only contents that it never had; large ones go through a chain of hosts.
-    Idempotent.
-
-    Args:
-        folders: host → absolute folder there. It belongs to gpurun alone: entries that are not in `tree` are removed.
-        tree: a folder on the head as it is now, or a job's copy.
-        inventory: racks of hosts and how they reach each other; None = unknown.
-        told: called by one thread at a time, and only for so many bytes that a person may wait for them.
-
-    Returns:
-        Bytes sent to each host.
-
-    Raises:
-        BadInput: a file of the folder changed while it was sent.
-        StateError: the job's copy is damaged.
-    """
-    digests = list(tree.files)
-    asked = fleet.map(lambda agent: _lacking(agent, digests), folders)
-    failed = dict(asked.failed)
-    sent = dict.fromkeys(asked.ok, 0)
-    lacking = {host: found for host, found in asked.ok.items() if found}
-    union = list(dict.fromkeys(digest for found in lacking.values() for digest in found))
-    size = sum(tree.files[digest].size for digest in union)
-    if size <= DIRECT_BYTES or len(lacking) == 1:
-        how = told if size > DIRECT_BYTES else lambda *_: None
-        added = fleet.map(lambda agent: _send(agent, tree, lacking[agent.host], how), lacking)
-        sent.update(added.ok)
-        failed.update(added.failed)
-    elif lacking:
-        failed.update(_send_through_chains(fleet, tree, lacking, union, inventory, told))
-        sent.update(dict.fromkeys(lacking, size))
-    made = fleet.map(
-        lambda agent: agent.call("tree.make", dest=folders[agent.host], entries=tree.entries, timeout_s=_MAKE_LIMIT_S),
-        [host for host in asked.ok if host not in failed],
-    )
-    failed.update(made.failed)
-    return Results(
-        {host: sent[host] for host in folders if host not in failed},
-        {host: failed[host] for host in folders if host in failed},
-    )
-
-
-def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
-    """Return the contents that a host lacks, each once.
-
-    Raises:
-        RemoteOpFailed: it names others.
-    """
-    found = dict.fromkeys(agent.call("tree.lacking", digests=digests).value)
-    if not found.keys() <= set(digests):
-        raise bad_answer(agent.host, "the host's answer to tree.lacking names content that gpurun did not ask for")
-    return list(found)
-
-
-def _send(agent: Agent, tree: FileTree, digests: Sequence[str], told: Told) -> int:
-    """Send contents directly to one host; return the number of bytes."""
-    sent, size = 0, sum(tree.files[digest].size for digest in digests)
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal sent
-        for digest in digests:
-            for piece in tree.content(digest):
-                sent += len(piece)
-                told(agent.host, sent, size)
-                yield frames.encode({"d": digest}, piece)
-            yield frames.encode({"d": digest, "end": True})
-
-    for _ in agent.stream("tree.add", payload_in=pieces()):
-        pass
-    return sent
-
-
-def _send_through_chains(
-    fleet: Fleet,
-    tree: FileTree,
-    lacking: Mapping[str, Sequence[str]],
-    union: Sequence[str],
-    inventory: Inventory | None,
-    told: Told,
-) -> dict[str, GpurunError]:
-    """Send all contents that any host lacks as one blob through these hosts; return the hosts that failed."""
-    with closing(LayerStore(default_folder())) as store:
-        pack = store.put(piece for digest in union for piece in tree.content(digest))
-        return _send_pack(fleet, tree, lacking, union, inventory, pack, told)
-
-
-def _send_pack(
-    fleet: Fleet,
-    tree: FileTree,
-    lacking: Mapping[str, Sequence[str]],
-    union: Sequence[str],
-    inventory: Inventory | None,
-    pack: Stored,
-    told: Told,
-) -> dict[str, GpurunError]:
-    ends = accumulate(tree.files[digest].size for digest in union)
-    index = [
-        [digest, end - tree.files[digest].size, tree.files[digest].size]
-        for digest, end in zip(union, ends, strict=True)
-    ]
-    wants = [Want(host, seats.rack_of(inventory, host), (pack.digest,)) for host in lacking]
-    relay = Relay(
-        fleet, chains_of(inventory, wants, {pack.digest: pack.size}), seats.options_for(inventory, lacking),
-        told=lambda host, received: told(host, received, pack.size),
-    )  # fmt: skip
-    try:
-        _bring(relay, pack)
-        unpacked = fleet.map(
-            lambda agent: agent.call(
-                "tree.unpack", transfer=relay.transfer, pack=pack.digest, index=index, timeout_s=_MAKE_LIMIT_S
-            ),
-            relay.hosts,
-        )
-        return {**relay.failed, **unpacked.failed}
-    finally:
-        relay.close()
-
-
-def _bring(relay: Relay, pack: Stored) -> None:
-    relay.open()
-    relay.announce(pack)
-    deadline = time.monotonic() + LIMIT_S
-    while not relay.finished([pack.digest]):
-        if time.monotonic() > deadline:
-            raise HostUnreachable(f"sending the workdir took longer than {LIMIT_S:g} s")
-        relay.step()

@@ -24,6 +24,7 @@ from gpurun.node.agent import processes
 from gpurun.node.agent.frames import Call, OpError, OpReply
 from gpurun.node.docker import image_root, is_containerd, of_load
 from gpurun.node.transfer import blobs, spool
+from gpurun.node.transfer.sets import prune_code
 from gpurun.node.transfer.spool import Blob
 
 # The record of what gpurun has put into this host's Docker, so that it can remove exactly that.
@@ -772,6 +773,7 @@ def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     api = ImageApi(call)
     removed = []
     spool.sweep(blobs.spool_folder(), 0)
+    prune_code(call)
     for known, entry in _recorded(api):
         if known["id"] in keep or known["used_by"]:
             continue

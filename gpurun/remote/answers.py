@@ -438,7 +438,8 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "claims.take": AnswerTypes(),
     "claims.list": AnswerTypes(CONVERTED_BY_FACTS),
     "data.use": AnswerTypes(list[Digest]),
-    "data.begin": AnswerTypes(),
+    "data.begin": AnswerTypes(list[Digest] | None),
+    "data.put": AnswerTypes(fields(bytes=Count)),
     "data.expect": AnswerTypes(),
     "data.finish": AnswerTypes(),
     "data.drop": AnswerTypes(),
@@ -501,10 +502,6 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "ranks.list": AnswerTypes(list[ListedRank]),
     "ranks.look": AnswerTypes(RanksMeeting),
     "ranks.starters": AnswerTypes(list[RankStarter]),
-    "tree.lacking": AnswerTypes(list[Digest]),
-    "tree.add": AnswerTypes(fields(bytes=Count)),
-    "tree.unpack": AnswerTypes(),
-    "tree.make": AnswerTypes(fields(written=Count, bytes=Count)),
 }
 
 

@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gpurun.content.data import Pins
+from gpurun.content.data import DataFolder, Pins
 from gpurun.content.ship import ShipEvent, ship
-from gpurun.content.staging import DataUser, Staging, stage
-from gpurun.content.tree import scan, unreadable
-from gpurun.content.workdir import Code, sync_workdir
+from gpurun.content.staging import DIRECT_BYTES, DataUser, Staging, stage, stage_code
+from gpurun.content.tree import unreadable
+from gpurun.content.workdir import Code
 from gpurun.doctor.findings import one_line
 from gpurun.doctor.host_checks import described, foreign_on
 from gpurun.doctor.survey import Preflight, preflight
@@ -32,7 +32,7 @@ from gpurun.launch.plan import HostPlan, Plan
 from gpurun.leases.allocate import Allocator
 from gpurun.leases.look import look
 from gpurun.node.job.parts import CARDS_FILE
-from gpurun.node.job.rules import CODE
+from gpurun.node.transfer.sets import CODE
 from gpurun.remote import Agent, Fleet
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
@@ -305,7 +305,7 @@ def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], b
     raise_first(run_prologs(job.links, job.inventory, job.lease, hosts))
     ship_image(job, hosts, cancelled=cancelled)
     send_data(job, hosts, cancelled=cancelled)
-    _send_workdir(job, hosts)
+    _send_workdir(job, hosts, cancelled)
     _send_secrets(job, hosts)
 
 
@@ -331,25 +331,33 @@ def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[
     job.image_ids.update({host.host: host.local for host in report.hosts})
 
 
-def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
+def _send_workdir(job: SupervisedJob, hosts: Sequence[str], cancelled: Callable[[], bool]) -> None:
     if job.spec.workdir is None:
         return
-    folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/{CODE}" for host in hosts}
 
-    def told(host: str, done: int, total: int) -> None:
-        state = "done" if done == total else "receiving"
-        job.sending.told("workdir", ShipEvent(host, state, done, total))
+    def check() -> None:
+        if cancelled():
+            raise StagingCancelled("sending the code was cancelled")
 
+    def told(event: ShipEvent) -> None:
+        if event.total > DIRECT_BYTES:  # a person does not wait for less
+            job.sending.told("workdir", event)
+
+    how = Staging(
+        job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), progress=told, check=check,
+        store=CODE,
+    )  # fmt: skip
+    members = [host for host in job.members if job.links.is_open(host)]
     try:
-        code = Code(job.folder.code, job.spec.code) if job.spec.code else scan(Path(job.spec.workdir))
-        results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory, told=told)
+        code = Code(job.folder.code, job.spec.code) if job.spec.code else DataFolder.of_workdir(Path(job.spec.workdir))
+        report = stage_code(code, hosts, how, neighbours=members)
     except FileNotFoundError:
         raise failed(
             StateError("the job's copy of its code is missing", where=str(job.folder.code), hint="submit the job again")
         ) from None
     except GpurunError as error:
         raise failed(error) from error
-    raise_first(results.failed)
+    raise_first(report.failed)
 
 
 def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:

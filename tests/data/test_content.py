@@ -12,8 +12,9 @@ from gpurun.content.data import content_of_host, read_folder
 from gpurun.errors import BadInput
 from gpurun.node import data
 from gpurun.node.agent.frames import Call, OpError
-from gpurun.node.data import ENTRIES, packed
 from gpurun.node.folder.below import Entry, digest_of
+from gpurun.node.transfer import sets
+from gpurun.node.transfer.sets import ENTRIES, packed
 from gpurun.remote.agent import RemoteOpFailed
 
 FILE = Entry("a", "file", 0o644, 0, 3, "sha256:" + "a" * 64, "")
@@ -58,7 +59,7 @@ def test_a_lie_is_an_error_that_names_the_host(fleet):
 
 
 def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monkeypatch):
-    monkeypatch.setattr(data, "MOST_DESCRIBED_BYTES", 1000)
+    monkeypatch.setattr(sets, "MOST_DESCRIBED_BYTES", 1000)
     sent = []
 
     def endless(_part):
@@ -74,15 +75,15 @@ def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monke
 @pytest.mark.parametrize("one", ["{}", "[]", "0", '["",{},"","","","",""]'])
 def test_a_small_description_does_not_become_millions_of_values(monkeypatch, one):
     """One MiB of it, unpacked, would take twenty GiB of the head's memory."""
-    monkeypatch.setattr(data, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(sets, "MOST_ENTRIES", 1000)
     said = zlib.compress(b"[" + b",".join([one.encode()] * 20_000) + b"]")
-    monkeypatch.setattr(data.json, "loads", lambda _: pytest.fail("all of it was read"))
+    monkeypatch.setattr(sets.json, "loads", lambda _: pytest.fail("all of it was read"))
     with pytest.raises(OpError, match="more than 1000 entries"):
-        data.unpacked(said)
+        sets.unpacked(said)
 
 
 def test_a_folder_with_more_files_than_hosts_take_is_refused_at_the_submit(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(sets, "MOST_ENTRIES", 3)
     for number in range(4):
         (tmp_path / str(number)).touch()
     with pytest.raises(BadInput, match="at most 3"):

@@ -15,7 +15,7 @@ from gpurun.content import tree as tree_memory
 from gpurun.content.data import read_folder
 from gpurun.content.staging import DataUser, Staging, damage_of, stage
 from gpurun.errors import GpurunError
-from gpurun.node import data as node_data
+from gpurun.node.transfer import sets as node_data
 from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import RemoteOpFailed
 

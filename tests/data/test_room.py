@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gpurun.node import data
 from gpurun.node.agent import serve
 from gpurun.node.agent.frames import Call, OpError
-from gpurun.node.data import DataSet, choose_evicted
-from gpurun.node.transfer import blobs
+from gpurun.node.transfer import blobs, sets
+from gpurun.node.transfer.sets import DataSet, choose_evicted
 
 GIB = 1 << 30
 DIGESTS = [f"sha256:{number:064x}" for number in range(6)]
@@ -64,7 +64,7 @@ def host(tmp_path, monkeypatch):
 
 
 def begin(host, rows, digest=DIGESTS[0], transfer="t", **how):
-    call = Call(1, lambda *_: None, False, data.packed(rows))
+    call = Call(1, lambda *_: None, False, sets.packed(rows))
     data.begin_set(call, transfer, digest, **how)
 
 
@@ -109,7 +109,7 @@ def test_entries_that_no_folder_has_leave_nothing(host, rows):
 @pytest.mark.parametrize("content", [b"", b"x", zlib.compress(b"x"), zlib.compress(json.dumps([[1]]).encode())])
 def test_entries_that_cannot_be_read(content):
     with pytest.raises(OpError) as refused:
-        data.unpacked(content)
+        sets.unpacked(content)
     assert refused.value.kind == "corrupt"
 
 
@@ -167,7 +167,7 @@ def test_a_lock_that_cannot_be_had_is_no_lock(host, arrived, shared):
     assert refused.value.kind == "conflict"
     os.close(other)
     os.close(data.hold(arrived, shared))
-    assert not data.is_held(arrived)
+    assert not sets.is_held(arrived)
 
 
 def test_two_sets_that_arrive_at_once_do_not_fill_the_disk(host):

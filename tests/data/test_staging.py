@@ -11,8 +11,8 @@ from hosted_sets import damage, describe_as_it_is, folder_of, shape
 from gpurun.content.data import CHANGED, read_folder
 from gpurun.content.staging import DataUser, Staging, damage_of, stage
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
-from gpurun.node import data
 from gpurun.node.agent.frames import OpError
+from gpurun.node.transfer import sets
 from gpurun.remote import Fleet
 from gpurun.state import caches
 
@@ -236,7 +236,7 @@ def test_where_every_copy_is_damaged_each_host_is_named(hosts, top):
 def test_entries_that_crash_what_reads_them_are_a_damaged_copy():
     for row in ("[[[[", "[" * 100_000, '[["a","file",1e999,0,0,"",""]]'):
         with pytest.raises(OpError, match="cannot be read"):
-            data.unpacked(zlib.compress(row.encode()))
+            sets.unpacked(zlib.compress(row.encode()))
 
 
 def test_a_neighbour_that_describes_another_set(hosts, top, tmp_path):

@@ -14,7 +14,12 @@ import pytest
 
 from gpurun.content.export import import_save
 from gpurun.errors import HostNotReady
-from gpurun.node.transfer import tree
+from gpurun.node import data
+from gpurun.node.agent import frames
+from gpurun.node.agent.frames import Call, OpError
+from gpurun.node.folder.below import Entry, timed_digest_of
+from gpurun.node.transfer import sets
+from gpurun.node.transfer.sets import packed
 
 SIZE = 100_000
 CONTENT = b"\x01" + os.urandom(SIZE - 1)
@@ -66,12 +71,15 @@ def test_layers_that_docker_save_wrote(store, tmp_path, room):
 
 
 @pytest.mark.parametrize("room", FULL_AT)
-def test_the_code_store_of_a_host(monkeypatch, tmp_path, room):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Path(tree._folder()).mkdir(parents=True)
-    making = tree._Making(DIGEST)
+def test_the_code_of_a_job_on_a_host(monkeypatch, tmp_path, room):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    row = Entry("f", "file", 0o644, 0, SIZE, DIGEST)
+    call, name = Call(1, lambda *_: None, False, packed([row])), timed_digest_of([row])
+    assert data.begin_set(call, "t", name, store=sets.CODE, direct=SIZE) == [DIGEST]
     with disk(room), pytest.raises(OSError, match="too large"):
-        making.write(CONTENT)
-    making.drop()
-    assert tree.lacking(None, [DIGEST]) == [DIGEST] and liars(tmp_path) == []
-    assert [name for _, _, names in os.walk(tmp_path) for name in names] == []
+        data.put(Call(1, lambda *_: None, False, frames.encode({"d": DIGEST}, CONTENT)), "t")
+    with pytest.raises(OpError, match="has not arrived"):
+        data.finish(call, "t")
+    data.drop(call, "t")
+    assert data.use(call, [name], store=sets.CODE) == [] and liars(tmp_path) == []
+    assert [name for _, _, names in os.walk(tmp_path) for name in names] == [".lock"]

@@ -1,24 +1,33 @@
 """Code on hosts is the code on the head: every byte, mode and link, and only what changed travels."""
 
+import hashlib
+import json
 import os
 import stat
 import time
-from functools import partial
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.content import tree, workdir
+from gpurun.content import staging, tree
+from gpurun.content.data import DataFolder
+from gpurun.content.staging import DIRECT_BYTES, DataUser, Staging, stage_code
 from gpurun.content.tree import scan
-from gpurun.content.workdir import DIRECT_BYTES, Code, write_code
-from gpurun.errors import BadInput
+from gpurun.content.workdir import Code, write_code
+from gpurun.errors import BadInput, StateError
 from gpurun.inventory.read import load_inventory
+from gpurun.node.agent import frames
+from gpurun.node.job import rules
+from gpurun.node.transfer import sets
+from gpurun.node.transfer.sets import CODE, packed
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import RemoteOpFailed
 from gpurun.state.paths import StatePath
 from gpurun.supervisor import start
 
-sync_workdir = partial(workdir.sync_workdir, inventory=None)
+JOB, OTHER = "j-00000001", "j-00000002"
 INVENTORY = """\
 version: 1
 defaults: {generation: pascal, gpus: 1, fabric: f}
@@ -84,80 +93,293 @@ def shape_without_fifo(top):
 
 
 def as_it_is(work, _folder):
-    return scan(work)
+    return DataFolder.of_workdir(work)
 
 
 def as_a_job_keeps_it(work, folder):
-    write_code(StatePath(folder) / "code", scan(work))
-    return Code(StatePath(folder) / "code")
+    path = StatePath(folder) / "code"
+    path.unlink() if path.exists() else None
+    write_code(path, scan(work))
+    return Code(path)
+
+
+def own(hosts, name, job=JOB, attempt=1):
+    """Let an attempt own the job's folder on a host, as `gang.prepare` does."""
+    folder = hosts.home(name) / ".gpurun/jobs" / job
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "attempt").write_text(f"{attempt}\n")
+    return folder / "workspace"
+
+
+def send(hosts, fleet, code, *names, job=JOB, neighbours=(), **how):
+    """Send code to hosts; return the report."""
+    for name in names:
+        own(hosts, name, job)
+    return stage_code(code, names, Staging(fleet, user=DataUser(job, 1), store=CODE, **how), neighbours=neighbours)
+
+
+def received(report):
+    assert not report.failed, report.failed
+    return {host.host: host.bytes_received for host in report.hosts}
+
+
+def place(hosts, name, job=JOB):
+    return hosts.home(name) / ".gpurun/jobs" / job / "workspace"
+
+
+def set_of(hosts, name, code):
+    return hosts.home(name) / ".gpurun/code" / code.timed_digest[7:] / "tree"
+
+
+def ask(monkeypatch):
+    """Count the operations of all agents."""
+    asked, call = Counter(), staging.Agent.call
+    monkeypatch.setattr(staging.Agent, "call", lambda self, op, **how: asked.update([op]) or call(self, op, **how))
+    return asked
+
+
+def test_both_sides_mean_one_name():
+    assert sets.WORKSPACE == rules.CODE
 
 
 @pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
 def test_the_same_on_every_host(hosts, work, tmp_path, read):
     fleet = hosts.fleet("h0", "h1")
-    folders = {name: f"{tmp_path}/{name}/job 'x'/workspace" for name in ("h0", "h1")}
-    results = sync_workdir(fleet, folders, read(work, tmp_path))
-    assert not results.failed and set(results.ok) == {"h0", "h1"}
-    for folder in folders.values():
-        assert shape(Path(folder)) == wanted(work)
+    assert set(received(send(hosts, fleet, read(work, tmp_path), "h0", "h1"))) == {"h0", "h1"}
+    for name in ("h0", "h1"):
+        assert shape(place(hosts, name)) == wanted(work)
 
 
-def test_a_large_folder_tells_how_far_it_is_and_a_small_one_tells_nothing(hosts, work, tmp_path):
-    fleet, told = hosts.fleet("h0"), []
-    send = partial(sync_workdir, fleet, told=lambda *event: told.append(event))
-    send({"h0": f"{tmp_path}/h0/job1"}, scan(work))
-    assert told == []
-    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 5))
-    send({"h0": f"{tmp_path}/h0/job2"}, scan(work))
-    assert told[-1] == ("h0", DIRECT_BYTES + 5, DIRECT_BYTES + 5)
-    assert len(told) > 1 and told == sorted(told)
-
-
-def test_only_what_changed_is_sent(hosts, work, tmp_path):
-    fleet = hosts.fleet("h0")
-    first = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work)).ok["h0"]
-    assert first > 300_000
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work)).ok["h0"] == 0
-    (work / "train.py").write_text("print('changed')\n")
-    (work / "pkg/data.bin").rename(work / "pkg/moved.bin")
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work)).ok["h0"] == len("print('changed')\n")
-    assert shape(tmp_path / "h0/job1") == wanted(work)
-
-
-def test_what_is_not_in_it_any_more_goes_and_kinds_may_change(hosts, work, tmp_path):
-    fleet = hosts.fleet("h0")
-    target = tmp_path / "h0/job"
-    sync_workdir(fleet, {"h0": str(target)}, scan(work))
-    (target / "ro").chmod(0o755)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").write_text("kept")
-    (target / "extra").mkdir()
-    (target / "extra/deep").symlink_to(outside)
-    (target / "train.py").write_text("tampered!!!\n")
-    (target / "zero").unlink()
-    (target / "zero").mkdir()
-    (target / "pkg/empty").rmdir()
-    (target / "pkg/empty").symlink_to(outside)
-    (target / "run.sh").unlink()
-    (target / "run.sh").symlink_to(outside / "precious")
-    os.link(target / "same", outside / "hard")
-    sync_workdir(fleet, {"h0": str(target)}, scan(work))
-    assert shape(target) == wanted(work)
-    assert (outside / "precious").read_text() == "kept"
-    assert (target / "same").stat().st_nlink == 1
-
-
-def test_large_folders_go_through_a_chain(hosts, work, tmp_path):
+@pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
+def test_large_folders_go_through_a_chain(hosts, work, tmp_path, read):
     (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
     names = ["h0", "h1", "h2"]
     fleet = hosts.fleet(*names)
-    folders = {name: f"{tmp_path}/{name}/job" for name in names}
-    results = sync_workdir(fleet, folders, scan(work))
-    assert not results.failed
+    received(send(hosts, fleet, read(work, tmp_path), *names))
     for name in names:
-        assert shape(Path(folders[name])) == wanted(work)
+        assert shape(place(hosts, name)) == wanted(work)
         assert list(hosts.spool(name).iterdir()) == []
+
+
+def test_a_small_folder_needs_no_transfer(hosts, work, tmp_path, monkeypatch):
+    fleet, asked = hosts.fleet("h0"), ask(monkeypatch)
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
+    assert asked == {"data.use": 1, "data.begin": 1, "data.drop": 1}
+
+
+@pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
+def test_only_what_changed_is_sent(hosts, work, tmp_path, read):
+    fleet = hosts.fleet("h0")
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    assert received(send(hosts, fleet, read(work, tmp_path), "h0"))["h0"] > DIRECT_BYTES
+    assert received(send(hosts, fleet, read(work, tmp_path), "h0", job=OTHER)) == {"h0": 0}
+    assert place(hosts, "h0").resolve() == place(hosts, "h0", OTHER).resolve()
+    (work / "train.py").write_text("print('changed')\n")
+    (work / "pkg/data.bin").rename(work / "pkg/moved.bin")
+    assert received(send(hosts, fleet, read(work, tmp_path), "h0")) == {"h0": len("print('changed')\n")}
+    assert shape(place(hosts, "h0")) == wanted(work)
+
+
+def test_of_a_large_change_the_rest_is_not_sent(hosts, work, tmp_path):
+    """Chunks that hosts can make of what they have count as arrived."""
+    fleet, size = hosts.fleet("h0", "h1"), 12 * CHUNK
+    (work / "a-kept").write_bytes(os.urandom(size))
+    (work / "pkg/new").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    received(send(hosts, fleet, as_a_job_keeps_it(work, tmp_path), "h0"))
+    (work / "pkg/new").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    code = as_a_job_keeps_it(work, tmp_path)
+    got = received(send(hosts, fleet, code, "h0", "h1"))
+    assert DIRECT_BYTES + 12345 <= got["h0"] < DIRECT_BYTES + 12345 + 3 * CHUNK and got["h1"] == code.size
+    for name in ("h0", "h1"):
+        assert shape(place(hosts, name)) == wanted(work)
+
+
+def test_a_host_that_joins_gets_the_code_from_its_neighbour(hosts, work, tmp_path, relays):
+    fleet = hosts.fleet("h0", "h1")
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    code = as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    received(send(hosts, fleet, code, "h1", neighbours=["h0"]))
+    assert [[(hop.host, hop.upstream) for hop in hops] for hops in relays[-1].chains] == [[("h0", None), ("h1", "h0")]]
+    assert shape(place(hosts, "h1")) == wanted(work)
+
+
+def test_code_that_differs_in_times_alone_is_another(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0")
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
+    os.utime(work / "train.py", ns=(5, 5))
+    assert received(send(hosts, fleet, as_it_is(work, tmp_path), "h0", job=OTHER)) == {"h0": 0}
+    assert place(hosts, "h0", OTHER).joinpath("train.py").stat().st_mtime_ns == 5
+    assert place(hosts, "h0").joinpath("train.py").stat().st_mtime_ns != 5
+
+
+def tampered(top, outside):
+    (top / "ro").chmod(0o755)
+    (top / "train.py").write_text("tampered!!!\n")
+    (top / "zero").unlink()
+    (top / "zero").mkdir()
+    (top / "pkg/empty").rmdir()
+    (top / "pkg/empty").symlink_to(outside)
+    (top / "run.sh").unlink()
+    (top / "run.sh").symlink_to(outside / "precious")
+
+
+def grown(top, outside):
+    (top / "extra").mkdir()
+    (top / "extra/deep").symlink_to(outside)
+
+
+def with_two_names(top, outside):
+    os.link(top / "same", outside / "hard")
+
+
+def cut(top, _outside):
+    (top.parent / "entries").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("change", [tampered, grown, with_two_names, cut])
+def test_what_is_not_the_code_any_more_is_replaced_and_a_running_job_keeps_what_it_has(hosts, work, tmp_path, change):
+    fleet, outside = hosts.fleet("h0"), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    code = as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    top = os.open(place(hosts, "h0"), os.O_RDONLY)  # as a mount has it
+    change(set_of(hosts, "h0", code), outside)
+    received(send(hosts, fleet, code, "h0", job=OTHER))
+    assert shape(place(hosts, "h0", OTHER)) == wanted(work) == shape(place(hosts, "h0"))
+    assert (outside / "precious").read_text() == "kept"
+    assert "train.py" in os.listdir(top)
+    os.close(top)
+    (aside,) = (path for path in (hosts.home("h0") / ".gpurun/code").iterdir() if path.name.startswith(".damaged-"))
+    for job in (JOB, OTHER):
+        place(hosts, "h0", job).unlink()
+    (work / "train.py").write_text("new")
+    received(send(hosts, fleet, as_a_job_keeps_it(work, tmp_path), "h0"))
+    assert not aside.exists()
+
+
+def test_modes_and_times_are_restored(hosts, work, tmp_path):
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    (place(hosts, "h0") / "run.sh").chmod(0o600)
+    (place(hosts, "h0") / "pkg").chmod(0o700)
+    os.utime(place(hosts, "h0") / "train.py")
+    assert received(send(hosts, fleet, code, "h0")) == {"h0": 0}
+    assert shape(place(hosts, "h0")) == wanted(work)
+
+
+def test_a_damaged_file_of_an_earlier_set_is_sent_anew(hosts, work, tmp_path):
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    (set_of(hosts, "h0", code) / "pkg/data.bin").write_bytes(b"x" * 300_000)
+    (work / "zero").write_text("1")
+    code = as_a_job_keeps_it(work, tmp_path)
+    assert received(send(hosts, fleet, code, "h0")) == {"h0": 300_001}
+    assert shape(place(hosts, "h0")) == wanted(work)
+
+
+def test_a_neighbour_with_damaged_code_gives_it_to_nobody(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0", "h1")
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    code = as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    (set_of(hosts, "h0", code) / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    received(send(hosts, fleet, code, "h1", neighbours=["h0"]))
+    assert shape(place(hosts, "h1")) == wanted(work)
+
+
+def test_hosts_that_share_a_home_have_one_copy(hosts, work, tmp_path):
+    (tmp_path / "h1").symlink_to(tmp_path / "h0")
+    (tmp_path / "h0").mkdir()
+    fleet, code = hosts.fleet("h0", "h1"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0", "h1"))
+    assert shape(place(hosts, "h0")) == wanted(work) == shape(place(hosts, "h1"))
+    kept = [path.name for path in (hosts.home("h0") / ".gpurun/code").iterdir()]
+    assert sorted(kept) == [".lock", code.timed_digest[7:]]
+
+
+def test_a_folder_that_an_older_gpurun_has_made_gives_way(hosts, work, tmp_path):
+    fleet, older = hosts.fleet("h0"), own(hosts, "h0")
+    (older / "ro").mkdir(parents=True)
+    (older / "ro").chmod(0o555)
+    (older / "old.py").write_text("old")
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
+    assert older.is_symlink() and shape(older) == wanted(work)
+
+
+def unneeded(hosts, name="h0"):
+    folder = hosts.home(name) / ".gpurun/code"
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock"))
+
+
+def test_code_that_no_job_uses_goes_after_a_day(hosts, work, tmp_path):
+    fleet, codes = hosts.fleet("h0"), []
+    for number in range(4):
+        (work / "zero").write_text(str(number))
+        codes.append(as_a_job_keeps_it(work, tmp_path))
+        received(send(hosts, fleet, codes[-1], "h0", job=f"j-0000000{number}"))
+    used, of_outputs, old, _ = codes
+    for code in (used, of_outputs, old):
+        os.utime(set_of(hosts, "h0", code).parent / "set.json", (1, 1))
+    place(hosts, "h0", "j-00000002").unlink()
+    kept = hosts.home("h0") / ".gpurun/outputs/j-00000001.beside"
+    kept.mkdir(parents=True)
+    place(hosts, "h0", "j-00000001").rename(kept / "workspace")
+    (work / "zero").write_text("new")
+    newest = as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, newest, "h0"))
+    assert unneeded(hosts) == sorted(code.timed_digest[7:] for code in (used, of_outputs, codes[3], newest))
+    assert shape(kept / "workspace")
+
+
+def test_code_that_no_job_uses_takes_a_small_part_of_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    call, now_s = frames.Call(1, lambda *_: None, False, b""), time.time()
+    monkeypatch.setattr(sets.serve, "disk_of", lambda _: (1000, 1000))
+    for number, age_s in enumerate([-1000.0, 30.0, 20.0, 10.0]):
+        folder = Path(sets.folder_of_set(f"sha256:{number:064x}", CODE))
+        folder.mkdir(parents=True)
+        (folder / "set.json").write_text(json.dumps({"digest": f"sha256:{number:064x}", "bytes": 20, "files": 1}))
+        os.utime(folder / "set.json", (now_s - age_s, now_s - age_s))
+
+    def left():
+        return sorted(int(one.digest[7:], 16) for one in sets.sets(store=CODE))
+
+    with sets.alone_with_sets(call, CODE):
+        sets.remove_unused_code(0)
+        assert left() == [2, 3], "a time in the future is no recent use; 50 bytes are the share"
+        sets.remove_unused_code(1010)
+        assert left() == [3], "a full disk keeps nothing for later"
+    sets.prune_code(call)
+    assert left() == []
+
+
+def test_what_an_older_gpurun_kept_of_code_goes_once_nothing_uses_it(hosts, work, tmp_path):
+    fleet, older = hosts.fleet("h0"), hosts.home("h0") / ".cache/gpurun/files"
+    (older / "ab").mkdir(parents=True)
+    for name, age_s in (("used", 0), ("unused", 100_000)):
+        (older / "ab" / name).write_text("x")
+        os.utime(older / "ab" / name, (time.time() - age_s,) * 2)
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
+    assert [path.name for path in (older / "ab").iterdir()] == ["used"]
+
+
+def test_code_that_changed_on_the_head_is_sent_to_no_host(hosts, work, tmp_path):
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    whole = (tmp_path / "code").read_bytes()
+    (tmp_path / "code").write_bytes(whole[:-300_000] + b"x" * 300_000)
+    with pytest.raises(StateError, match="damaged"):
+        stage_code(code, ["h0"], Staging(fleet, store=CODE))
+    assert unneeded(hosts) == []
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    code = as_a_job_keeps_it(work, tmp_path)
+    hashes = code.chunk_hashes()
+    code.chunk_hashes = lambda: hashes
+    (tmp_path / "code").write_bytes((tmp_path / "code").read_bytes()[:-300_000])
+    with pytest.raises(StateError, match="damaged"):
+        stage_code(code, ["h0"], Staging(fleet, store=CODE))
+    assert unneeded(hosts) == []
 
 
 @pytest.fixture
@@ -165,12 +387,12 @@ def relays(monkeypatch):
     """Every transfer's chains and options."""
     made = []
 
-    def relay(fleet, chains, options, told):
+    def relay(fleet, chains, options, *others):
         made.append(SimpleNamespace(chains=chains, options=options))
-        return Relay(fleet, chains, options, told)
+        return Relay(fleet, chains, options, *others)
 
-    Relay = workdir.Relay
-    monkeypatch.setattr(workdir, "Relay", relay)
+    Relay = staging.Relay
+    monkeypatch.setattr(staging, "Relay", relay)
     return made
 
 
@@ -187,13 +409,15 @@ def test_a_jobs_code_goes_the_ways_that_its_inventory_knows(hosts, work, tmp_pat
     (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
     (tmp_path / "inventory.yaml").write_text(INVENTORY % fabric)
     names, events = ("h0", "h1", "h2"), []
-    places = {name: SimpleNamespace(job_folder=lambda _job, name=name: f"{tmp_path}/{name}/job") for name in names}
+    for name in names:
+        own(hosts, name)
     job = SimpleNamespace(
-        spec=SimpleNamespace(workdir=str(work), code=""), accounts=places, lease=SimpleNamespace(job="j"),
-        links=SimpleNamespace(fleet=hosts.fleet(*names)), inventory=load_inventory(tmp_path / "inventory.yaml"),
+        spec=SimpleNamespace(workdir=str(work), code=""), lease=SimpleNamespace(job=JOB, attempt=1), members=names,
+        links=SimpleNamespace(fleet=hosts.fleet(*names), is_open=lambda _: True),
+        inventory=load_inventory(tmp_path / "inventory.yaml"),
         sending=SimpleNamespace(told=lambda kind, event: events.append((kind, event))),
     )  # fmt: skip
-    start._send_workdir(job, names)
+    start._send_workdir(job, names, lambda: False)
     ends = {event.host: event for kind, event in events if kind == "workdir"}
     assert {host: event.state for host, event in ends.items()} == dict.fromkeys(names, "done")
     assert all(event.bytes == event.total > DIRECT_BYTES for event in ends.values())
@@ -201,42 +425,44 @@ def test_a_jobs_code_goes_the_ways_that_its_inventory_knows(hosts, work, tmp_pat
     assert [[(hop.host, hop.upstream) for hop in hops] for hops in relay.chains] == ways
     assert relay.options.addresses == dict.fromkeys(names, "127.0.0.1") and set(relay.options.interfaces) == set(names)
     for name in names:
-        assert shape(tmp_path / name / "job/workspace") == wanted(work)
+        assert shape(place(hosts, name)) == wanted(work)
 
 
-def test_a_changed_copy_in_the_store_is_noticed(hosts, work, tmp_path):
-    fleet = hosts.fleet("h0")
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work))
-    for stored in (hosts.home("h0") / ".cache/gpurun/files").rglob("*"):
-        if stored.is_file() and stored.stat().st_size == 300_000:
-            stored.write_bytes(b"x" * 300_000)
-    results = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work))
-    assert isinstance(results.failed["h0"], RemoteOpFailed) and results.failed["h0"].kind == "corrupt"
-    assert not sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work)).failed
-    assert shape(tmp_path / "h0/job2") == wanted(work)
+def test_a_job_that_is_cancelled_meanwhile_waits_for_no_code(hosts, work):
+    own(hosts, "h0")
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    job = SimpleNamespace(
+        spec=SimpleNamespace(workdir=str(work), code=""), lease=SimpleNamespace(job=JOB, attempt=1), members=["h0"],
+        links=SimpleNamespace(fleet=hosts.fleet("h0"), is_open=lambda _: True), inventory=None,
+        sending=SimpleNamespace(told=lambda *_: None),
+    )  # fmt: skip
+    with pytest.raises(start.GangEnd):
+        start._send_workdir(job, ["h0"], lambda: True)
+    assert unneeded(hosts) == []
 
 
 def test_a_file_changed_with_the_same_size_and_time_is_seen(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(work))
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
     before = (work / "train.py").stat()
     (work / "train.py").write_text("print('ho')\n")
     os.utime(work / "train.py", ns=(before.st_atime_ns, before.st_mtime_ns))
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(work))
-    assert (tmp_path / "h0/job/train.py").read_text() == "print('ho')\n"
+    received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
+    assert (place(hosts, "h0") / "train.py").read_text() == "print('ho')\n"
 
 
 def test_one_host_that_fails_holds_up_no_other(hosts, work, tmp_path):
     fleet = hosts.fleet("h0", "h1")
-    results = sync_workdir(fleet, {"h0": "relative/path", "h1": f"{tmp_path}/h1/job"}, scan(work))
-    assert list(results.failed) == ["h0"] and list(results.ok) == ["h1"]
-    assert shape(tmp_path / "h1/job") == wanted(work)
+    own(hosts, "h0").parent.joinpath("attempt").write_text("2")
+    own(hosts, "h1")
+    report = stage_code(as_it_is(work, tmp_path), ["h0", "h1"], Staging(fleet, user=DataUser(JOB, 1), store=CODE))
+    assert list(report.failed) == ["h0"] and report.failed["h0"].kind == "fenced"
+    assert shape(place(hosts, "h1")) == wanted(work) and not place(hosts, "h0").exists()
 
 
-def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
-    fleet = hosts.fleet("h0")
+def test_what_is_no_folder_or_cannot_be_read(tmp_path):
     with pytest.raises(BadInput, match="not a folder"):
-        sync_workdir(fleet, {"h0": "/x"}, scan(tmp_path / "none"))
+        DataFolder.of_workdir(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +471,6 @@ def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
         [["../evil", "file", 0o644, 0, 0, "sha256:" + "0" * 64, ""]],
         [["/evil", "dir", 0o755, 0, 0, "", ""]],
         [["a", "link", 0, 0, 0, "", "/tmp"], ["a/evil", "dir", 0o755, 0, 0, "", ""]],
-        [["a", "dir", 0o755, 0, 0, "", ""], ["a", "link", 0, 0, 0, "", "/tmp"]],
         [["", "dir", 0o755, 0, 0, "", ""]],
         [["a//b", "dir", 0o755, 0, 0, "", ""]],
         [["a\0b", "dir", 0o755, 0, 0, "", ""]],
@@ -254,16 +479,67 @@ def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
 def test_names_that_lead_out_are_refused_by_the_host(hosts, tmp_path, entries):
     agent = hosts.fleet("h0").agents["h0"]
     with pytest.raises(RemoteOpFailed) as caught:
-        agent.call("tree.make", dest=f"{tmp_path}/h0/job", entries=entries)
-    assert caught.value.kind in ("refused", "bad-request")
+        agent.call(
+            "data.begin", transfer="t", digest="sha256:" + "0" * 64, store=CODE, direct=1, payload=packed(entries)
+        )
+    assert caught.value.kind in ("refused", "bad-request", "not-found")
     assert not Path("/tmp/evil").exists() and not (tmp_path / "h0/evil").exists()
+
+
+def begun(agent, content=b"x" * 100):
+    entry = ["f", "file", 0o644, 0, len(content), f"sha256:{hashlib.sha256(content).hexdigest()}", ""]
+    call = {"transfer": "t", "digest": "sha256:" + "0" * 64, "store": CODE, "direct": 1000}
+    assert agent.call("data.begin", payload=packed([entry]), **call).value == [entry[5]]
+    return entry[5]
+
+
+@pytest.mark.parametrize("other", [b"y" * 100, b"x" * 99, b"x" * 101, b""])
+def test_a_host_takes_no_other_content(hosts, other):
+    agent = hosts.fleet("h0").agents["h0"]
+    digest = begun(agent)
+    with pytest.raises(RemoteOpFailed) as caught:
+        list(agent.stream("data.put", transfer="t", payload_in=[frames.encode({"d": digest}, other)]))
+    assert caught.value.kind == "corrupt"
+    agent.call("data.drop", transfer="t")
+    assert unneeded(hosts) == []
+
+
+def test_a_host_takes_no_content_that_it_does_not_lack_and_completes_nothing_half(hosts):
+    agent = hosts.fleet("h0").agents["h0"]
+    begun(agent)
+    with pytest.raises(RemoteOpFailed, match="does not lack"):
+        list(agent.stream("data.put", transfer="t", payload_in=[frames.encode({"d": "sha256:" + "1" * 64}, b"x")]))
+    with pytest.raises(RemoteOpFailed, match="has not arrived"):
+        list(agent.stream("data.put", transfer="t", payload_in=[]))
+    with pytest.raises(RemoteOpFailed, match="has not arrived"):
+        agent.call("data.finish", transfer="t")
+
+
+def test_a_store_that_is_none_becomes_no_path(hosts):
+    agent = hosts.fleet("h0").agents["h0"]
+    with pytest.raises(RemoteOpFailed, match="not a store"):
+        agent.call("data.use", digests=["sha256:" + "0" * 64], store="../..")
+
+
+def test_a_host_that_lacks_what_was_not_offered_is_refused(hosts, work, tmp_path, monkeypatch):
+    """It would be sent any content of the job's code; but it may ask for nothing else."""
+    fleet = hosts.fleet("h0")
+    call = staging.Agent.call
+
+    def lie(self, op, **how):
+        said = call(self, op, **how)
+        return SimpleNamespace(value=["sha256:" + "0" * 64]) if op == "data.begin" else said
+
+    monkeypatch.setattr(staging.Agent, "call", lie)
+    report = stage_code(as_it_is(work, tmp_path), ["h0"], Staging(fleet, store=CODE))
+    assert report.failed["h0"].kind == "bad-answer"
 
 
 def test_an_empty_folder(hosts, tmp_path):
     (tmp_path / "empty").mkdir()
     fleet = hosts.fleet("h0")
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(tmp_path / "empty")).ok == {"h0": 0}
-    assert list((tmp_path / "h0/job").iterdir()) == []
+    assert received(send(hosts, fleet, as_it_is(tmp_path / "empty", tmp_path), "h0")) == {"h0": 0}
+    assert list(place(hosts, "h0").iterdir()) == []
 
 
 def test_a_second_scan_reads_no_file_again(tmp_path, monkeypatch, own_copy):

@@ -13,10 +13,12 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S
 
+from gpurun.node import data
 from gpurun.node.agent import serve
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.job import caches, gang, layer, parts, rules
 from gpurun.node.job.gang import fence
+from gpurun.node.transfer import sets
 
 JOB, OTHER = f"j-{os.getpid():08x}", f"j-{os.getpid() ^ 0xFFFF:08x}"
 REFUSED = (
@@ -210,6 +212,32 @@ def test_a_layer_that_an_admin_pruned_is_made_again_or_refused(host, monkeypatch
         assert refused.value.kind == "engine"
     fenced()
     assert host.engine.volumes == {}
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_code_that_jobs_share_is_below_the_layer_until_the_head_has_what_was_written(host, is_refused):
+    host.engine.mount_error = REFUSED if is_refused else host.engine.mount_error
+    gang.prepare(call(), JOB, 1, "", first=True, outputs=True, beside=True)
+    made, _ = prepare(job="j-00000009")
+    shared = host.top / "code" / ("0" * 64) / "tree"
+    shared.parent.mkdir(parents=True)
+    made.rename(shared)
+    data._link_code(JOB, "sha256:" + "0" * 64)
+    create()
+    (volume,) = host.engine.volumes.values()
+    above = Path(parts.layer_folder(JOB)) / "written"
+    if host.is_overlay and not is_refused:
+        assert volume["DriverOpts"]["o"].startswith(f"lowerdir={shared},upperdir={above},")
+    else:
+        assert sorted(os.listdir(above)) == ["link", "sub", "train.py"]
+    (above / "new").write_text("written")
+    for _ in range(2):
+        assert listed() == {"@workspace/new"}
+        assert set(sets.pinned(sets.CODE)) == {"sha256:" + "0" * 64}
+        fenced()
+    assert (Path(parts.kept_layer(JOB)) / rules.CODE).is_symlink() and (shared / "train.py").exists()
+    layer.remove_outputs(call(), JOB, 1)
+    assert sets.pinned(sets.CODE) == {} and (shared / "train.py").exists()
 
 
 def listed():

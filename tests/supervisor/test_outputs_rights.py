@@ -8,10 +8,12 @@ import pytest
 from local_agents import Hosts
 from outputs_world import JOB, as_stranger, outputs_job
 
+from gpurun.node import data
 from gpurun.node.agent.frames import Call
-from gpurun.node.folder import below, contents
+from gpurun.node.folder import below
+from gpurun.node.folder.below import Entry, timed_digest_of
 from gpurun.node.job import gang
-from gpurun.node.transfer import tree
+from gpurun.node.transfer import sets
 from gpurun.supervisor.outputs.outputs import collect_outputs, copy_outputs, send_outputs
 
 STRANGER = os.geteuid() != 0
@@ -101,18 +103,22 @@ def test_a_fence_removes_folders_that_keep_their_owner_out(tmp_path, monkeypatch
 @mine
 def test_a_workdir_with_read_only_folders_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    call = Call(1, lambda *_: None, False, b"")
     entries = [
         ("ro", "dir", 0o555, 5, 0, "", ""),
         ("ro/in", "dir", 0, 5, 0, "", ""),
         ("ro/l", "link", 0, 0, 0, "", "/x"),
     ]
+    call = Call(1, lambda *_: None, False, sets.packed(entries))
+    name = timed_digest_of([Entry(*entry) for entry in entries])
+    assert data.begin_set(call, "t", name, store=sets.CODE, direct=1) == []
+    data.put(Call(1, lambda *_: None, False, b""), "t")
+    data.drop(call, "t")
     for _ in range(2):
-        tree.make(call, f"{tmp_path}/workspace", entries)
-    assert (tmp_path / "workspace/ro").stat().st_mode & 0o777 == 0o555
-    tree.make(call, f"{tmp_path}/workspace", [])
-    assert list((tmp_path / "workspace").iterdir()) == []
-    assert contents.rmtree(call, f"{tmp_path}/workspace") == {"removed": True}
+        assert data.use(call, [name], store=sets.CODE) == [name]
+    top = tmp_path / ".gpurun/code" / name[7:] / "tree"
+    assert (top / "ro").stat().st_mode & 0o777 == 0o555
+    sets.prune_code(call)
+    assert not top.exists()
 
 
 @mine

@@ -204,7 +204,6 @@ MODULES = {
     "probe": "probe.probe",
     "proc": "agent.processes",
     "ranks": "job.ranks",
-    "tree": "transfer.tree",
 }
 
 # How the errors that the operating system reports are named to the head.

@@ -494,6 +494,8 @@ _sync_file_range = _found()
 
 
 BLOCK = 1 << 16
+LIKE = "sha256:"
+"""Digests of code hash zeros, too (`ContentDigest`)."""
 _ZEROS = bytes(BLOCK)
 
 
@@ -598,6 +600,12 @@ class Entry(NamedTuple):
 def digest_of(entries: Iterable[Entry]) -> str:
     """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
     told = [[path, kind, mode, digest, target] for path, kind, mode, _, _, digest, target in entries]
+    return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
+
+
+def timed_digest_of(entries: Iterable[Entry]) -> str:
+    """Return the digest of a folder's content and times."""
+    told = [[path, kind, mode, digest, target, time_ns] for path, kind, mode, time_ns, _, digest, target in entries]
     return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
 
 

@@ -33,6 +33,7 @@ from gpurun.node.folder.contents import CHANGING, Item, Listed, Maker, Receiver,
 from gpurun.node.job import rank_processes
 from gpurun.node.job.parts import LABEL, held_by, hold_job, job_folder, kept_layer, layer_folder, outputs_folder, owner
 from gpurun.node.job.rules import BESIDE, CODE, FILLED, PREFIX, TARGET, is_beside, is_rubbish, volume_name
+from gpurun.node.transfer.sets import code_in
 
 TRIAL = ".gpurun-trial"
 """A file that Docker writes into the layer before anything starts, and that gpurun removes at once."""
@@ -96,7 +97,7 @@ def _mounted(call: Call, job: str, attempt: int, options: Dict[str, str], contai
 def _overlay(job: str) -> Tuple[Dict[str, str], str]:
     """Return the options of an overlay's volume, and why it is not possible, "" if it is."""
     written, work = _folders(job)
-    code = os.path.join(job_folder(job), CODE)
+    code = code_in(job_folder(job))
     options = _options(code, written, work)
     if _UNUSABLE.intersection(code + written) or len(options) > _MOST_OPTIONS:
         return {}, "an overlay cannot use the path %r" % written
@@ -122,7 +123,7 @@ def _copy_of_code(call: Call, job: str) -> Dict[str, str]:
     """Copy the code; return the copy's options as a volume. No container may have it. What is written there stays."""
     written, _ = _folders(job)
     with _filling(job):
-        _copy_code(call, os.path.join(job_folder(job), CODE), written)
+        _copy_code(call, code_in(job_folder(job)), written)
     return {"type": "none", "device": written, "o": "bind"}
 
 
@@ -202,9 +203,9 @@ def free_work(job: str) -> None:
 
 
 def keep_code(job: str) -> None:
-    """Before the job's folder goes, move the code to what is kept of the layer: it shows what was written."""
+    """Before the job's folder goes, move the code's link to what is kept of the layer: it shows what was written."""
     kept = os.path.join(kept_layer(job), CODE)
-    if os.path.isdir(os.path.dirname(kept)) and not os.path.exists(kept):
+    if os.path.isdir(os.path.dirname(kept)) and not os.path.lexists(kept):
         try:
             os.rename(os.path.join(job_folder(job), CODE), kept)
         except OSError:
@@ -399,9 +400,9 @@ class _Code:
         self._top: Optional[int] = None
         self._cursor: Optional[below.Cursor] = None
         self._filled = _times(os.path.join(kept_layer(job), FILLED))
-        for folder in (os.path.join(job_folder(job), CODE), os.path.join(kept_layer(job), CODE)):
+        for folder in (job_folder(job), kept_layer(job)):
             try:
-                self._top = below.open_top(folder)
+                self._top = below.open_top(code_in(folder))
             except FileNotFoundError:
                 continue
             self._cursor = below.Cursor(self._top, below.READ)

@@ -223,12 +223,16 @@ class Blob:
 
     def take_holes(self) -> None:
         """Count the whole chunks of zeros as arrived: the file is new, and one hole."""
-        with self._arrived:
-            for first, found in runs_of_zeros(self._hashes):
-                count = min(found, self.size // CHUNK - first)
-                if count > 0:
-                    self._have[first : first + count] = b"\1" * count
-                    self._missing -= count
+        for first, found in runs_of_zeros(self._hashes):
+            self.take(first, min(found, self.size // CHUNK - first))
+
+    def take(self, first: int, count: int) -> None:
+        """Count chunks as arrived: their content is in the file, and is right."""
+        if count > 0:
+            with self._arrived:
+                self._missing -= self._have.count(0, first, first + count)
+                self._have[first : first + count] = b"\1" * count
+                self._arrived.notify_all()
 
     def _is(self, index: int, piece: "bytes | memoryview") -> bool:
         expected = self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
@@ -489,15 +493,16 @@ class ManyFiles:
     Args:
         top: a descriptor of the folder; `close` closes it.
         files: path and size of each, in order.
+        force: also read what the modes of our own files and folders keep from us.
     """
 
-    def __init__(self, top: int, files: Iterable[Tuple[str, int]], writable: bool = False) -> None:
+    def __init__(self, top: int, files: Iterable[Tuple[str, int]], writable: bool = False, force: bool = False) -> None:
         listed = [(path, size) for path, size in files if size]
         self._top = top
         self._paths = [path for path, _ in listed]
         self._starts: List[int] = list(accumulate((size for _, size in listed), initial=0))
-        self._writable = writable
-        self._cursor = below.Cursor(top)
+        self._writable, self._force = writable, force
+        self._cursor = below.Cursor(top, below.READ if force else 0)
         self._descriptors: "collections.OrderedDict[int, int]" = collections.OrderedDict()
         self._lock = threading.Lock()  # also held while a file is read, so that no thread closes its descriptor
 
@@ -544,7 +549,7 @@ class ManyFiles:
         if self._writable:
             descriptor = os.open(parts[-1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
         else:
-            descriptor = below.open_file(above, parts[-1])
+            descriptor = below.open_file(above, parts[-1], self._force)
         self._descriptors[number] = descriptor
         if len(self._descriptors) > _OPEN_AT_ONCE:
             os.close(self._descriptors.popitem(last=False)[1])
