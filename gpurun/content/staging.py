@@ -129,7 +129,7 @@ def discard(agent: Agent, digest: str, job: str) -> None:
         )
 
 
-ASK_LIMIT_S, MAKE_LIMIT_S = 60.0, 3600.0
+ASK_LIMIT_S, MAKE_LIMIT_S, CODE_LIMIT_S = 60.0, 3600.0, 600.0
 LIMIT_S = 6 * 3600.0
 DIRECT_BYTES = 2 << 20
 """Up to here each host is sent the code that it lacks over its SSH channel."""
@@ -289,7 +289,7 @@ class _Sender:
         """Ask the hosts, then send the set."""
         lacking = self._ask(hosts)
         if lacking:
-            with hold_image(default_folder(), self._digest, lacking, self._wait) as waited:
+            with hold_image(default_folder(), self._lock, lacking, self._wait) as waited:
                 if waited:  # meanwhile another job may have brought it
                     lacking = self._ask(lacking)
                 if lacking:
@@ -299,6 +299,11 @@ class _Sender:
                     else:
                         self._bring(lacking, [*have, *self._holders(neighbours)])
         return self._results
+
+    @property
+    def _lock(self) -> str:
+        """Return the name of the lock. Each name stays as a file, and code has a new digest with every edit."""
+        return self._digest if self._how.store == DATA else f"code-{self._digest[7:9]}"
 
     def _ask(self, hosts: Sequence[str]) -> list[str]:
         """Return the hosts that lack the set. The results record hosts that have it or do not answer."""
@@ -314,7 +319,7 @@ class _Sender:
             said = agent.call(
                 "data.use", digests=[self._digest], job=user.job if user is not None else "",
                 attempt=user.attempt if user is not None else 0, store=self._how.store,
-                timeout_s=ASK_LIMIT_S if self._how.store == DATA else MAKE_LIMIT_S,
+                timeout_s=ASK_LIMIT_S if self._how.store == DATA else CODE_LIMIT_S,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
                 raise bad_answer(
@@ -378,16 +383,18 @@ class _Sender:
         def begin(agent: Agent) -> bool:
             lacks = agent.call(
                 "data.begin", transfer=transfer, digest=self._digest, store=CODE, direct=DIRECT_BYTES,
-                payload=entries, timeout_s=MAKE_LIMIT_S,
+                payload=entries, timeout_s=CODE_LIMIT_S,
             ).value  # fmt: skip
             if lacks is None:
                 return False
             if not code.files.keys() >= set(lacks):
                 raise bad_answer(agent.host, "the host's answer to data.begin names content that gpurun did not offer")
-            for _ in agent.stream("data.put", transfer=transfer, payload_in=_contents(code, dict.fromkeys(lacks))):
+            wanted = dict.fromkeys(lacks)
+            contents, size = _contents(code, wanted), sum(code.files[digest].size for digest in wanted)
+            for _ in agent.stream("data.put", transfer=transfer, payload_in=contents, silence_s=CODE_LIMIT_S):
                 pass
-            self._progress.expect(agent.host, sum(code.files[digest].size for digest in lacks), 0)
-            self._progress.received(agent.host, sum(code.files[digest].size for digest in lacks))
+            self._progress.expect(agent.host, size, 0)
+            self._progress.received(agent.host, size)
             return True
 
         try:

@@ -193,7 +193,7 @@ class Scene:
         mine = self._neighbour.removeprefix("j-") or "none"
         others = rf"/home/train/\.gpurun/(jobs|outputs)/\.?(j-(?!{mine})|gpurun-).*"
         live = rf".*/\.cache/gpurun.*|.*/j-{mine}/(run|outputs).*|/home/train/\.gpurun/outputs/j-{mine}.*|.*\.lock"
-        live += r"|/home/train/\.gpurun/signs.*"  # each probe leaves one for an hour
+        live += r"|/home/train/\.gpurun/(signs|code).*"  # each probe leaves one for an hour; each job its code
         roots = ["/home", "/root", "/opt", "/srv", "/etc", "/tmp", "/var/tmp", "/var/spool"]
         found = {}
         for host in self.hosts:
