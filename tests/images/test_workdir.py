@@ -1,5 +1,6 @@
 """Code on hosts is the code on the head: every byte, mode and link, and only what changed travels."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +20,7 @@ from gpurun.content.tree import scan
 from gpurun.content.workdir import Code, write_code
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory.read import load_inventory
+from gpurun.node import data
 from gpurun.node.agent import frames
 from gpurun.node.job import rules
 from gpurun.node.transfer import sets
@@ -353,6 +356,28 @@ def test_code_that_no_job_uses_takes_a_small_part_of_the_disk(tmp_path, monkeypa
         assert left() == [3], "a full disk keeps nothing for later"
     sets.prune_code(call)
     assert left() == []
+
+
+def test_a_home_without_locks_takes_code(work, tmp_path, monkeypatch):
+    """As Lustre is without ``-o flock``. Nobody there removes what another agent receives."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sets.fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    code = as_it_is(work, tmp_path)
+    name, entries = code.timed_digest, packed(code.entries)
+
+    def call(payload=b""):
+        return frames.Call(1, lambda *_: None, False, payload)
+
+    lacks = data.begin_set(call(entries), "one", name, store=CODE, direct=1 << 20)
+    data.begin_set(call(entries), "other", name, store=CODE, direct=1 << 20)
+    data.put(call(b"".join(staging._contents(code, lacks))), "one")
+    data.put(call(b"".join(staging._contents(code, lacks))), "other")
+    for transfer in ("one", "other"):
+        data.drop(call(), transfer)
+    (tmp_path / ".gpurun/jobs" / JOB).mkdir(parents=True)
+    (tmp_path / ".gpurun/jobs" / JOB / "attempt").write_text("1\n")
+    assert data.use(call(), [name], JOB, 1, store=CODE) == [name]
+    assert shape(tmp_path / ".gpurun/jobs" / JOB / "workspace") == wanted(work)
 
 
 def test_what_an_older_gpurun_kept_of_code_goes_once_nothing_uses_it(hosts, work, tmp_path):

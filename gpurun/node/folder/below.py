@@ -23,6 +23,8 @@ READ = 0o500
 """The rights that an owner needs to read a folder; a file needs 0o400 of them."""
 CHANGE = 0o700
 """The rights that an owner needs to change what a folder holds."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What a file system without locks says."""
 LONGEST = 32 << 10
 """No path is longer, in bytes: a container can nest folders without end."""
 _OPEN_AT_ONCE = 64

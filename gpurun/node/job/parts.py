@@ -10,7 +10,6 @@ none, under its name and starts again.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -24,6 +23,7 @@ from gpurun.node.agent import processes, serve
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.claim_rules import Card, read_claimant
 from gpurun.node.docker import of_jobs
+from gpurun.node.folder.below import NO_LOCKS
 
 # Find the parts of a job on this host without a record of who started it: folders, containers, processes, GPUs.
 
@@ -180,7 +180,6 @@ ATTEMPT_FILE = "attempt"
 """In a job's folder: the number of the attempt that it belongs to."""
 _POLL_S = 0.05
 _DIGITS = 9
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class Held(NamedTuple):
@@ -271,7 +270,7 @@ def _try(descriptor: int) -> bool:
     except BlockingIOError:
         raise
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         return False
     return True

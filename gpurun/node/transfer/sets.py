@@ -130,10 +130,14 @@ def alone_with_sets(call: Call, store: str = DATA) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
+    """Return False if another process holds the lock. On a file system without locks, nobody does."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in below.NO_LOCKS:
+            raise
     return True
 
 
@@ -207,15 +211,22 @@ def sets(pins: Optional[Dict[str, List[str]]] = None, store: str = DATA) -> List
 
 
 def is_held(path: str) -> bool:
-    """Return whether a process receives or sends the set in the folder `path`."""
+    """Return whether a process receives or sends the set in the folder `path`; without locks, whether one may do so."""
     try:
         descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in below.NO_LOCKS:
+            raise
+        return 0 <= time.time() - os.fstat(descriptor).st_mtime < CODE_UNUSED_S
     finally:
         os.close(descriptor)
+    return False
 
 
 def pinned(store: str = DATA) -> Dict[str, List[str]]:
