@@ -1,6 +1,7 @@
 """A set is on hosts byte for byte, once per content, from the folder or from a neighbour; else nothing of it is."""
 
 import os
+import shutil
 import stat
 import time
 import zlib
@@ -100,6 +101,40 @@ def test_a_byte_where_the_hole_was_is_damage(hosts, tmp_path):
     os.truncate(there, 1 << 40)
     error = damage_of(fleet.agents["h0"], tree.digest, lambda: None)
     assert error is not None and "'db'" in error.message
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_files_that_a_host_has_from_another_set_are_not_sent(hosts, tmp_path, is_damaged):
+    """Each is read; a host passes them on, too; holes stay holes."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    large = os.urandom(4 * MIB)
+    sparse(first / "db", 64 * MIB, (32 * MIB + 5, large))
+    (first / "part").write_bytes(large[:MIB])
+    shutil.copytree(first, second, dirs_exist_ok=True)
+    (second / "a-new").write_bytes(os.urandom(1000))
+    (second / "again").write_bytes(large[:MIB])
+    fleet = hosts.fleet("h0", "h1")
+    old, new = read_folder(first), read_folder(second)
+    assert put(old, fleet, "h0").failed == {}
+    there = folder_of(hosts, "h0") / old.digest[7:] / "tree/db"
+    if is_damaged:
+        there.chmod(0o600)
+        with there.open("r+b") as file:
+            file.seek(5)
+            file.write(b"x")  # where the hole was
+    report = put(new, fleet, "h0", "h1")
+    assert report.failed == {}
+    got = {each.host: each.bytes_received for each in report.hosts}
+    assert 4 * MIB < got["h1"] < 8 * MIB
+    assert (got["h0"] > 4 * MIB) if is_damaged else (got["h0"] <= 3 * 256 << 10)
+    for host in ("h0", "h1"):
+        assert damage_of(fleet.agents[host], new.digest, lambda: None) is None
+        copy = folder_of(hosts, host) / new.digest[7:] / "tree"
+        assert shape(copy) == shape(second)
+        assert (copy / "db").stat().st_blocks * 512 < 5 * MIB
+        assert (copy / "part").stat().st_nlink == 1
 
 
 def test_an_empty_folder_is_a_set(hosts, tmp_path):
