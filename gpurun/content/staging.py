@@ -379,6 +379,7 @@ class _Sender:
     ) -> Mapping[str, GpurunError]:
         """Return the hosts that failed."""
         fleet, transfer, entries = self._how.fleet, secrets.token_hex(8), packed(code.entries)
+        begun: Results[bool] = Results({}, {})
 
         def begin(agent: Agent) -> bool:
             lacks = agent.call(
@@ -409,7 +410,7 @@ class _Sender:
                 failed.update(self._send(content, rest, transfer))
             return failed
         finally:
-            self._drop(fleet, lacking, transfer)
+            self._drop(fleet, [host for host in lacking if not begun.ok.get(host)], transfer)
 
     def _drop(self, fleet: Fleet, hosts: Iterable[str], transfer: str) -> None:
         alive = [host for host in hosts if fleet.agents[host].alive]

@@ -371,10 +371,11 @@ def begin_set(
 
 
 def put(call: Call, transfer: str) -> Dict[str, int]:
-    """Take from the head the contents that a set lacks (see `ArrivingSet.take`), and complete the set."""
+    """Take from the head the contents that a set lacks (see `ArrivingSet.take`), and end its arrival."""
     arriving = _arrival(transfer)
     received = arriving.take(frames_of(call.chunks()))
     arriving.finish(call, verify=False)
+    drop(call, transfer)
     return {"bytes": received}
 
 

@@ -167,7 +167,7 @@ def test_large_folders_go_through_a_chain(hosts, work, tmp_path, read):
 def test_a_small_folder_needs_no_transfer(hosts, work, tmp_path, monkeypatch):
     fleet, asked = hosts.fleet("h0"), ask(monkeypatch)
     received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
-    assert asked == {"data.use": 1, "data.begin": 1, "data.drop": 1}
+    assert asked == {"data.use": 1, "data.begin": 1}
 
 
 @pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
