@@ -43,6 +43,14 @@ def test_a_secret_that_cannot_be_read_for_a_moment_ends_no_job(monkeypatch, numb
     assert "'token'" in ended.value.end.reason
 
 
+def sending(spec, **more):
+    """A job that sends its code to one host. Nothing is sent: its code cannot be read."""
+    links = SimpleNamespace(fleet=None, is_open=lambda host: True)
+    return SimpleNamespace(
+        spec=spec, lease=SimpleNamespace(job="j", attempt=1), links=links, inventory=None, members=["h1"], **more
+    )
+
+
 @pytest.mark.parametrize(("number", "may_pass"), ERRORS)
 def test_a_workdir_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkeypatch, number, may_pass):
     def fail(*_):
@@ -50,12 +58,9 @@ def test_a_workdir_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkey
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("gpurun.content.tree.Walk.entries", fail)
-    job = SimpleNamespace(
-        spec=SimpleNamespace(workdir=str(tmp_path), code=False), lease=SimpleNamespace(job="j"),
-        accounts={"h1": SimpleNamespace(job_folder=lambda _: "/f")},
-    )  # fmt: skip
+    job = sending(SimpleNamespace(workdir=str(tmp_path), code=False))
     with pytest.raises(GangEnd) as ended:
-        start._send_workdir(job, ["h1"])
+        start._send_workdir(job, ["h1"], lambda: False)
     assert waits(ended.value.end) is may_pass
     monkeypatch.undo()
     assert not scan(tmp_path).entries
@@ -70,12 +75,9 @@ def test_a_job_whose_list_of_files_is_not_the_submitted_one_does_not_run(tmp_pat
     tree, kept = scan(tmp_path / "work"), StatePath(tmp_path) / "code"
     write_code(kept, tree)
     kept.plain.write_bytes(re.sub(rb"(train.p)(.)(.*train.p)(.)", rb"\1\4\3\2", kept.read_bytes(), count=1))
-    job = SimpleNamespace(
-        spec=SimpleNamespace(workdir="/w", code=tree.digest), lease=SimpleNamespace(job="j"),
-        accounts={"h1": SimpleNamespace(job_folder=lambda _: "/f")}, folder=SimpleNamespace(code=kept),
-    )  # fmt: skip
+    job = sending(SimpleNamespace(workdir="/w", code=tree.digest), folder=SimpleNamespace(code=kept))
     with pytest.raises(GangEnd, match="differs from the submitted list"):
-        start._send_workdir(job, ["h1"])
+        start._send_workdir(job, ["h1"], lambda: False)
 
 
 @pytest.mark.parametrize(
