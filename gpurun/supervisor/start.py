@@ -343,14 +343,13 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str], cancelled: Callable[
         if event.total > DIRECT_BYTES:  # a person does not wait for less
             job.sending.told("workdir", event)
 
-    how = Staging(
-        job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), progress=told, check=check,
-        store=CODE,
-    )  # fmt: skip
-    members = [host for host in job.members if job.links.is_open(host)]
     try:
         code = Code(job.folder.code, job.spec.code) if job.spec.code else DataFolder.of_workdir(Path(job.spec.workdir))
-        report = stage_code(code, hosts, how, neighbours=members)
+        how = Staging(
+            job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), progress=told, check=check,
+            store=CODE,
+        )  # fmt: skip
+        report = stage_code(code, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)])
     except FileNotFoundError:
         raise failed(
             StateError("the job's copy of its code is missing", where=str(job.folder.code), hint="submit the job again")
