@@ -1,7 +1,8 @@
 """Python imports this module when it starts in a rank: it lets gpurun see where a rank hangs, whatever its script is.
 
-A signal that no program uses makes Python print the stacks of its threads to a file of the rank. The handler is
-``faulthandler``'s: it also works while a thread waits in C code, needs no debugger, and the program goes on.
+A signal that no program uses makes Python print the stack of its main thread to a file of the rank. The handler is
+``faulthandler``'s: it also works while the thread waits in C code, needs no debugger, and the program goes on. Other
+threads are left out: `faulthandler` reads their frames while they run, and has then ended healthy programs by SIGSEGV.
 `gpurun.node.job.hang` sends the signal and reads the file.
 
 PyTorch keeps its last collectives if a variable says so ("flight recorder"). The variables that are not set get a
@@ -41,7 +42,7 @@ def _watch_stacks(run: str, rank: str) -> None:
         return
     finally:
         os.close(low)
-    faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
+    faulthandler.register(SIGNAL, file=descriptor, all_threads=False, chain=False)
 
 
 def _record_collectives(run: str, attempt: str) -> None:
@@ -66,7 +67,7 @@ def _torch_version() -> "tuple[int, int] | None":
     """
     for folder in sys.path:
         try:
-            with open(os.path.join(folder, "torch", "version.py")) as stream:
+            with open(os.path.join(folder, "torch", "version.py"), encoding="utf-8") as stream:
                 text = stream.read(4096)
         except (OSError, ValueError):
             continue

@@ -49,7 +49,7 @@ _STARTS_CHILDREN = {
     "/subprocess.py": ("wait", "communicate"),
 }
 """Functions that wait for processes, by the file they are in; a program waits for its data loaders elsewhere."""
-_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
+_THREAD = re.compile(r"(Stack|Current thread|Thread)(?: 0x[0-9a-f]+.*)? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
@@ -228,7 +228,7 @@ def read_stacks(text: str) -> Tuple[List[List[Any]], int]:
         thread = _THREAD.match(line)
         if thread is not None:
             threads += 1
-            is_current = thread.group(1) == "Current thread" and not frames
+            is_current = thread.group(1) != "Thread" and not frames
             continue
         frame = _FRAME.match(line)
         if frame is not None and is_current and len(frames) < MOST_FRAMES:
