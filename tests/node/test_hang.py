@@ -166,6 +166,33 @@ def test_a_process_that_cannot_print_its_stacks_is_left_alone(job, rank, program
     assert made.poll() is None
 
 
+def test_a_process_that_waits_for_signals_in_a_thread_gets_none(job, rank):
+    made = rank(
+        "import threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "threading.Thread(target=lambda: os._exit(signal.sigwait(signal.valid_signals()))).start()\n"
+        "print('all', flush=True)\nload()"
+    )
+    made.stdout.readline()
+    assert hang.stacks(CALL, JOB, 1) == []
+    time.sleep(0.2)
+    assert made.poll() is None
+
+
+def test_a_stopped_process_prints_once_when_it_goes_on(job, rank, monkeypatch):
+    """Real-time signals queue: a rank that was stopped for a weekend got thousands."""
+    monkeypatch.setattr(hang, "PRINTED_S", 0.1)
+    made = rank("load()")
+    settled()
+    before = file_of(job).read_text().count("most recent call first")
+    os.kill(made.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    for _ in range(5):
+        assert [one["frames"] for one in hang.stacks(CALL, JOB, 1)] == [[]]
+    os.kill(made.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    assert file_of(job).read_text().count("most recent call first") == before + 1
+
+
 def test_a_stopped_process_does_not_hold_up_the_others(job, rank):
     stopped = rank("load()", 0)
     rank("wait()", 1)
@@ -374,6 +401,16 @@ def test_no_file_runs_code_or_fills_memory(recorded, monkeypatch):
     assert "no plain value: it has the opcode" in problems[0] and problems[4] == "it has more than 16 MiB"
     assert problems[1] == problems.get(3, hang.CUT) == hang.CUT and problems[2].endswith("BINBYTES8")
     assert not Path("/tmp/gpurun-was-here").exists()
+
+
+def test_many_files_that_take_long_to_read_have_a_deadline(recorded, monkeypatch):
+    monkeypatch.setattr(hang, "DUMPED_S", 1.0)
+    monkeypatch.setattr(hang, "_dump", lambda path: time.sleep(0.5) or {"groups": [], "problem": "x"})
+    for number in range(30):
+        recorded(number, b"x")
+    began = time.monotonic()
+    assert hang.recorder(CALL, JOB, 1)
+    assert time.monotonic() - began < 3
 
 
 def test_pipes_and_files_may_be_anything(recorded, monkeypatch):

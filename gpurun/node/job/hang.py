@@ -131,10 +131,19 @@ def _inner(pid: int) -> Optional[int]:
 
 
 def _catches(process: Process) -> bool:
-    """Return whether a process has a handler for the signal. It would end any other."""
+    """Return whether a process has a handler for the signal. It would end any other.
+
+    A program whose main thread blocks the signal may wait for all signals elsewhere (``sigwait``), and take this one
+    for its own.
+    """
+    return _has_signal(process, b"SigCgt:") and not _has_signal(process, b"SigBlk:")
+
+
+def _has_signal(process: Process, mask: bytes) -> bool:
+    """Return whether the signal is in one of the masks in ``/proc/PID/status``."""
     try:
         with open("/proc/%d/status" % process.pid, "rb") as stream:
-            masks = [line.split()[1] for line in stream if line.startswith(b"SigCgt:")]
+            masks = [line.split()[1] for line in stream if line.startswith(mask)]
         return bool(masks) and bool(int(masks[0], 16) >> (SIGNAL - 1) & 1)
     except (OSError, ValueError, IndexError):
         return False
@@ -159,7 +168,8 @@ def _ask(path: str, one: RankProcess) -> Optional[_Signalled]:
             return None
         if not is_same(one.process) or not _catches(one.process):
             return None
-        os.kill(one.process.pid, SIGNAL)
+        if not _has_signal(one.process, b"ShdPnd:"):  # one that is stopped for days would get thousands at once
+            os.kill(one.process.pid, SIGNAL)
     except OSError:
         return None
     return _Signalled(one, path, found.st_size)
@@ -280,6 +290,8 @@ def recorder(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
     while waiting and time.monotonic() < deadline:
         call.wait(0.1)
         for rank in sorted(waiting):
+            if time.monotonic() > deadline:
+                break  # a hostile file takes a second, and there may be hundreds
             path = os.path.join(folder, "dump_%d" % rank)
             version = _version(path)
             if version is not None and version != before[rank] and version == sizes.get(rank):
