@@ -580,6 +580,24 @@ def test_when_outputs_were_written(job):
     (job / "outputs" / "deep" / "w").write_text("x")
     os.utime(job / "outputs" / "deep" / "w", (1, time.time() - 100))
     (job / "outputs" / "link").symlink_to("/proc/self/status")
+    for folder in (job / "outputs" / "deep", job / "outputs"):
+        os.utime(folder, (1, time.time() - 200))
     assert 99 < hang.written(CALL, JOB)["age_s"] < 110
     os.utime(job / "outputs" / "deep" / "w", (1, time.time() + 1000))
     assert hang.written(CALL, JOB) == {"age_s": 0.0}
+
+
+def test_a_new_file_shows_among_more_than_are_looked_at(job, monkeypatch):
+    """A program that only writes files, such as a generator of pictures, counted as hung after the 20 000th file."""
+    monkeypatch.setattr(hang, "MOST_FILES", 3)
+    (job / "outputs").mkdir()
+    for number in range(9):
+        (job / "outputs" / str(number)).write_text("x")
+        os.utime(job / "outputs" / str(number), (1, time.time() - 500))
+    os.utime(job / "outputs", (1, time.time() - 500))
+    assert hang.written(CALL, JOB)["age_s"] > 400
+    (job / "outputs" / "new").write_text("x")
+    with os.scandir(job / "outputs") as entries:
+        seen = {entry.name for _, entry in zip(range(3), entries)}
+    os.utime(job / "outputs" / "new", (1, time.time() - 500 * ("new" in seen)))
+    assert hang.written(CALL, JOB)["age_s"] < 60

@@ -581,7 +581,9 @@ def _times(folder: str) -> Iterator[float]:
     folders, seen = [folder], 0
     while folders:
         try:
-            with os.scandir(folders.pop()) as entries:
+            folder = folders.pop()
+            yield os.stat(folder).st_mtime  # of a new file in it, which may be one too many to look at
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     seen += 1
                     if seen > MOST_FILES:
