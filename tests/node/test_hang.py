@@ -385,6 +385,20 @@ def test_the_last_collective_of_each_rank(recorded):
     assert (two["rank"], two["groups"][0]["entered"], two["groups"][0]["done"], two["problem"]) == (1, 20, 20, "")
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        (["0", "default_pg"], "default_pg"), (["7", "default_pg"], "default_pg"), (["3", "undefined"], "3"),
+        (["3", ""], "3"), (["3"], "3"), ([], ""), ([3, None], ""),
+        (["3", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 3"), (["4", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 4"),
+    ],
+)  # fmt: skip
+def test_groups_of_the_same_kind_are_several(told, name):
+    """Megatron-LM describes the groups of all pipeline stages alike; their counts differ while all is well."""
+    (found,) = hang.last_collectives({"entries": [entry(7, "x", process_group=told)]})
+    assert found["group"] == name
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch /tmp/gpurun-was-here",)

@@ -384,9 +384,13 @@ def last_collectives(dump: Any) -> List[Dict[str, Any]]:
 
 
 def _group(told: Any) -> str:
-    """Return the name of a process group: PyTorch tells its number and its description."""
+    """Return the name of a process group: PyTorch tells its name, a number or a hash, and its description.
+
+    Both count: Megatron-LM and `DeviceMesh` give one description to all groups of a kind, each with other ranks.
+    """
     words = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
-    return (words[1] if len(words) > 1 and words[1] not in ("", "undefined") else words[0] if words else "")[:MOST_TEXT]
+    described = words[1] if len(words) > 1 and words[1] != "undefined" else ""
+    return (described if described == "default_pg" else " ".join([described, *words[:1]]).strip())[:MOST_TEXT]
 
 
 def _short(value: Any) -> str:
