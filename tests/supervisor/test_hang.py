@@ -298,6 +298,138 @@ def test_nccl_names_a_rank():
     assert found.evidence.startswith("NCCL RAS: #0-0 MISMATCH / Communicator ranks have different AllReduce operation")
 
 
+def of_recorder(number, entered, done, *, group="default_pg", host="a"):
+    return LastCollective(host, number, group, entered, done, "nccl:all_reduce", "scheduled")
+
+
+ITEM = (("/workspace/train.py", 320, "train"),)
+STEP = (("/workspace/train.py", 290, "train"),)
+
+
+def test_who_ran_ahead_of_its_gpu_less_far_is_not_waited_for():
+    """As in nanoGPT, rank 0 waits for its GPU to print the loss; the others go on to the next step's collectives."""
+    ahead = tuple(of_recorder(number, 110 if number == 0 else 120, 100) for number in (0, 1, 3))
+    standings = (standing(0, *ITEM), standing(1, *STEP), standing(2, *LOADS), standing(3, *STEP))
+    found = explain(HangSigns(standings, (*ahead, of_recorder(2, 100, 100))), "s")
+    assert found.reason.startswith("s; rank 2 on a did not come to collective 101, in which the others wait: it is at")
+    assert (found.rank, found.host) == (2, "a")
+
+
+def test_nobody_is_late_for_a_collective_that_all_have_called():
+    """A cut network or a broken GPU."""
+    ahead = tuple(of_recorder(number, 110 if number == 0 else 120, 100) for number in range(4))
+    standings = (standing(0, *ITEM), *(standing(number, *STEP) for number in (1, 2, 3)))
+    more = {"ras": RAS.replace("21", "120").replace("20 ", "110 ")}
+    assert explain(HangSigns(standings, ahead, **more), "s").reason == "s"
+    tensor = tuple(of_recorder(number, 50 + number, 50, group="tp 3") for number in (0, 1))
+    assert explain(HangSigns(standings, (*ahead, *tensor)), "s").reason == "s", "it waits in the other group itself"
+
+
+def test_who_has_not_come_to_the_first_collective_is_waited_for():
+    """The recorder knows no group of it."""
+    first = tuple(of_recorder(number, 1, 0) for number in range(3))
+    found = explain(HangSigns((*(standing(n, *STEP) for n in range(3)), standing(3, *LOADS)), first), "s")
+    assert "rank 3 on a did not come to a collective, in which the others wait: it is at /workspace/data" in found.reason
+
+
+def test_two_programs_of_the_same_numbers_are_not_compared():
+    """Each host has a gang of its own: `torchrun --standalone`."""
+    two = tuple(of_recorder(number, 100 * (1 + (host == "a")), 99, host=host) for number in (0, 1) for host in "ab")
+    assert explain(HangSigns(collectives=two), "s").reason == "s"
+
+
+RECORD = ("/usr/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", 355, "wrapper")
+FSDP = ("/usr/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py", 864, "forward")
+SAVES = ("/usr/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py", 200, "_write_item")
+
+
+@pytest.mark.parametrize("around", [RECORD, FSDP])
+def test_what_calls_the_users_code_is_no_collective(around):
+    """`@record` of torchrun, and FSDP around a model that does not return."""
+    seen = HangSigns(tuple(standing(n, *(LOADS if n == 2 else WAITS), around) for n in range(4)))
+    found = explain(seen, "s")
+    assert "rank 2 on a did not come to all_reduce, in which the others wait: it is at /workspace/data.py" in found.reason
+
+
+def test_a_rank_that_writes_its_part_of_a_checkpoint_waits_for_a_disk():
+    save = ("/workspace/train.py", 40, "save")
+    seen = HangSigns(tuple(standing(n, SAVES if n == 1 else TORCH, save) for n in range(4)))
+    assert explain(seen, "s").rank == 1
+
+
+def spawned(host, rank, *frames):
+    """A child of `torch.multiprocessing.spawn`: its environment is that of its parent, so it has no number."""
+    return standing(rank, *frames, host=host)
+
+
+def test_a_child_without_a_number_of_its_own_is_not_taken_for_another():
+    """Rank 1 of `torch.distributed` is on the first host; gpurun's rank 1 is the second host's launcher."""
+    standings = tuple(spawned(host, rank, *WAITS) for rank, host in enumerate("ab") for _ in range(4))
+    counts = tuple(of_recorder(n, 9 - (n == 1), 8, host="a" if n < 4 else "b") for n in range(8))
+    found = explain(HangSigns(standings, counts), "s")
+    assert found.reason == "s; rank 1 on a did not come to all_reduce 9, in which the others wait"
+    assert (found.rank, found.host) == (None, "a")
+    standings = (*(spawned("a", 0, *WAITS) for _ in range(3)), spawned("a", 0, *LOADS))
+    assert "it is at /workspace/data.py:7 in load" in explain(HangSigns(standings), "s").reason
+
+
+MONITOR = (("/usr/lib/python3.11/selectors.py", 468, "select"), ("/workspace/monitor.py", 9, "main"))
+
+
+def test_a_monitor_beside_a_rank_is_not_the_rank():
+    watches = tuple(
+        Standing("a", n, n, tuple(StackFrame(*frame) for frame in MONITOR), "S") for n in range(4)
+    )  # fmt: skip
+    seen = HangSigns((*watches, *(standing(n, *WAITS) for n in range(4))))
+    assert explain(seen, "s").reason == "s"
+    seen = HangSigns((*watches, *(standing(n, *(LOADS if n == 3 else WAITS)) for n in range(4))))
+    assert "rank 3 on a did not come to all_reduce, in which the others wait: it is at /workspace/data" in explain(seen, "s").reason
+
+
+TABLE = """Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         2         1         8         {0}         {1}   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (78db921d1c117b4a) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+"""
+ONE = "  7 ranks have launched up to operation 64\n  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 16 on node n\n"
+TWO = (
+    "  6 ranks have launched up to operation 64\n  2 ranks have launched up to operation 60\n"
+    "  Rank 2 -- GPU 2 managed by process 48 on node n\n  Rank 5 -- GPU 5 managed by process 49 on node n\n"
+)
+NONE = "  7 ranks have launched up to operation 1\n  Rank 3 has not launched any operations -- GPU 3\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [(ONE, "rank 7 did not come to AllReduce 61,"), (TWO, "ranks 2, 5 did not come to AllReduce 61,"),
+     (NONE, "rank 3 did not come to AllReduce 1,")],
+)  # fmt: skip
+def test_nccl_tells_ranks_with_equal_counts_together(told, words):
+    assert words in explain(HangSigns(ras=TABLE.format(8, 8) + told), "s").reason
+
+
+def test_nccl_numbers_ranks_anew_in_each_communicator():
+    """Rank 7 of a part of the gang may be any rank."""
+    assert explain(HangSigns(ras=TABLE.format(8, 16) + ONE), "s").reason == "s"
+    assert explain(HangSigns(tuple(standing(n, *WAITS) for n in range(16)), ras=ONE), "s").reason == "s"
+
+
+def test_what_a_host_says_of_its_files_is_printable():
+    said = told_collectives(collective(0, 9))["a"] | {"recorder": [{"rank": 0, "groups": [], "problem": "\x1b[2Jx"}]}
+    found = explain(hang.seen_of({"a": said}, Seating((Grant("a", (0,)),))), "s")
+    assert found.lines and "\x1b" not in found.lines[-1]
+
+
+def test_a_line_has_an_end():
+    many = tuple(LastCollective("a", n, "g", 9, 8, "n", f"{n:0300}") for n in range(256))
+    assert all(len(line) <= 2000 for line in explain(HangSigns(collectives=many), "s").lines)
+
+
 def test_a_rank_that_waits_for_a_disk():
     seen = HangSigns((*(standing(number, *WAITS) for number in range(3)), Standing("b", 3, 3, (), "D")))
     assert (

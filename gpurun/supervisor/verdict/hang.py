@@ -6,7 +6,9 @@ for. Python's stacks show the line: of ranks that stand in a collective, and of 
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +17,22 @@ from gpurun.documents.plain import printable
 NAMED = 4
 """So many ranks are named one by one."""
 MOST_LINES = 24
+MOST_LINE = 2000
 FRAMES_SHOWN = 4
+MOST_RANKS = 100_000
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/gpurun/", "<frozen ", "<__array_function__")
 _COMMUNICATION = (
     "/torch/distributed/", "/horovod/", "/mpi4py/", "/deepspeed/comm/", "/deepspeed/utils/comms",
     "/tensorflow/python/distribute/", "/jax/experimental/multihost", "/accelerate/utils/operations",
 )  # fmt: skip
+_STORAGE = ("/torch/distributed/checkpoint/filesystem", "/torch/distributed/checkpoint/_fsspec")
+"""Here a rank waits for a disk, not for others."""
 _WRAPPERS = ("wrapper", "inner", "_fn", "__call__", "decorate_context", "<lambda>")
-_RAS_COUNT = re.compile(r"Rank (\d{1,7}) has launched up to operation (\d{1,12})")
+_RAS_COUNT = re.compile(r"Rank (\d{1,7}) has (?:not launched any operations|launched up to operation (\d{1,12}))")
+_RAS_MANY = re.compile(r"\s*(\d{1,7}) ranks have (?:not launched any operations|launched up to operation (\d{1,12}))")
+_RAS_MEMBER = re.compile(r"\s*Rank (\d{1,7}) -- ")
+_RAS_ROW = re.compile(r"^(?:\s+\d+){5}\s+(\d{1,7})\s+[A-Z]", re.MULTILINE)
+"""A row of the summary; its last number counts the ranks of all communicators of a kind."""
 _RAS_KIND = re.compile(r"different (\w{1,40}) operation counts")
 _RAS_ERRORS = ("MISMATCH", "INCOMPLETE", "ERROR", "DEAD", "TIMEOUT", "ASYNC")
 
@@ -39,6 +49,11 @@ class StackFrame:
     def is_users(self) -> bool:
         """Return whether it is in the user's code, not in a library or in Python itself."""
         return not any(part in self.file for part in _LIBRARIES)
+
+    @property
+    def is_communication(self) -> bool:
+        """Return whether it is in a library in which ranks wait for each other."""
+        return any(part in self.file for part in _COMMUNICATION) and not any(part in self.file for part in _STORAGE)
 
     @property
     def at(self) -> str:
@@ -72,7 +87,8 @@ class Standing:
     @property
     def call(self) -> str:
         """Return the function of a communication library that the user's code has called; "" if it is in none."""
-        inner = [frame for frame in self.frames if any(part in frame.file for part in _COMMUNICATION)]
+        called = itertools.takewhile(lambda frame: not frame.is_users, self.frames)
+        inner = [frame for frame in called if frame.is_communication]
         named = [frame for frame in inner if frame.function not in _WRAPPERS]
         return printable((named or inner)[-1].function) if inner else ""
 
@@ -110,7 +126,7 @@ class HangSigns:
     def counts(self) -> Mapping[tuple[int, str], tuple[int, int]]:
         """Return how far each rank is with its collectives. A gang whose counts grow works."""
         found = {(each.number, each.group): (each.entered, each.done) for each in self.collectives}
-        return found | {(rank, "NCCL RAS"): (most, 0) for rank, most in _ras_counts(self.ras).items()}
+        return found | {(rank, f"NCCL RAS {kind}"): (most, 0) for (kind, rank), most in _ras_counts(self.ras).items()}
 
 
 @dataclass(frozen=True)
@@ -137,41 +153,77 @@ def explain(seen: HangSigns, silence: str) -> Hang:
     Args:
         silence: the beginning of the reason.
     """
-    late, what = _late(seen)
-    standings = {each.number: each for each in seen.standings}
-    first = standings.get(min(late)) if late else None
-    reason = f"{silence}; {_sentence(late, what, seen, standings)}" if late or what else silence
+    late = _late(seen)
     return Hang(
-        reason=reason,
-        rank=first.rank if first else None,
-        host=first.host if first else _host_of(seen, late),
-        lines=tuple(_lines(seen))[:MOST_LINES],
+        reason=f"{silence}; {_sentence(late)}" if late else silence,
+        rank=late.first.rank if late and late.first else None,
+        host=late.host if late else None,
+        lines=tuple(line[:MOST_LINE] for line in itertools.islice(_lines(seen), MOST_LINES)),
         evidence=_evidence(seen.ras),
     )
 
 
-def _host_of(seen: HangSigns, late: Collection[int]) -> str | None:
-    return next((each.host for each in seen.collectives if each.number in late), None)
+@dataclass(frozen=True)
+class _Late:
+    """The ranks that others wait for.
+
+    Attributes:
+        numbers: theirs.
+        what: what the others wait in; "" if that is not known.
+        first: where one of them stands, if that is known for sure.
+        host: of that one.
+    """
+
+    numbers: frozenset[int]
+    what: str
+    first: Standing | None
+    host: str | None
 
 
-def _late(seen: HangSigns) -> tuple[frozenset[int], str]:
-    """Return the ranks that the others wait for, and for what; none if nothing tells."""
-    found = _by_recorder(seen.collectives), _by_ras(seen.ras), _by_stacks(seen.standings)
-    return next((each for each in found if each[0]), (frozenset(), ""))
+def _late(seen: HangSigns) -> _Late | None:
+    """Return the ranks that the others wait for; None if nothing tells."""
+    stuck = _stuck(seen.collectives)
+    late, what = _by_recorder(seen.collectives, stuck)
+    if not late and not stuck:
+        late, what = _by_ras(seen)
+    if not late:
+        return _by_stacks(seen.standings, stuck)
+    host = next((each.host for each in seen.collectives if each.number == min(late)), None)
+    own = [each for each in seen.standings if each.number == min(late) and host in (None, each.host)]
+    first = own[0] if len(own) == 1 else None
+    return _Late(late, what, first, first.host if first else host)
 
 
-def _by_recorder(collectives: Sequence[LastCollective]) -> tuple[frozenset[int], str]:
+def _by_group(collectives: Sequence[LastCollective]) -> Mapping[str, list[LastCollective]]:
+    """Return process group → its ranks. Leaves out names that programs without a common gang have given twice."""
+    found: dict[str, list[LastCollective]] = {}
+    for each in collectives:
+        found.setdefault(each.group, []).append(each)
+    return {group: own for group, own in sorted(found.items()) if len(own) == len({each.number for each in own})}
+
+
+def _stuck(collectives: Sequence[LastCollective]) -> Collection[int]:
+    """Return the ranks of groups in which all have called a collective that none has finished: nobody is late there.
+
+    GPUs work later than their programs, and programs run ahead of each other: who waits for its GPU first, such as the
+    rank that prints the loss, has called fewer.
+    """
+    groups = [own for own in _by_group(collectives).values() if len(own) > 1]
+    hanging = [own for own in groups if max(each.done for each in own) < min(each.entered for each in own)]
+    return {each.number for own in hanging for each in own}
+
+
+def _by_recorder(collectives: Sequence[LastCollective], stuck: Collection[int]) -> tuple[frozenset[int], str]:
     """Compare how far the ranks of each process group are. A rank that waits itself in another group is no cause."""
     waiting = {each.number for each in collectives if each.done < each.entered}
-    found: dict[str, tuple[frozenset[int], str]] = {}
-    for group in sorted({each.group for each in collectives}):
-        own = [each for each in collectives if each.group == group]
-        last = max(each.entered for each in own)
-        late = frozenset(each.number for each in own if each.entered < last)
-        name = next(each.name for each in own if each.entered == last)
-        if late:
-            found[group] = late, f"{_plain(name)} {last}"
-    return min(found.values(), key=lambda each: (bool(each[0] & waiting), len(each[0])), default=(frozenset(), ""))
+    found: list[tuple[frozenset[int], str]] = []
+    for own in _by_group(collectives).values():
+        least, last = min(each.entered for each in own), max(each.entered for each in own)
+        late = frozenset(each.number for each in own if each.entered == least) - frozenset(stuck)
+        if late and least < last:
+            name = next((_plain(each.name) for each in own if each.entered == least + 1), "collective")
+            found.append((late, f"{name} {least + 1}"))
+    return min(found, key=lambda each: (bool(each[0] & waiting), len(each[0])), default=(frozenset(), ""))
 
 
 def _plain(name: str) -> str:
@@ -179,47 +231,87 @@ def _plain(name: str) -> str:
     return printable(name.partition(":")[2] or name) or "collective"
 
 
-def _by_ras(text: str) -> tuple[frozenset[int], str]:
-    counts = _ras_counts(text)
-    last = max(counts.values(), default=0)
-    late = frozenset(rank for rank, most in counts.items() if most < last)
-    kind = _RAS_KIND.search(text)
-    return late, f"{kind.group(1) if kind else 'operation'} {last}" if late else ""
-
-
-def _ras_counts(text: str) -> dict[int, int]:
-    """Return how many operations each rank has called, in the communicator with most ranks of those that disagree."""
-    found = [{int(rank): int(most) for rank, most in _RAS_COUNT.findall(part)} for part in text.split("\n#")]
-    return max(found, key=len)
-
-
-def _by_stacks(standings: Sequence[Standing]) -> tuple[frozenset[int], str]:
-    """Find who stands outside all collectives while others are in one; else who stands apart from most others."""
-    known = [each for each in standings if each.frames or each.state == "D"]
-    waiting = [each for each in known if each.call]
-    if waiting and len(waiting) < len(known):
-        return frozenset(each.number for each in known if not each.call), waiting[0].call
-    places: dict[tuple[str, int] | None, set[int]] = {}
-    for each in known:
-        places.setdefault((each.frame.file, each.frame.line) if each.frame else None, set()).add(each.number)
-    most = max(places.values(), key=len, default=set())
-    if not waiting and 2 * len(most) > len(known) > len(most):
-        return frozenset(each.number for each in known) - most, ""
+def _by_ras(seen: HangSigns) -> tuple[frozenset[int], str]:
+    """Compare the counts of NCCL, which numbers ranks anew in each communicator: only that of all ranks tells."""
+    whole = max([len({each.number for each in seen.standings}), *(int(row) for row in _RAS_ROW.findall(seen.ras))])
+    for kind, told in _ras_parts(seen.ras):
+        counts = [most for most, ranks in told for _ in ranks]
+        least, last = min(counts, default=0), max(counts, default=0)
+        late = frozenset(rank for most, ranks in told if most == least for rank in ranks if rank is not None)
+        if least < last and len(counts) >= whole and len(late) == counts.count(least):
+            return late, f"{kind} {least + 1}"
     return frozenset(), ""
 
 
-def _sentence(late: Collection[int], what: str, seen: HangSigns, standings: Mapping[int, Standing]) -> str:
-    names = ranks_text(late)
-    first = standings.get(min(late))
-    on = f" on {first.host}" if first else f" on {host}" if (host := _host_of(seen, late)) else ""
-    names += on if len(late) == 1 else ""
+def _ras_parts(text: str) -> Iterable[tuple[str, list[tuple[int, list[int | None]]]]]:
+    """Yield, for each communicator and kind of operation whose ranks disagree, how many each rank has called.
+
+    NCCL tells ranks with the same number in one line, and lists them below only if they are few: others are None.
+    """
+    for part in re.split(r"\n#(?=\d)|\n(?=.*\bdifferent \w+ operation counts)", text):
+        kind = _RAS_KIND.search(part)
+        told: list[tuple[int, list[int | None]]] = []
+        listed = 0
+        for line in part.splitlines():
+            if (one := _RAS_COUNT.search(line)) is not None:
+                told.append((int(one.group(2) or 0), [int(one.group(1))]))
+            elif (many := _RAS_MANY.match(line)) is not None:
+                told.append((int(many.group(2) or 0), [None] * min(int(many.group(1)), MOST_RANKS)))
+                listed = 0
+            elif (member := _RAS_MEMBER.match(line)) is not None and told and listed < len(told[-1][1]):
+                told[-1][1][listed] = int(member.group(1))
+                listed += 1
+        if kind is not None and told:
+            yield kind.group(1), told
+
+
+def _ras_counts(text: str) -> dict[tuple[str, int], int]:
+    """Return how many operations each rank has called, by kind and number in its communicator."""
+    found: dict[tuple[str, int], int] = {}
+    for at, (kind, told) in enumerate(_ras_parts(text)):
+        found.update({(f"{at} {kind}", rank): most for most, ranks in told for rank in ranks if rank is not None})
+    return found
+
+
+def _by_stacks(standings: Sequence[Standing], stuck: Collection[int]) -> _Late | None:
+    """Find who stands outside all collectives while others are in one; else who stands apart from most others."""
+    known = [each for each in standings if each.frames or each.state == "D"]
+    waiting = [each for each in known if each.call or each.number in stuck]
+    if waiting and len(waiting) < len(known):
+        callers = Counter((each.host, each.number) for each in waiting)
+        # Another program beside the rank's own, such as a monitor, calls none.
+        outside = [each for each in known if each not in waiting and callers[each.host, each.number] != 1]
+        return _late_of(outside, next((each.call for each in waiting if each.call), "a collective"), waiting)
+    places: dict[tuple[str, int] | None, list[Standing]] = {}
+    for each in known:
+        places.setdefault((each.frame.file, each.frame.line) if each.frame else None, []).append(each)
+    most = max(places.values(), key=len, default=[])
+    if not waiting and 2 * len(most) > len(known) > len(most):
+        return _late_of([each for each in known if each not in most], "", most)
+    return None
+
+
+def _late_of(outside: Sequence[Standing], what: str, others: Sequence[Standing]) -> _Late | None:
+    """Return the ranks that stand outside. Of several processes, one of the others' program tells the line."""
+    if not outside:
+        return None
+    programs = {each.frames[-1].file for each in others if each.frames}
+    first = min(outside, key=lambda each: (each.number, not each.frames or each.frames[-1].file not in programs))
+    return _Late(frozenset(each.number for each in outside), what, first, first.host)
+
+
+def _sentence(late: _Late) -> str:
+    names, first, what = ranks_text(late.numbers), late.first, late.what
+    names += f" on {late.host}" if late.host and len(late.numbers) == 1 else ""
     came = f"{names} did not come to {what}, in which the others wait" if what else f"{names} stands apart"
     if first is None:
         return came
     if first.state == "D":
         return f"{came}: it waits in the kernel, for a disk or a network file system as a rule"
     return (
-        f"{came}: {'it' if len(late) == 1 else f'rank {first.number}'} is at {first.frame.at}" if first.frame else came
+        f"{came}: {'it' if len(late.numbers) == 1 else f'rank {first.number}'} is at {first.frame.at}"
+        if first.frame
+        else came
     )
 
 
@@ -253,7 +345,7 @@ def _lines(seen: HangSigns) -> Iterable[str]:
                 states.setdefault(f"{_plain(one.name)} {one.entered}, {printable(one.state)}", []).append(one.number)
         told = "; ".join(f"{ranks_text(numbers)}: {state}" for state, numbers in sorted(states.items()))
         yield f"process group {printable(group) or '?'}: {told}"
-    yield from seen.problems
+    yield from map(printable, seen.problems)
     if seen.silent:
         yield f"no answer from {', '.join(seen.silent)}"
 
