@@ -29,6 +29,8 @@ SILENT_S = 600.0
 ASK_S = 5.0
 AGAIN_S = 30.0
 """A gang without ``hang_timeout`` is looked at twice: what stands still for so long hangs."""
+LOOKS_OF_SILENCE = 20
+"""The longer a gang is silent, the rarer are the looks: each interrupts its programs, and its stacks fill a file."""
 LOOK_TIMEOUT_S = 12.0
 OLD_S = 2.0
 """What was found so long ago is found out again before the gang is ended."""
@@ -94,12 +96,12 @@ class HangWatch:
     def _judged(self) -> Hang | None:
         """Look where the ranks stand, tell it once, and return it when the time is over."""
         is_over = self._limit_s is not None and self._quiet_s >= self._limit_s
-        found = self._look.newest(OLD_S if is_over else AGAIN_S)
+        found = self._look.newest(OLD_S if is_over else max(AGAIN_S, self._quiet_s / LOOKS_OF_SILENCE))
         if found is None:
             return None
         before, self._before = self._before, found
-        if before is not None and before is not found and found.counts and before.counts != found.counts:
-            self._alive()  # collectives go on
+        if before is not None and before is not found and _go_on(before.counts, found.counts):
+            self._alive()
             return None
         hang = explain(found, self._silence(self._limit_s if is_over and self._limit_s else self._quiet_s))
         stands = before is not None and before is not found and before.standings == found.standings
@@ -111,6 +113,11 @@ class HangWatch:
 
     def _silence(self, quiet_s: float) -> str:
         return f"no rank has printed, reported progress or written outputs for {duration(quiet_s)}{self._behind}"
+
+
+def _go_on(before: Mapping[Any, tuple[int, int]], now: Mapping[Any, tuple[int, int]]) -> bool:
+    """Return whether collectives go on. A rank that is missing in one of two looks only did not answer in time."""
+    return any(now[key][0] > before[key][0] or now[key][1] > before[key][1] for key in before.keys() & now.keys())
 
 
 class _HangLook:

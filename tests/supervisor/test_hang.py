@@ -174,6 +174,29 @@ def test_collectives_that_go_on_are_a_sign_of_life(clock):
     assert found.reason.endswith("rank 1 on a did not come to all_reduce 21, in which the others wait")
 
 
+def test_a_recorder_that_answers_now_and_then_does_not_save_a_hanging_gang(clock):
+    """PyTorch looks at its pipe when its watchdog has time."""
+    late, waits = collective(1, 20, "completed"), collective(0, 21)
+    looks = [told_collectives(*each) for _ in range(50) for each in ((waits, late), (waits,), (late,))]
+    hosts = Hosts({"a": said(age_s=None)}, looks=looks)
+    watch = hang.HangWatch(watching(hosts))
+    for _ in range(8):
+        clock[0] += 2.5
+        if (found := judged(watch, clock[0] - 1000)) is not None:
+            break
+    assert found is not None and clock[0] - 1000 <= 15
+
+
+def test_the_longer_a_gang_is_silent_the_rarer_it_is_interrupted(clock):
+    """A program without collectives that computes for a day, and prints nothing."""
+    hosts = Hosts({"a": said(age_s=None)})
+    watch = hang.HangWatch(watching(hosts, hang_timeout_s=None))
+    while clock[0] < 1000 + 86400:
+        clock[0] += 10
+        judged(watch, clock[0] - 1000)
+    assert 20 < hosts.asked.count("hang.look") < 150
+
+
 def test_a_person_is_told_while_it_hangs_and_once(clock):
     hosts = Hosts({"a": said(age_s=None)}, looks=[told_collectives(collective(0, 21), collective(1, 20, "completed"))])
     watch = hang.HangWatch(watching(hosts, hang_timeout_s=100.0))
