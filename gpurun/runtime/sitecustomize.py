@@ -8,12 +8,10 @@ threads are left out: `faulthandler` reads their frames while they run, and has 
 PyTorch keeps its last collectives if a variable says so ("flight recorder"). The variables that are not set get a
 value here, under the names that the installed PyTorch knows: a newer one warns of the old names.
 
-Standard library only, for every Python 3. A `sitecustomize` that would have been imported without this one is imported
+Standard library only, for every Python 3. Python 2 prints no stacks, but starts as ever. A `sitecustomize` that would have been imported without this one is imported
 as well. Nothing here may keep a program from starting.
 """
 
-import faulthandler
-import fcntl
 import importlib
 import os
 import sys
@@ -33,7 +31,11 @@ _HIGH = 200
 """The least number of the file's descriptor: a program may close all low ones, and use their numbers again."""
 
 
-def _watch_stacks(run: str, rank: str) -> None:
+def _watch_stacks(run, rank):
+    # type: (str, str) -> None
+    import faulthandler  # noqa: PLC0415 - a Python that has none starts as well
+    import fcntl  # noqa: PLC0415
+
     path = os.path.join(run, "ranks", rank, STACKS)
     low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -45,23 +47,31 @@ def _watch_stacks(run: str, rank: str) -> None:
     faulthandler.register(SIGNAL, file=descriptor, all_threads=False, chain=False)
 
 
-def _record_collectives(run: str, attempt: str) -> None:
+def _record_collectives(run, attempt):
+    # type: (str, str) -> None
     version = _torch_version()
     if version is None:
         return
     names = NAMES if version >= (2, 8) else OLD_NAMES
-    if any(name in os.environ for name in NAMES + OLD_NAMES):
-        return  # the user has said what to record, and where
     folder = os.path.join(run, RECORDER % attempt)
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        pass
     values = KEPT, os.path.join(folder, "dump_"), os.path.join(folder, "pipe_")
-    os.environ.update(zip(names, values))
+    found = [name for name in NAMES + OLD_NAMES if name in os.environ]
+    if found and os.environ.get(names[2]) != values[2]:
+        return  # the user has said what to record, and where
+    try:
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)
+    except OSError:
+        pass  # of two ranks, one makes it
+    if os.access(folder, os.W_OK | os.X_OK) and os.path.isdir(folder):
+        os.environ.update(zip(names, values))
+        return
+    for name in names:  # PyTorch ends a program that can make no pipe there, and this one may have dropped its rights
+        os.environ.pop(name, None)
 
 
-def _torch_version() -> "tuple[int, int] | None":
+def _torch_version():
+    # type: () -> tuple[int, int] | None
     """Return (major, minor) of the PyTorch that this Python would import, without importing it; None if there is
     none.
     """
@@ -77,7 +87,8 @@ def _torch_version() -> "tuple[int, int] | None":
     return None
 
 
-def _import_next() -> None:
+def _import_next():
+    # type: () -> None
     """Import the `sitecustomize` that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     mine = sys.modules.pop("sitecustomize", None)
@@ -87,7 +98,7 @@ def _import_next() -> None:
     try:
         importlib.import_module("sitecustomize")
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":
             raise
         if mine is not None:
             sys.modules["sitecustomize"] = mine
@@ -98,7 +109,8 @@ def _import_next() -> None:
             sys.path.extend(folder for folder in path if os.path.abspath(folder or ".") == here)
 
 
-def _main() -> None:
+def _main():
+    # type: () -> None
     mark, run = os.environ.get("GPURUN_RANK_ID", ""), os.environ.get("GPURUN_RUN", "")
     parts = mark.split("/")
     if run and len(parts) == 3:

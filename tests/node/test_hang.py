@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pickle
 import random
@@ -319,6 +320,37 @@ def test_the_flight_recorder_is_on_under_the_names_that_this_pytorch_knows(job, 
     done = python(job, "-c", show, PYTHONPATH=f"{PYTHON}{os.pathsep}{job}", **given)
     assert (done.stdout.split(), done.stderr) == (names, "")
     assert (job / "run" / "recorder.1").is_dir() == (len(names) == 3)
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_pytorch_is_given_no_folder_that_it_cannot_use(job, inherited):
+    """It ends the program if it can make no pipe. A program may drop its rights after its first Python has started."""
+    (job / "torch").mkdir()
+    (job / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+    given = {"GPURUN_RUN": "/proc"}
+    if inherited:
+        given |= {name: "200" for name in NEW} | {"TORCH_FR_DUMP_PIPE_FILE": "/proc/recorder.1/pipe_"}
+    show = "import os; print(*sorted(name for name in os.environ if name.startswith('TORCH_')))"
+    done = python(job, "-c", show, PYTHONPATH=f"{PYTHON}{os.pathsep}{job}", **given)
+    assert (done.stdout.split(), done.stderr) == ([], "")
+
+
+def test_warnings_as_errors_find_nothing(job):
+    (job / "torch").mkdir()
+    (job / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+    given = {"PYTHONWARNDEFAULTENCODING": "1", "PYTHONDEVMODE": "1", "PYTHONPATH": f"{PYTHON}{os.pathsep}{job}"}
+    assert python(job, "-c", "print('up')", **given).stderr == ""
+
+
+def test_a_python_that_has_no_such_modules_starts(job):
+    """Python 2 for example, whose syntax this is as well: it would say that the import failed, at each start."""
+    (job / "fcntl.py").write_text("raise ImportError")
+    (job / "faulthandler.py").write_text("raise ImportError")
+    done = python(job, "-c", "print('up')", PYTHONPATH=f"{job}{os.pathsep}{PYTHON}")
+    assert (done.stdout, done.stderr) == ("up\n", "")
+    tree = ast.parse(Path(PYTHON, "sitecustomize.py").read_text(), feature_version=(3, 4))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert functions and not any(node.returns or any(arg.annotation for arg in node.args.args) for node in functions)
 
 
 # The flight recorder.

@@ -352,7 +352,9 @@ def test_who_has_not_come_to_the_first_collective_is_waited_for():
     """The recorder knows no group of it."""
     first = tuple(of_recorder(number, 1, 0) for number in range(3))
     found = explain(HangSigns((*(standing(n, *STEP) for n in range(3)), standing(3, *LOADS)), first), "s")
-    assert "rank 3 on a did not come to a collective, in which the others wait: it is at /workspace/data" in found.reason
+    assert (
+        "rank 3 on a did not come to a collective, in which the others wait: it is at /workspace/data" in found.reason
+    )
 
 
 def test_two_programs_of_the_same_numbers_are_not_compared():
@@ -361,7 +363,11 @@ def test_two_programs_of_the_same_numbers_are_not_compared():
     assert explain(HangSigns(collectives=two), "s").reason == "s"
 
 
-RECORD = ("/usr/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", 355, "wrapper")
+RECORD = (
+    "/usr/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py",
+    355,
+    "wrapper",
+)
 FSDP = ("/usr/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py", 864, "forward")
 SAVES = ("/usr/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py", 200, "_write_item")
 
@@ -371,7 +377,9 @@ def test_what_calls_the_users_code_is_no_collective(around):
     """`@record` of torchrun, and FSDP around a model that does not return."""
     seen = HangSigns(tuple(standing(n, *(LOADS if n == 2 else WAITS), around) for n in range(4)))
     found = explain(seen, "s")
-    assert "rank 2 on a did not come to all_reduce, in which the others wait: it is at /workspace/data.py" in found.reason
+    assert (
+        "rank 2 on a did not come to all_reduce, in which the others wait: it is at /workspace/data.py" in found.reason
+    )
 
 
 def test_a_rank_that_writes_its_part_of_a_checkpoint_waits_for_a_disk():
@@ -406,7 +414,10 @@ def test_a_monitor_beside_a_rank_is_not_the_rank():
     seen = HangSigns((*watches, *(standing(n, *WAITS) for n in range(4))))
     assert explain(seen, "s").reason == "s"
     seen = HangSigns((*watches, *(standing(n, *(LOADS if n == 3 else WAITS)) for n in range(4))))
-    assert "rank 3 on a did not come to all_reduce, in which the others wait: it is at /workspace/data" in explain(seen, "s").reason
+    assert (
+        "rank 3 on a did not come to all_reduce, in which the others wait: it is at /workspace/data"
+        in explain(seen, "s").reason
+    )
 
 
 TABLE = """Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
