@@ -8,8 +8,8 @@ threads are left out: `faulthandler` reads their frames while they run, and has 
 PyTorch keeps its last collectives if a variable says so ("flight recorder"). The variables that are not set get a
 value here, under the names that the installed PyTorch knows: a newer one warns of the old names.
 
-Standard library only, for every Python 3. Python 2 prints no stacks, but starts as ever. A `sitecustomize` that would have been imported without this one is imported
-as well. Nothing here may keep a program from starting.
+Standard library only, for every Python 3. Python 2 prints no stacks, but starts as ever. A `sitecustomize` that would
+have been imported without this one is imported as well. Nothing here may keep a program from starting.
 """
 
 import importlib

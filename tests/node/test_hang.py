@@ -329,7 +329,7 @@ def test_pytorch_is_given_no_folder_that_it_cannot_use(job, inherited):
     (job / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
     given = {"GPURUN_RUN": "/proc"}
     if inherited:
-        given |= {name: "200" for name in NEW} | {"TORCH_FR_DUMP_PIPE_FILE": "/proc/recorder.1/pipe_"}
+        given |= dict.fromkeys(NEW, "200") | {"TORCH_FR_DUMP_PIPE_FILE": "/proc/recorder.1/pipe_"}
     show = "import os; print(*sorted(name for name in os.environ if name.startswith('TORCH_')))"
     done = python(job, "-c", show, PYTHONPATH=f"{PYTHON}{os.pathsep}{job}", **given)
     assert (done.stdout.split(), done.stderr) == ([], "")
@@ -422,7 +422,8 @@ def test_the_last_collective_of_each_rank(recorded):
     [
         (["0", "default_pg"], "default_pg"), (["7", "default_pg"], "default_pg"), (["3", "undefined"], "3"),
         (["3", ""], "3"), (["3"], "3"), ([], ""), ([3, None], ""),
-        (["3", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 3"), (["4", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 4"),
+        (["3", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 3"),
+        (["4", "DATA_PARALLEL_GROUP"], "DATA_PARALLEL_GROUP 4"),
     ],
 )  # fmt: skip
 def test_groups_of_the_same_kind_are_several(told, name):
@@ -520,7 +521,7 @@ def test_thousands_of_keys_with_equal_hashes_take_no_time():
 
 def test_the_argument_of_a_refused_opcode_is_not_read(monkeypatch):
     """Python before 3.10.7 needs time that grows with the square of a decimal number's length."""
-    monkeypatch.setattr(hang.pickletools.code2op["I"].arg, "reader", lambda stream: pytest.fail("it was read"))
+    monkeypatch.setattr(hang._OPCODES["I"].arg, "reader", lambda stream: pytest.fail("it was read"))
     with pytest.raises(hang.PickleRefused, match="the opcode INT"):
         hang.read_pickle(b"I" + b"9" * 100_000 + b"\n.")
 
@@ -644,6 +645,6 @@ def test_a_new_file_shows_among_more_than_are_looked_at(job, monkeypatch):
     assert hang.written(CALL, JOB)["age_s"] > 400
     (job / "outputs" / "new").write_text("x")
     with os.scandir(job / "outputs") as entries:
-        seen = {entry.name for _, entry in zip(range(3), entries)}
+        seen = {entry.name for _, entry in zip(range(3), entries, strict=False)}
     os.utime(job / "outputs" / "new", (1, time.time() - 500 * ("new" in seen)))
     assert hang.written(CALL, JOB)["age_s"] < 60

@@ -430,7 +430,10 @@ Warnings
 #0-0 (78db921d1c117b4a) MISMATCH
   Communicator ranks have different AllReduce operation counts
 """
-ONE = "  7 ranks have launched up to operation 64\n  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 16 on node n\n"
+ONE = (
+    "  7 ranks have launched up to operation 64\n"
+    "  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 16 on node n\n"
+)
 TWO = (
     "  6 ranks have launched up to operation 64\n  2 ranks have launched up to operation 60\n"
     "  Rank 2 -- GPU 2 managed by process 48 on node n\n  Rank 5 -- GPU 5 managed by process 49 on node n\n"

@@ -267,7 +267,7 @@ DUMPED_S = 5.0
 MOST_PIPES = 256
 MOST_ITEMS = 1_000_000
 MOST_KEY = 1 << 60
-"""Larger numbers can have equal hashes: a dictionary of 300 000 such keys takes half an hour, and no other thread runs."""
+"""Larger numbers can have equal hashes: a dictionary of 300 000 such keys takes half an hour, with no other thread."""
 MOST_GROUPS = 64
 _PIPE = re.compile(r"pipe_(0|[1-9]\d{0,6})\.pipe\Z", re.ASCII)
 
@@ -411,6 +411,7 @@ class PickleRefused(ValueError):
 
 
 _MARK = object()
+_OPCODES = {each.code: each for each in pickletools.opcodes}
 _PLAIN = (
     "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
 )  # fmt: skip
@@ -430,7 +431,7 @@ def read_pickle(data: bytes) -> Any:
         for number, code in enumerate(iter(lambda: stream.read(1), b"")):
             if number > MOST_ITEMS:
                 raise PickleRefused("it has more than %d items" % MOST_ITEMS)
-            opcode = pickletools.code2op[code.decode("latin-1")]
+            opcode = _OPCODES[code.decode("latin-1")]
             if opcode.name == "STOP":
                 return machine.stack[-1]
             carry_out = machine.opcodes.get(opcode.name)
