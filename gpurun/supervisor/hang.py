@@ -27,6 +27,8 @@ from gpurun.supervisor.verdict.hang import Hang, HangSigns, LastCollective, Stac
 SILENT_S = 600.0
 """After so long, a person is told where the ranks stand, if they stand still; also without ``hang_timeout``."""
 ASK_S = 5.0
+ASK_TIMEOUT_S = 8.0
+"""The watch waits for these answers, and does nothing else."""
 AGAIN_S = 30.0
 """A gang without ``hang_timeout`` is looked at twice: what stands still for so long hangs."""
 LOOKS_OF_SILENCE = 20
@@ -84,11 +86,12 @@ class HangWatch:
     def _ask(self, silent_s: float) -> None:
         """Ask the hosts for other signs of life than lines."""
         job = self._job.lease.job
-        said = self._job.links.each(lambda agent: agent.call("gang.progress", job=job).value)
-        written = self._job.links.each(lambda agent: agent.call("hang.written", job=job).value)
-        if not (_all_answered(said) and _all_answered(written)):
+        said = self._job.links.each(lambda agent: agent.call("gang.progress", job=job, timeout_s=ASK_TIMEOUT_S).value)
+        if not _all_answered(said):
             self._alive()
             return
+        # A host that answers the one and not the other waits for the outputs' disk, and so may the gang.
+        written = self._job.links.each(lambda agent: agent.call("hang.written", job=job, timeout_s=ASK_TIMEOUT_S).value)
         ages = [told["age_s"] for told in (*said.ok.values(), *written.ok.values()) if told["age_s"] is not None]
         self._quiet_s = min([silent_s, *ages])
         self._behind = _furthest_behind(said.ok, self._job.seating)

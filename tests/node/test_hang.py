@@ -648,3 +648,20 @@ def test_a_new_file_shows_among_more_than_are_looked_at(job, monkeypatch):
         seen = {entry.name for _, entry in zip(range(3), entries, strict=False)}
     os.utime(job / "outputs" / "new", (1, time.time() - 500 * ("new" in seen)))
     assert hang.written(CALL, JOB)["age_s"] < 60
+
+
+def test_a_walk_that_waits_for_a_broken_disk_is_alone_and_one_of_a_slow_disk_ends(job, monkeypatch):
+    (job / "outputs").mkdir()
+    for number in range(50):
+        (job / "outputs" / str(number)).write_text("x")
+    begun, goes_on = threading.Event(), threading.Event()
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (begun.set(), goes_on.wait(10), scan(path))[2])
+    first = threading.Thread(target=lambda: hang.written(CALL, JOB))
+    first.start()
+    assert begun.wait(10) and hang.written(CALL, JOB) == {"age_s": None}
+    goes_on.set()
+    first.join()
+    assert hang.written(CALL, JOB)["age_s"] < 60
+    monkeypatch.setattr(hang, "MOST_WALK_S", 0.0)
+    assert len(list(hang._times(str(job / "outputs")))) <= 1

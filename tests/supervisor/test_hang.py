@@ -29,7 +29,7 @@ class Hosts:
     def __init__(self, told, *, written=None, looks=(), failed=None):
         self.told, self.written, self.failed = told, written or {}, failed if failed is not None else {}
         self.looks, self.asked = list(looks), []
-        self.notes = []
+        self.notes, self.stuck = [], ""
 
     def each(self, call, hosts=None):
         agent = SimpleNamespace(call=lambda op, **arguments: SimpleNamespace(value=op))
@@ -40,6 +40,8 @@ class Hosts:
             "hang.written": lambda: {host: {"age_s": self.written.get(host)} for host in self.told},
             "hang.look": lambda: self.looks.pop(0) if len(self.looks) > 1 else (self.looks or [{}])[0],
         }[op]()
+        if op == self.stuck:
+            return SimpleNamespace(ok={}, failed={host: HostUnreachable("no answer", host=host) for host in self.told})
         return SimpleNamespace(ok=dict(answers), failed=dict(self.failed))
 
 
@@ -126,6 +128,15 @@ def test_a_host_out_of_reach_has_its_time_after_it_is_back(clock):
     assert judged(watch, 69.0) is None
     clock[0] += 6
     assert judged(watch, 75.0) is not None
+
+
+def test_a_gang_that_waits_for_the_disk_of_its_outputs_hangs(clock):
+    """As the agent that looks for new files there."""
+    hosts = Hosts({"a": said(), "b": said()})
+    hosts.stuck = "hang.written"
+    watch = hang.HangWatch(watching(hosts))
+    clock[0] += 60
+    assert judged(watch, 60.0) is not None
 
 
 def test_a_host_that_answers_that_it_cannot_know_saves_no_gang(clock):

@@ -558,6 +558,9 @@ def _is_own(job: str, attempt: int, port: int) -> bool:
 
 
 MOST_FILES = 20_000
+MOST_WALK_S = 3.0
+_walking: Set[str] = set()
+"""Jobs whose outputs are being looked at: a walk that waits for a broken disk stays, and no second one joins it."""
 
 
 def look(call: Call, job: str, attempt: int, port: int) -> Dict[str, Any]:
@@ -574,24 +577,31 @@ def look(call: Call, job: str, attempt: int, port: int) -> Dict[str, Any]:
 
 
 def written(call: Call, job: str) -> Dict[str, Optional[float]]:
-    """Return ``{"age_s"}``: how long ago a file of the outputs was last written; None if there are none.
+    """Return ``{"age_s"}``: how long ago a file of the outputs was last written; None if there are none, or if an
+    earlier look still waits for their disk.
 
     A time in the future counts as now.
     """
-    newest = max(_times(parts.outputs_folder(job)), default=None)
+    if job in _walking:
+        return {"age_s": None}
+    _walking.add(job)
+    try:
+        newest = max(_times(parts.outputs_folder(job)), default=None)
+    finally:
+        _walking.discard(job)
     return {"age_s": None if newest is None else max(0.0, time.time() - newest)}
 
 
 def _times(folder: str) -> Iterator[float]:
-    folders, seen = [folder], 0
-    while folders:
+    folders, seen, deadline = [folder], 0, time.monotonic() + MOST_WALK_S
+    while folders and time.monotonic() < deadline:
         try:
             folder = folders.pop()
             yield os.stat(folder).st_mtime  # of a new file in it, which may be one too many to look at
             with os.scandir(folder) as entries:
                 for entry in entries:
                     seen += 1
-                    if seen > MOST_FILES:
+                    if seen > MOST_FILES or time.monotonic() > deadline:
                         return
                     try:
                         if entry.is_dir(follow_symlinks=False):
