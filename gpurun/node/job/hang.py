@@ -136,7 +136,13 @@ def _catches(process: Process) -> bool:
     A program whose main thread blocks the signal may wait for all signals elsewhere (``sigwait``), and take this one
     for its own.
     """
-    return _has_signal(process, b"SigCgt:") and not _has_signal(process, b"SigBlk:")
+    if not _has_signal(process, b"SigCgt:"):
+        return False
+    for _ in range(5):  # a process that still prints the last time blocks it for a moment
+        if not _has_signal(process, b"SigBlk:"):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _has_signal(process: Process, mask: bytes) -> bool:
