@@ -393,6 +393,13 @@ def test_what_calls_the_users_code_is_no_collective(around):
     )
 
 
+def test_a_wrapper_made_at_run_time_is_in_the_call_and_an_import_is_none():
+    library = "/usr/lib/python3.11/site-packages/horovod/"
+    hvd = (("<string>", 59, "horovod_allreduce"), (library + "tensorflow/mpi_ops.py", 130, "_allreduce"))
+    assert standing(0, *hvd).call == "_allreduce"
+    assert standing(0, (library + "__init__.py", 3, "<module>")).call == ""
+
+
 def test_a_rank_that_writes_its_part_of_a_checkpoint_waits_for_a_disk():
     save = ("/workspace/train.py", 40, "save")
     seen = HangSigns(tuple(standing(n, SAVES if n == 1 else TORCH, save) for n in range(4)))

@@ -87,8 +87,9 @@ class Standing:
     @property
     def call(self) -> str:
         """Return the function of a communication library that the user's code has called; "" if it is in none."""
-        called = itertools.takewhile(lambda frame: not frame.is_users, self.frames)
-        inner = [frame for frame in called if frame.is_communication]
+        # TensorFlow's wrappers of operations are made at run time; an import of a library is no call.
+        called = itertools.takewhile(lambda frame: frame.file == "<string>" or not frame.is_users, self.frames)
+        inner = [frame for frame in called if frame.is_communication and frame.function != "<module>"]
         named = [frame for frame in inner if frame.function not in _WRAPPERS]
         return printable((named or inner)[-1].function) if inner else ""
 
