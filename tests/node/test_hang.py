@@ -99,7 +99,7 @@ def test_where_ranks_stand(job, rank):
 
 
 def test_a_program_goes_on_after_it_was_asked(job, rank):
-    made = rank("for _ in range(8): time.sleep(0.2)\nprint('done', flush=True)")
+    made = rank("for _ in range(25): time.sleep(0.2)\nprint('done', flush=True)")
     for _ in range(5):
         assert hang.stacks(CALL, JOB, 1)[0]["frames"]
     assert made.stdout.readline() == b"done\n" and made.wait(10) == 0
