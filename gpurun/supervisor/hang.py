@@ -99,7 +99,8 @@ class HangWatch:
     def _judged(self) -> Hang | None:
         """Look where the ranks stand, tell it once, and return it when the time is over."""
         is_over = self._limit_s is not None and self._quiet_s >= self._limit_s
-        found = self._look.newest(OLD_S if is_over else max(AGAIN_S, self._quiet_s / LOOKS_OF_SILENCE))
+        most_s = OLD_S if is_over else max(AGAIN_S, self._quiet_s / LOOKS_OF_SILENCE)
+        found = self._look.newest(most_s, gently=not is_over)
         if found is None:
             return None
         before, self._before = self._before, found
@@ -131,13 +132,20 @@ class _HangLook:
         self._thread: threading.Thread | None = None
         self._found: HangSigns | None = None
         self._found_s = 0.0
+        self._is_gentle = True
 
-    def newest(self, most_s: float) -> HangSigns | None:
-        """Return what was found in the last `most_s` seconds; if nothing was, None, and look."""
+    def newest(self, most_s: float, *, gently: bool) -> HangSigns | None:
+        """Return what was found in the last `most_s` seconds; if nothing was, None, and look.
+
+        Args:
+            gently: leave alone what runs: the gang may be sound.
+        """
         if self._thread is not None and self._thread.is_alive():
             return None
-        if self._found is not None and time.monotonic() - self._found_s <= most_s:
+        is_new = time.monotonic() - self._found_s <= most_s
+        if self._found is not None and is_new and (gently or not self._is_gentle):
             return self._found
+        self._is_gentle = gently
         self._thread = threading.Thread(target=self._ask, name="hang", daemon=True)
         self._thread.start()
         return None
@@ -149,17 +157,23 @@ class _HangLook:
     def _ask(self) -> None:
         found = HangSigns()
         with suppress(*OUTLIVED):  # the head has no thread, for example: then nothing is known
-            found = look(self._job)
+            found = look(self._job, gently=self._is_gentle)
         self._found_s, self._found = time.monotonic(), found
 
 
-def look(job: SupervisedJob) -> HangSigns:
-    """Return where the ranks of a gang stand, as far as its hosts say it."""
+def look(job: SupervisedJob, *, gently: bool) -> HangSigns:
+    """Return where the ranks of a gang stand, as far as its hosts say it.
+
+    Args:
+        gently: leave alone processes that run (`gpurun.node.job.hang`).
+    """
     lease = job.lease
     port = ras_port(job.spec, lease.grants, lease.ssh_port)
     told = job.links.each(
         lambda agent: (
-            agent.call("hang.look", job=lease.job, attempt=lease.attempt, port=port, timeout_s=LOOK_TIMEOUT_S).value
+            agent.call(
+                "hang.look", job=lease.job, attempt=lease.attempt, port=port, gently=gently, timeout_s=LOOK_TIMEOUT_S
+            ).value
         ),
         job.hosts,
     )

@@ -194,6 +194,20 @@ def test_a_stopped_process_prints_once_when_it_goes_on(job, rank, monkeypatch):
     assert file_of(job).read_text().count("most recent call first") == before + 1
 
 
+def test_a_program_that_runs_is_asked_only_when_its_gang_ends(job, rank):
+    """CPython may crash when it is interrupted there: a person who looks is not worth that."""
+    rank("while True: pass", 0)
+    rank("wait()", 1)
+    for _ in range(100):
+        told = {one["rank"]: one for one in hang.stacks(CALL, JOB, 1, gently=True)}
+        if told[1]["frames"]:
+            break
+    assert told[1]["frames"][0][2] == "wait" and told[0]["frames"] == [] and told[0]["state"] == "R"
+    assert file_of(job).read_bytes() == b""
+    told = {one["rank"]: one for one in hang.stacks(CALL, JOB, 1)}
+    assert told[0]["frames"] and told[1]["frames"]
+
+
 def test_a_stopped_process_does_not_hold_up_the_others(job, rank):
     stopped = rank("load()", 0)
     rank("wait()", 1)

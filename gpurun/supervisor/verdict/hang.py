@@ -351,9 +351,12 @@ def _lines(seen: HangSigns) -> Iterable[str]:
         yield f"no answer from {', '.join(seen.silent)}"
 
 
+_STATES = {"D": "waits in the kernel", "R": "runs"}
+
+
 def _place(standing: Standing) -> tuple[str, ...]:
     if not standing.frames:
-        return ("waits in the kernel" if standing.state == "D" else "its stack is not known",)
+        return (_STATES.get(standing.state, "its stack is not known"),)
     at = next((index for index, frame in enumerate(standing.frames) if frame.is_users), 0)
     shown = standing.frames[at : at + FRAMES_SHOWN]
     call = f" (in {standing.call})" if standing.call else ""
