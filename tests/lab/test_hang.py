@@ -10,7 +10,9 @@ from faulting import events
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("hang")]
 
-LIMIT_S = 16
+LIMIT_S = 24
+OF_TENSORFLOW_S = 45
+"""On a busy machine, its import takes longer than `LIMIT_S`."""
 TORCH_SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
@@ -71,39 +73,37 @@ load_batch() if os.environ["GPURUN_RANK"] == "2" else wait()
 """
 
 
-def hang(cluster, folder, script, *flags, image, gpus):
+def hang(cluster, folder, script, *flags, image, gpus, limit_s=LIMIT_S):
     """Submit a job whose ranks run a script; return its id when all have made 99 steps, and since when they hang."""
     (folder / "w").mkdir()
     (folder / "w" / "train.py").write_text(script)
     (folder / "w" / "launch.py").write_text(LAUNCHED)
     done = cluster.gpurun(
         "submit", "-i", str(cluster.inventory), "--image", image, "--gpus", str(gpus),
-        "--gpus-per-host", str(gpus // 2), "--workdir", str(folder / "w"), "--hang-timeout", f"{LIMIT_S}s",
+        "--gpus-per-host", str(gpus // 2), "--workdir", str(folder / "w"), "--hang-timeout", f"{limit_s}s",
         "--grace", "2s", *flags,
     )  # fmt: skip
     assert done.code == 0, done.err
     job = done.out.strip()
     cluster.wait_for_log(job, "99 steps", times=gpus)
-    return job, time.time()
+    return job, time.time(), limit_s
 
 
-def judged(cluster, job, since_s):
+def judged(cluster, job, since_s, limit_s):
     """Wait for the end of a gang that hangs; return its first failure. It ends in time, and was told before."""
     cluster.wait_until(job, lambda: cluster.job(job)["warnings"], "no warning while it hangs")
     assert "no rank has printed" in cluster.job(job)["warnings"][0]
     record = cluster.wait_for(job, "FAILED")
     named_s = next(each["t"] for each in events(cluster, job) if each.get("state") == "STOPPING") - since_s
-    assert LIMIT_S - 1 < named_s < LIMIT_S + 15
+    assert limit_s - 1 < named_s < limit_s + 15
     failure = record["first_failure"]
     assert failure["kind"] == "hang"
     return failure
 
 
 def test_torch_of_an_unmodified_script(cluster, tmp_path):
-    job, since_s = hang(
-        cluster, tmp_path, TORCH_SCRIPT, "--launcher", "torchrun", "--", "python3", "train.py", image=TORCH, gpus=4
-    )
-    failure = judged(cluster, job, since_s)
+    flags = ("--launcher", "torchrun", "--", "python3", "train.py")
+    failure = judged(cluster, *hang(cluster, tmp_path, TORCH_SCRIPT, *flags, image=TORCH, gpus=4))
     assert failure["rank"] == 3, failure
     where = f"rank 3 on {failure['host']} did not come to all_reduce, in which the others wait"
     assert f"{where}: it is at /workspace/train.py:7 in load_batch" in failure["reason"], failure
@@ -121,7 +121,9 @@ def test_torch_below_a_script_that_starts_it(cluster, tmp_path):
 
 def test_horovod(cluster, tmp_path):
     flags = ("--launcher", "horovod", "--", "python3", "train.py")
-    failure = judged(cluster, *hang(cluster, tmp_path, HOROVOD_SCRIPT, *flags, image=TRAIN, gpus=2))
+    failure = judged(
+        cluster, *hang(cluster, tmp_path, HOROVOD_SCRIPT, *flags, image=TRAIN, gpus=2, limit_s=OF_TENSORFLOW_S)
+    )
     assert failure["rank"] == 1, failure
     assert "rank 1 on " in failure["reason"] and "/workspace/train.py:7 in load_batch" in failure["reason"], failure
 
