@@ -80,10 +80,15 @@ def is_settled(changed_ns: int, now_ns: int | None = None) -> bool:
 
 
 def code_stamp(*packages: Path) -> str:
-    """Changes with the version of gpurun and with the modules of these packages: other code can mean other values."""
-    modules = (entry for package in packages for entry in os.scandir(package) if entry.name.endswith(".py"))
-    changed_ns = max(entry.stat().st_mtime_ns for entry in modules)
-    return f"{gpurun.__version__} {changed_ns}"
+    """Changes with the version of gpurun and with the modules of these packages: other code can mean other values.
+
+    While an installer replaces gpurun, modules may be gone for a moment.
+    """
+    changed_ns = [0]
+    for package in packages:
+        with suppress(FileNotFoundError):
+            changed_ns += [each.stat().st_mtime_ns for each in os.scandir(package) if each.name.endswith(".py")]
+    return f"{gpurun.__version__} {max(changed_ns)}"
 
 
 def _digest(key: bytes, path: Path, payload: bytes) -> bytes:

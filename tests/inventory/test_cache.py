@@ -115,6 +115,14 @@ def test_the_stamp_changes_with_a_module_of_any_package(tmp_path: Path) -> None:
     assert caches.code_stamp(tmp_path / "a", tmp_path / "b") != before
 
 
+def test_a_package_that_an_installer_replaces_has_a_stamp(tmp_path):
+    """A command that somebody typed then ended with a traceback."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "gone.py").symlink_to("nowhere")
+    assert caches.code_stamp(tmp_path / "empty", tmp_path / "gone", tmp_path / "link").endswith(" 0")
+
+
 def test_the_converters_code_counts_too(tmp_path: Path) -> None:
     from gpurun.documents import convert
 
