@@ -55,6 +55,7 @@ def because(kind, **more):
         (because(""), None),
         (because("host-lost"), None),
         (because("link"), None),
+        (because("idle"), None),
         (replace(FAILED, failure=None), None),
         (End(State.SUCCEEDED, "", 0), None),
         (End(State.CANCELLED, "cancelled by you", 1), None),

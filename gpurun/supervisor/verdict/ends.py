@@ -403,18 +403,21 @@ def _way(setback: Setback) -> tuple[object, ...]:
 
 MOST_FUTILE = 2
 """So many ends of the program in a row without progress end the job."""
+_NO_FAILURE = frozenset({"", "idle", *NEVER_THE_JOBS - {"xid"}})
+"""Kinds of a first failure that are not the program's."""
 
 
 def programs_end(end: End, *, has_run: bool) -> RetryOn | None:
     """Return how the program ended an attempt; None if something else did: a host, the head, or a person.
 
-    Exit code 2 says that the command or the image is wrong: another attempt would end in the same way.
+    Exit code 2 says that the command or the image is wrong: another attempt would end in the same way. An idle job has
+    not failed: a retry would give it the GPUs that its pool took.
     """
     if not has_run or end.suspects or end.code == WRONG:
         return None
     if end.outcome is State.TIMED_OUT:
         return "time_limit"
-    if end.outcome is not State.FAILED or end.failure is None or end.failure.kind in ("", *NEVER_THE_JOBS - {"xid"}):
+    if end.outcome is not State.FAILED or end.failure is None or end.failure.kind in _NO_FAILURE:
         return None
     return "hang" if end.failure.kind == "hang" else "failure"
 
