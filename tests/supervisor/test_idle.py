@@ -97,7 +97,7 @@ def test_a_row_is_never_longer_than_the_time_that_passed(reports):
     most_s = max(times) - min(times) + 60.0 if times else 0.0
     assert 0.0 <= row.seconds(BOTH) <= most_s
     assert 0.0 <= count.did.row_s <= most_s
-    assert count.did.idle_s >= 0.0
+    assert 0.0 <= count.did.idle_s <= most_s
 
 
 @given(reports=REPORTS.filter(bool))
@@ -110,6 +110,42 @@ def test_a_busy_gpu_ends_each_row(reports):
 
 
 # -- what ranks report --------------------------------------------------------------------------------------
+
+
+def test_hosts_that_are_heard_again_one_after_the_other_neither_repeat_nor_begin_a_row():
+    count = ActivityCount(Activity())
+    for at_s in range(30, 3600, 30):
+        reported(count, [at_s], gpus=[ONE])
+        reported(count, [at_s + 1], gpus=[TWO])
+    count.add_ranks([RankTold(5)], 3570.0)
+    before = count.did
+    count.tell()
+    reported(count, [3780], gpus=[ONE])  # the head could hear no host for three minutes
+    assert (count.did.row_s, count.did.moved_s, count.did.told_s) == (before.row_s, before.moved_s, before.row_s)
+    reported(count, [3781], gpus=[TWO])
+    assert count.did.row_s == before.row_s + 45, "only what the reports are about"
+    assert count.did.idle_s == count.did.row_s - before.row_s, "each second counts once"
+    assert count.did.moved_s == before.moved_s, "the step is no older than it was"
+
+
+def test_a_gang_that_shrinks_was_not_idle_while_its_lost_gpus_were_busy():
+    count = ActivityCount(Activity(first_step_s=1.0))
+    for at_s in range(30, 7200, 30):
+        reported(count, [at_s], gpus=[ONE])
+        reported(count, [at_s + 1], gpus=[TWO], percent=90.0)
+    for at_s, row_s in ((7200, 30.0), (7230, 60.0)):
+        count.add_use({ONE: (0.0, 30.0)}, {ONE}, float(at_s))
+        assert (count.did.row_s, count.did.idle_s) == (row_s, row_s)
+
+
+def test_an_idle_gang_that_shrinks_stays_idle_and_one_that_grows_begins_anew():
+    count = reported(ActivityCount(Activity()), range(30, 3601, 30))
+    assert count.did.row_s == 3600.0
+    count.add_use({ONE: (0.0, 30.0)}, {ONE}, 3630.0)
+    assert count.did.row_s == 3630.0
+    count.tell()
+    reported(count, [3660, 3690])
+    assert (count.did.row_s, count.did.told_s) == (60.0, None), "the new GPU has just come"
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,13 @@ class IdleRow:
 
     Args:
         before_s: what an earlier supervisor has counted.
+
+    Attributes:
+        breaks: how many rows have ended.
     """
 
     def __init__(self, before_s: float = 0.0) -> None:
+        self.breaks = 0
         self._before_s = before_s
         self._rows: dict[Gpu, IdleSpan] = {}
 
@@ -62,7 +66,7 @@ class IdleRow:
         if percent is None or (before is not None and at_s <= before.until_s):
             return
         if percent >= BUSY_PERCENT:
-            self._before_s = 0.0
+            self._end()
             self._rows[gpu] = IdleSpan(at_s, at_s)
             return
         sampled_s = min(max(sampled_s, 0.0), MOST_SAMPLED_S)
@@ -71,10 +75,23 @@ class IdleRow:
             return
         gap_s = max(0.0, at_s - SLACK * sampled_s - before.until_s)
         if gap_s > GAP_S:
-            self._before_s = 0.0
+            self._end()
             self._rows[gpu] = IdleSpan(at_s - sampled_s, at_s)
         else:
             self._rows[gpu] = IdleSpan(before.since_s + gap_s, at_s)
+
+    def change(self, before: Set[Gpu], gpus: Set[Gpu]) -> None:
+        """Continue with the GPUs of a gang that has changed its size. With a further GPU, a row begins."""
+        before_s = self.seconds(before)
+        self._rows = {gpu: IdleSpan(row.until_s, row.until_s) for gpu, row in self._rows.items() if gpu in gpus}
+        if gpus <= before:
+            self._before_s = before_s
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.breaks += 1
+        self._before_s = 0.0
 
     def seconds(self, gpus: Collection[Gpu]) -> float:
         """Return how long all of `gpus` have been idle. A GPU without a report adds nothing, and takes nothing away."""
@@ -127,6 +144,7 @@ class ActivityCount:
             did = replace(did, row_s=0.0, moved_s=0.0, told_s=None)
         self.did = did
         self._row = IdleRow(did.row_s)
+        self._gpus: Set[Gpu] | None = None
 
     def add_use(self, reports: Mapping[Gpu, tuple[float | None, float]], gpus: Set[Gpu], at_s: float) -> None:
         """Add a host's reports: the percentage and the sampled seconds of each GPU, as in `IdleRow.add`.
@@ -134,12 +152,17 @@ class ActivityCount:
         Args:
             gpus: all GPUs of the gang. Reports about others do not count.
         """
+        did, breaks = self.did, self._row.breaks
+        if self._gpus is not None and gpus != self._gpus:
+            self._row.change(self._gpus, gpus)
+        self._gpus = frozenset(gpus)
         for gpu in reports.keys() & gpus:
             self._row.add(gpu, *reports[gpu], at_s)
-        did, row_s = self.did, self._row.seconds(gpus)
-        more_s = 0.0 if self._is_repeating else max(0.0, row_s - did.row_s if row_s >= did.row_s else row_s)
-        if row_s < did.row_s:
-            did = replace(did, moved_s=0.0, told_s=None)
+        row_s = self._row.seconds(gpus)
+        if self._row.breaks != breaks:
+            did = replace(did, row_s=0.0, moved_s=0.0, told_s=None)
+        row_s = max(row_s, did.row_s)  # after a gap, hosts report one after the other: what was counted stays
+        more_s = 0.0 if self._is_repeating else row_s - did.row_s
         self.did = replace(did, row_s=row_s, idle_s=did.idle_s + more_s)
 
     def add_ranks(self, ranks: Sequence[RankTold], ran_s: float, *, is_whole: bool = True) -> None:
