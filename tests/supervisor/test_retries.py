@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 
@@ -246,6 +247,23 @@ def test_new_content_is_a_checkpoint_and_a_touched_one_is_not(job):
         file.write(b"v")
     (job.host() / ("b" * 200)).write_text("x")
     assert written(job).endswith("' and 1 more")
+
+
+def test_a_file_that_the_disk_cannot_read_holds_no_gpus(job, monkeypatch):
+    """The GPUs stay leased until it is decided whether the job is retried."""
+    begins(job)
+    (job.host() / "bad.pt").write_bytes(b"b" * 100_000)
+    (job.host() / "good.pt").write_bytes(b"w" * 100_001)
+    assert written(job) == "'bad.pt' and 1 more"
+    read = os.pread
+
+    def failing(descriptor, size, at):
+        if os.fstat(descriptor).st_size == 100_000:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", failing)
+    assert new_checkpoint(job.outputs, job.folder.path) == "'good.pt'"
 
 
 def test_logs_links_and_empty_files_are_no_checkpoints(job):

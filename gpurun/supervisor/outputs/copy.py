@@ -325,9 +325,12 @@ class HeadCopy:
                 except OSError:
                     continue
                 try:
-                    yield path, _sample(descriptor, status.st_size)
+                    content = _sample(descriptor, status.st_size)
+                except OSError:  # a bad block of the disk
+                    continue
                 finally:
                     os.close(descriptor)
+                yield path, content
 
     def of_host(self, mine: Mapping[str, Listed], host: str) -> tuple[Mapping[str, Listed], Mapping[str, str]]:
         """Return what a host gets of the copy; see `outputs_versions.of_host`."""
