@@ -196,6 +196,18 @@ def test_steps_of_an_earlier_attempt_are_repeated():
     assert resumed.did.repeated_s == 0.0
 
 
+def test_a_host_that_does_not_answer_once_does_not_save_again():
+    count = ActivityCount(Activity())
+    count.add_ranks([RankTold(1, 1, 300.0), RankTold(1)], 1000.0)
+    assert count.did.saved_s == 300.0
+    count.add_ranks([RankTold(1)], 1020.0, is_whole=False)
+    count.add_ranks([RankTold(2, 1, 300.0), RankTold(2)], 1040.0)
+    assert count.did.saved_s == 300.0
+    count.add_ranks([RankTold(2), RankTold(2)], 1060.0)  # the rank of an elastic gang has started again
+    count.add_ranks([RankTold(3, 3, 10.0), RankTold(3)], 1080.0)
+    assert count.did.saved_s == 310.0
+
+
 def test_a_long_save_is_no_idle_time():
     count = ActivityCount(Activity())
     count.add_ranks([RankTold(step=1)], 5.0)

@@ -183,6 +183,8 @@ class ActivityCount:
             if did.first_step_s is None:
                 did = replace(did, first_step_s=ran_s, idle_s=0.0)
         told_s = max((rank.saved_s for rank in ranks), default=did.saved_told_s)
+        if not is_whole:  # the host of the rank that saves may be missing
+            told_s = max(told_s, did.saved_told_s)
         save_s = min(max(0.0, told_s - did.saved_told_s), max(0.0, ran_s))
         did = replace(did, saved_told_s=told_s)
         if self._repeats(did):
