@@ -43,7 +43,8 @@ class HistoryRow:
         lost_gpu_s: while ranks repeated steps of an earlier attempt.
         idle_gpu_s: while no GPU was in use.
         stopping_gpu_s: from the decision to end the attempt until its GPUs were free.
-        lost_cause: why that earlier attempt ended, as in `cause`, or ``preemption``; "" = no step was repeated.
+        lost_cause: why that earlier attempt ended, as in `cause`, ``time-limit`` or ``preemption``; "" = no step was
+            repeated.
     """
 
     job: str

@@ -115,7 +115,7 @@ class Activity:
         first_step_s: when gpurun saw the first step of a rank; None = no rank has reported one.
         step: the furthest step that a rank reported.
         before: the furthest step of all earlier attempts; None = none reported a step.
-        before_end: why the last of them ended: the kind of its first failure, or ``preemption``.
+        before_end: why the last of them ended: the kind of its first failure, ``time-limit``, or ``preemption``.
         repeated_s: from the first step until a step beyond `before`.
         last_step, last_saved: the furthest step, and the furthest step of a checkpoint, in the ranks' last reports.
         saved_s: how long ranks saved since the first new step.

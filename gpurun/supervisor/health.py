@@ -183,7 +183,7 @@ def _before(job: SupervisedJob) -> Activity:
         use = folder.read_use(job.folder, attempt)
         if use is not None and (steps := [s for s in (use.activity.step, use.activity.before) if s is not None]):
             setback = job.record.setback
-            has_failed = setback is not None and setback.attempt == attempt
+            has_failed = setback is not None and setback.attempt >= attempt  # one after it may have come to no step
             why = (setback.kind or "start") if setback is not None and has_failed else "preemption"
             return Activity(before=max(steps), before_end=why)
     return Activity()

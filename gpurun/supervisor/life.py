@@ -254,7 +254,7 @@ def _after_program(job: SupervisedJob, end: End) -> tuple[End, Unjudged | None]:
 def _setback(job: SupervisedJob, end: End) -> Setback:
     reached, record = furthest(job), job.record
     return ends.setback_of(
-        end.failure, attempt=record.attempt, step=reached.step, saved=reached.saved, ran_s=job.ran_s or 0.0,
+        ends.failure_of(end), attempt=record.attempt, step=reached.step, saved=reached.saved, ran_s=job.ran_s or 0.0,
         before=record.setback,
     )  # fmt: skip
 

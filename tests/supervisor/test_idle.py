@@ -21,6 +21,7 @@ from gpurun.state.boot import ClockReading
 from gpurun.state.clock import HeadClock
 from gpurun.supervisor import health
 from gpurun.supervisor.health import GpuUseMeter, HealthWatch, IdleWatch
+from gpurun.supervisor.verdict import ends
 from gpurun.supervisor.verdict.decide import RETURN_S, decide
 from gpurun.supervisor.verdict.idle import (
     FRESH_S,
@@ -33,6 +34,7 @@ from gpurun.supervisor.verdict.idle import (
 )
 
 ONE, TWO = ("a", 0), ("b", 0)
+OVER = ends.End(State.TIMED_OUT, "the job ran longer than its time limit of 1h", 1)
 BOTH = {ONE, TWO}
 
 
@@ -476,7 +478,15 @@ def test_a_rehearsal_has_no_idle_rules(gang):
     assert meter.due(IdlePolicy.of(POOL, None))[1].step is None, "its steps are done again"
 
 
-@pytest.mark.parametrize(("setback", "end"), [(Setback(1, "xid", "", None, None, 9, 1.0), "xid"), (None, "preemption")])
+@pytest.mark.parametrize(
+    ("setback", "end"),
+    [
+        (Setback(1, "xid", "", None, None, 9, 1.0), "xid"),
+        (Setback(2, "host-lost", "", None, None, None, 1.0), "host-lost"),  # attempt 2 came to no step
+        (ends.setback_of(ends.failure_of(OVER), attempt=1, step=9, ran_s=1.0), "time-limit"),
+        (None, "preemption"),
+    ],
+)
 def test_an_attempt_knows_how_far_the_attempts_before_it_came(gang, setback, end):
     one = gang()
     write_use(one.job.folder, 1, GpuUse(activity=Activity(step=40, before=90)))

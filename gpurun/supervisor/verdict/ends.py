@@ -343,6 +343,12 @@ class Reached(NamedTuple):
     saved: int | None = None
 
 
+def failure_of(end: End) -> FirstFailure | None:
+    """Return why an attempt ended, also if nothing failed."""
+    is_over = end.failure is None and end.outcome is State.TIMED_OUT
+    return FirstFailure("", kind="time-limit") if is_over else end.failure
+
+
 def setback_of(
     failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float, saved: int | None = None,
     before: Setback | None = None,
