@@ -125,9 +125,16 @@ def test_hosts_that_are_heard_again_one_after_the_other_neither_repeat_nor_begin
     reported(count, [3780], gpus=[ONE])  # the head could hear no host for three minutes
     assert (count.did.row_s, count.did.moved_s, count.did.told_s) == (before.row_s, before.moved_s, before.row_s)
     reported(count, [3781], gpus=[TWO])
-    assert count.did.row_s == before.row_s + 45, "only what the reports are about"
+    assert count.did.row_s == before.row_s + 44, "only what the reports are about"
     assert count.did.idle_s == count.did.row_s - before.row_s, "each second counts once"
     assert count.did.moved_s == before.moved_s, "the step is no older than it was"
+
+
+def test_hosts_that_report_in_turn_prove_nothing_about_the_gang():
+    count = ActivityCount(Activity())
+    for number, at_s in enumerate(range(30, 7200, 30)):
+        reported(count, [at_s], gpus=[TWO if number // 8 % 2 else ONE])
+    assert count.did.row_s <= 1800.0, "at most half a minute around each change is covered by both"
 
 
 def test_a_gang_that_shrinks_was_not_idle_while_its_lost_gpus_were_busy():

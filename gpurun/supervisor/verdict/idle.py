@@ -21,6 +21,8 @@ FRESH_S = 90.0
 """A host reports each half minute. A GPU without a report for so long may be busy."""
 GAP_S = 300.0
 """A longer time without reports, such as without a supervisor, ends a row: nobody knows what the GPUs did."""
+MOST_GAPS = 1000
+"""With more gaps in a row, all of them and what lies between count as one."""
 MOST_SAMPLED_S = 60.0
 """No report is about a longer time."""
 SLACK = 1.5
@@ -34,7 +36,7 @@ Gpu = tuple[str, int]
 
 
 class IdleSpan(NamedTuple):
-    """The time in which a GPU was idle without a break, by the head's clock."""
+    """The time in which no report showed a GPU busy, by the head's clock."""
 
     since_s: float
     until_s: float
@@ -54,6 +56,7 @@ class IdleRow:
         self.breaks = 0
         self._before_s = before_s
         self._rows: dict[Gpu, IdleSpan] = {}
+        self._gaps: list[IdleSpan] = []
 
     def add(self, gpu: Gpu, percent: float | None, sampled_s: float, at_s: float) -> None:
         """Add a host's report about a GPU.
@@ -78,12 +81,14 @@ class IdleRow:
             self._end()
             self._rows[gpu] = IdleSpan(at_s - sampled_s, at_s)
         else:
-            self._rows[gpu] = IdleSpan(before.since_s + gap_s, at_s)
+            self._leave_out(IdleSpan(before.until_s, before.until_s + gap_s))
+            self._rows[gpu] = IdleSpan(before.since_s, at_s)
 
     def change(self, before: Set[Gpu], gpus: Set[Gpu]) -> None:
         """Continue with the GPUs of a gang that has changed its size. With a further GPU, a row begins."""
         before_s = self.seconds(before)
         self._rows = {gpu: IdleSpan(row.until_s, row.until_s) for gpu, row in self._rows.items() if gpu in gpus}
+        self._gaps = []
         if gpus <= before:
             self._before_s = before_s
         else:
@@ -91,14 +96,26 @@ class IdleRow:
 
     def _end(self) -> None:
         self.breaks += 1
-        self._before_s = 0.0
+        self._before_s, self._gaps = 0.0, []
+
+    def _leave_out(self, gap: IdleSpan) -> None:
+        """Leave out a time in which a GPU was not reported; once, if several were not."""
+        if gap.until_s <= gap.since_s:
+            return
+        is_full = len(self._gaps) >= MOST_GAPS  # then the row is rather too short
+        apart = [one for one in self._gaps if one.until_s < gap.since_s or one.since_s > gap.until_s]
+        joined = [gap, *self._gaps] if is_full else [gap, *(one for one in self._gaps if one not in apart)]
+        whole = IdleSpan(min(one.since_s for one in joined), max(one.until_s for one in joined))
+        self._gaps = [whole] if is_full else [*apart, whole]
 
     def seconds(self, gpus: Collection[Gpu]) -> float:
         """Return how long all of `gpus` have been idle. A GPU without a report adds nothing, and takes nothing away."""
         rows = [self._rows[gpu] for gpu in gpus if gpu in self._rows]
         if not rows or len(rows) < len(gpus):
             return self._before_s
-        return self._before_s + max(0.0, min(row.until_s for row in rows) - max(row.since_s for row in rows))
+        since_s, until_s = max(row.since_s for row in rows), min(row.until_s for row in rows)
+        gaps_s = sum(max(0.0, min(gap.until_s, until_s) - max(gap.since_s, since_s)) for gap in self._gaps)
+        return self._before_s + max(0.0, until_s - since_s - gaps_s)
 
     def is_fresh(self, gpus: Collection[Gpu], now_s: float) -> bool:
         """Return whether each of `gpus` was reported just now."""
