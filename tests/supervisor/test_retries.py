@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from gpurun.history.row import row_of
 from gpurun.jobs.record import FirstFailure, JobRecord, Restart, Setback, State, Unjudged
 from gpurun.jobs.spec import JobSpec, Retry
 from gpurun.jobs.store import JobStore, finish
+from gpurun.supervisor.outputs import progress
 from gpurun.supervisor.outputs.outputs import collect_outputs, send_outputs
 from gpurun.supervisor.outputs.progress import BEGAN, new_checkpoint
 from gpurun.supervisor.verdict import ends
@@ -264,6 +266,34 @@ def test_a_file_that_the_disk_cannot_read_holds_no_gpus(job, monkeypatch):
 
     monkeypatch.setattr(os, "pread", failing)
     assert new_checkpoint(job.outputs, job.folder.path) == "'good.pt'"
+
+
+def test_an_older_file_that_was_not_compared_is_not_new(job, monkeypatch):
+    """Only the newest files are compared, and a file that goes lets an older one in."""
+    monkeypatch.setattr(progress, "MOST_FILES", 3)
+    begins(job)
+    for n in range(6):
+        (job.host() / f"{n}.pt").write_text(f"content {n}")
+        os.utime(job.host() / f"{n}.pt", (n + 1, n + 1))
+    assert written(job) == "'3.pt' and 2 more"
+    begins(job)
+    (job.host() / "5.pt").unlink()
+    assert written(job) == ""
+    (job.host() / "4.pt").write_text("content of the next attempt")
+    assert written(job) == "'4.pt'"
+
+
+def test_a_slow_disk_holds_the_gpus_only_for_a_while(job, monkeypatch):
+    begins(job)
+    for n in range(50):
+        (job.host() / f"{n}.pt").write_text(f"content {n}")
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda *arguments: [time.sleep(0.05), read(*arguments)][1])
+    monkeypatch.setattr(progress, "COMPARED_S", 0.3)
+    assert collect_outputs(job) == set()
+    began_s = time.monotonic()
+    assert new_checkpoint(job.outputs, job.folder.path)
+    assert time.monotonic() - began_s < 2.0
 
 
 def test_logs_links_and_empty_files_are_no_checkpoints(job):

@@ -7,9 +7,13 @@ Logs grow in every attempt, and are no progress.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from heapq import nlargest
+from itertools import takewhile
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpurun.errors import StateError, StateUnavailable
 from gpurun.node.folder.contents import Listed
@@ -21,6 +25,8 @@ BEGAN = "outputs.began"
 """The file of the job's folder that has the content at the beginning of the attempt."""
 MOST_FILES = 1000
 """So many files are compared, those that changed last."""
+COMPARED_S = 20.0
+"""For so long files are read, the newest first: the job's GPUs wait meanwhile, and a slow disk takes minutes."""
 MOST_SHOWN = 100
 LOGS = (
     "events.out.tfevents.*", "*.log", "*.out", "*.err", "*.tmp", "*.part", "*.lock", "*.pid", "*.pyc", "core", "core.*",
@@ -39,7 +45,9 @@ def note_begin(copy: HeadCopy, folder: StatePath) -> None:
     """
     found = _contents(copy)
     if found:
-        durable.write_bytes(folder / BEGAN, json.dumps(found).encode())
+        least_ns = min(mtime_ns for mtime_ns, _ in found.values())
+        began = _Began({path: content for path, (_, content) in found.items()}, least_ns)
+        durable.write_bytes(folder / BEGAN, json.dumps(began._asdict()).encode())
     else:
         durable.remove_file(folder / BEGAN)
 
@@ -56,8 +64,13 @@ def new_checkpoint(copy: HeadCopy, folder: StatePath) -> str:
             now = _contents(copy)
     except OSError as error:
         raise state_error(error, folder / "outputs", "read") from error
-    before = frozenset(_read(folder).values())
-    new = sorted(path for path, content in now.items() if content not in before)
+    before = _read(folder)
+    known = frozenset(before.files.values())
+    new = sorted(
+        path
+        for path, (mtime_ns, content) in now.items()
+        if content not in known and (path in before.files or mtime_ns >= before.least_ns)
+    )
     if not new:
         return ""
     shown = new[0].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")[-MOST_SHOWN:]
@@ -75,17 +88,36 @@ def checkpoints(entries: Iterable[Listed]) -> Iterator[Listed]:
             yield entry
 
 
-def _contents(copy: HeadCopy) -> Mapping[str, str]:
+class _Began(NamedTuple):
+    """The content of outputs when an attempt began.
+
+    Attributes:
+        files: path → a digest of some of its content, of the files that were read.
+        least_ns: when the oldest of these was written. Older files that are not among them were there, too.
+    """
+
+    files: Mapping[str, str] = MappingProxyType({})
+    least_ns: int = 0
+
+
+def _contents(copy: HeadCopy) -> Mapping[str, tuple[int, str]]:
+    """Return path → when it was written, and a digest of some of its content."""
     newest = nlargest(MOST_FILES, checkpoints(copy.entries().values()), key=lambda entry: entry.mtime_ns)
-    return dict(copy.samples_of(sorted(entry.path for entry in newest)))
+    written = {entry.path: entry.mtime_ns for entry in newest}
+    until_s = time.monotonic() + COMPARED_S
+    found = takewhile(lambda _: time.monotonic() < until_s, copy.samples_of(written))
+    return {path: (written[path], content) for path, content in found}
 
 
-def _read(folder: StatePath) -> Mapping[str, str]:
+def _read(folder: StatePath) -> _Began:
     """Return what `note_begin` recorded; nothing if there is nothing, or it is damaged."""
     try:
         said = json.loads((folder / BEGAN).read_bytes())
     except StateUnavailable:
         raise
     except (FileNotFoundError, StateError, ValueError, RecursionError):
-        return {}
-    return {path: text for path, text in said.items() if isinstance(text, str)} if isinstance(said, dict) else {}
+        return _Began()
+    files, least_ns = (said.get("files"), said.get("least_ns")) if isinstance(said, dict) else (None, None)
+    if not isinstance(files, dict) or type(least_ns) is not int:
+        return _Began()
+    return _Began({path: text for path, text in files.items() if isinstance(text, str)}, least_ns)
