@@ -1,6 +1,7 @@
 """Code on hosts is the code on the head: every byte, mode and link, and only what changed travels."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -378,6 +379,27 @@ def test_a_home_without_locks_takes_code(work, tmp_path, monkeypatch):
     (tmp_path / ".gpurun/jobs" / JOB / "attempt").write_text("1\n")
     assert data.use(call(), [name], JOB, 1, store=CODE) == [name]
     assert shape(tmp_path / ".gpurun/jobs" / JOB / "workspace") == wanted(work)
+
+
+def nfs(descriptor, kind, flock=fcntl.flock):
+    """Lock as NFS does: a file must be open for writing to be locked against all others (flock(2))."""
+    if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    flock(descriptor, kind)
+
+
+def test_a_home_on_nfs_takes_code(work, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sets.fcntl, "flock", nfs)
+    code = as_it_is(work, tmp_path)
+
+    def call(payload=b""):
+        return frames.Call(1, lambda *_: None, False, payload)
+
+    lacks = data.begin_set(call(packed(code.entries)), "one", code.timed_digest, store=CODE, direct=1 << 20)
+    data.put(call(b"".join(staging._contents(code, lacks))), "one")
+    sets.prune_code(call())
+    assert not (tmp_path / ".gpurun/code" / code.timed_digest[7:]).exists(), "no process held it"
 
 
 def test_what_an_older_gpurun_kept_of_code_goes_once_nothing_uses_it(hosts, work, tmp_path):

@@ -150,6 +150,11 @@ def is_here(digest: str, store: str = DATA) -> bool:
     return True
 
 
+def _open_lock(path: str) -> int:
+    """Open the file of a set that processes lock: for writing, as NFS demands for a lock against all others."""
+    return os.open(os.path.join(path, META), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def hold(path: str, shared: bool = True) -> int:
     """Return a descriptor that keeps the set in the folder `path` from being removed until it is closed.
 
@@ -157,7 +162,7 @@ def hold(path: str, shared: bool = True) -> int:
         OpError: ``not-found``: it is gone; ``conflict``: another process has locked it.
     """
     try:
-        descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _open_lock(path)
     except FileNotFoundError:
         raise OpError("not-found", "the data set is not on this host") from None
     if not _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
@@ -213,7 +218,7 @@ def sets(pins: Optional[Dict[str, List[str]]] = None, store: str = DATA) -> List
 def is_held(path: str) -> bool:
     """Return whether a process receives or sends the set in the folder `path`; without locks, whether one may do so."""
     try:
-        descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _open_lock(path)
     except FileNotFoundError:
         return False
     try:
