@@ -391,9 +391,12 @@ class _Sender:
             if not code.files.keys() >= set(lacks):
                 raise bad_answer(agent.host, "the host's answer to data.begin names content that gpurun did not offer")
             wanted = dict.fromkeys(lacks)
-            contents, size = _contents(code, wanted), sum(code.files[digest].size for digest in wanted)
-            for _ in agent.stream("data.put", transfer=transfer, payload_in=contents, silence_s=CODE_LIMIT_S):
-                pass
+            size = sum(code.files[digest].size for digest in wanted)
+            if size > DIRECT_BYTES:
+                raise bad_answer(agent.host, f"the host's answer to data.begin asks for {size} bytes at once")
+            agent.call(
+                "data.put", transfer=transfer, payload=b"".join(_contents(code, wanted)), timeout_s=CODE_LIMIT_S
+            )
             self._progress.expect(agent.host, size, 0)
             self._progress.received(agent.host, size)
             return True

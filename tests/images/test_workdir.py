@@ -8,11 +8,14 @@ import os
 import stat
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from lying_host import LyingHost, said
 
 from gpurun.content import staging, tree
 from gpurun.content.data import DataFolder
@@ -27,7 +30,7 @@ from gpurun.node.job import rules
 from gpurun.node.transfer import sets
 from gpurun.node.transfer.sets import CODE, packed
 from gpurun.node.transfer.spool import CHUNK
-from gpurun.remote import RemoteOpFailed
+from gpurun.remote import Agent, Fleet, RemoteOpFailed
 from gpurun.state.paths import StatePath
 from gpurun.supervisor import start
 
@@ -168,7 +171,7 @@ def test_large_folders_go_through_a_chain(hosts, work, tmp_path, read):
 def test_a_small_folder_needs_no_transfer(hosts, work, tmp_path, monkeypatch):
     fleet, asked = hosts.fleet("h0"), ask(monkeypatch)
     received(send(hosts, fleet, as_it_is(work, tmp_path), "h0"))
-    assert asked == {"data.use": 1, "data.begin": 1}
+    assert asked == {"data.use": 1, "data.begin": 1, "data.put": 1}
 
 
 @pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
@@ -580,6 +583,46 @@ def test_a_host_that_lacks_what_was_not_offered_is_refused(hosts, work, tmp_path
     monkeypatch.setattr(staging.Agent, "call", lie)
     report = stage_code(as_it_is(work, tmp_path), ["h0"], Staging(fleet, store=CODE))
     assert report.failed["h0"].kind == "bad-answer"
+
+
+def test_a_host_is_sent_directly_no_more_than_little(hosts, work, tmp_path, monkeypatch):
+    """The head does not wait for more, neither for a job's end."""
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 1))
+    code, call = as_it_is(work, tmp_path), staging.Agent.call
+
+    def lie(self, op, **how):
+        said = call(self, op, **how)
+        return SimpleNamespace(value=list(code.files)) if op == "data.begin" else said
+
+    monkeypatch.setattr(staging.Agent, "call", lie)
+    report = stage_code(code, ["h0"], Staging(hosts.fleet("h0"), store=CODE))
+    assert report.failed["h0"].kind == "bad-answer"
+
+
+@pytest.mark.parametrize("kind", ["out", "part"])
+def test_a_host_that_never_ends_to_take_code_holds_up_its_job_for_a_limited_time(work, tmp_path, monkeypatch, kind):
+    """Each of its answers came in time: the head would wait for ever, and could not even cancel the job."""
+    monkeypatch.setattr(staging, "CODE_LIMIT_S", 0.5)
+    stopped = Event()
+
+    def lie(request):
+        while request["op"] == "data.put" and not stopped.is_set():
+            yield said({"t": kind, "id": request["id"], "v": None})
+            time.sleep(0.05)
+        value = {"data.use": [], "data.begin": []}.get(request["op"])
+        yield said({"t": "done", "id": request["id"], "v": value})
+
+    class Host(LyingHost):
+        def sendall(self, data):
+            Thread(target=super().sendall, args=(data,), daemon=True).start()
+
+    with closing(Agent("liar", Host(lie), frames.Frame({"t": "hello"}, b""), frames.Decoder())) as agent:
+        how = Staging(Fleet({"liar": agent}, {}), store=CODE)
+        job = Thread(target=stage_code, args=(as_it_is(work, tmp_path), ["liar"], how), daemon=True)
+        job.start()
+        job.join(10.0)
+        stopped.set()
+        assert not job.is_alive()
 
 
 def test_an_empty_folder(hosts, tmp_path):
