@@ -394,9 +394,7 @@ class _Sender:
             size = sum(code.files[digest].size for digest in wanted)
             if size > DIRECT_BYTES:
                 raise bad_answer(agent.host, f"the host's answer to data.begin asks for {size} bytes at once")
-            agent.call(
-                "data.put", transfer=transfer, payload=b"".join(_contents(code, wanted)), timeout_s=CODE_LIMIT_S
-            )
+            agent.call("data.put", transfer=transfer, payload=b"".join(_contents(code, wanted)), timeout_s=CODE_LIMIT_S)
             self._progress.expect(agent.host, size, 0)
             self._progress.received(agent.host, size)
             return True

@@ -21,7 +21,6 @@ from gpurun.node.job.rules import CODE as WORKSPACE
 from gpurun.node.transfer import blobs
 from gpurun.node.transfer.sets import (
     CODE,
-    DAMAGED,
     DATA,
     ENTRIES,
     HASHES,
@@ -39,11 +38,11 @@ from gpurun.node.transfer.sets import (
     linked_code,
     make_room,
     open_arrival,
+    put_aside,
     remove_set,
     remove_unused_code,
     rows_of,
     sets,
-    sets_folder,
     share,
     sweep,
     unpacked,
@@ -316,6 +315,7 @@ def _is_sound(call: Call, digest: str) -> bool:
     path = folder_of_set(digest, CODE)
     with alone_with_sets(call, CODE):
         if not is_here(digest, CODE):
+            put_aside(digest)  # a power cut, or a cleaner, may have left the rest
             return False
         descriptor = hold(path)
     try:
@@ -327,8 +327,7 @@ def _is_sound(call: Call, digest: str) -> bool:
             raise
         with alone_with_sets(call, CODE):
             if is_here(digest, CODE) and os.path.samestat(os.fstat(descriptor), os.stat(os.path.join(path, META))):
-                aside = "%s%s-%s" % (DAMAGED, os.path.basename(path), secrets.token_hex(8))
-                os.rename(path, os.path.join(sets_folder(CODE), aside))
+                put_aside(digest)
         return False
     finally:
         os.close(descriptor)

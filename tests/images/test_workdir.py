@@ -320,6 +320,45 @@ def unneeded(hosts, name="h0"):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock"))
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda meta: meta.write_text(""), lambda meta: meta.write_text("{}")])
+def test_what_a_power_cut_left_of_code_gives_way(hosts, work, tmp_path, damage):
+    """Code is not synced: its files may be there without their content, and a cleaner may remove some."""
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    damage(set_of(hosts, "h0", code).parent / "set.json")
+    (set_of(hosts, "h0", code) / "train.py").write_text("")
+    received(send(hosts, fleet, code, "h0"))
+    assert shape(place(hosts, "h0")) == wanted(work)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda meta: meta.write_text(""), lambda meta: meta.write_text("{}")])
+def test_what_a_power_cut_left_of_unused_code_takes_no_space_for_ever(hosts, work, tmp_path, monkeypatch, damage):
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    place(hosts, "h0").unlink()
+    damage(set_of(hosts, "h0", code).parent / "set.json")
+    monkeypatch.setenv("HOME", str(hosts.home("h0")))
+    sets.prune_code(frames.Call(1, lambda *_: None, False, b""))
+    assert unneeded(hosts) == []
+
+
+def test_what_cannot_be_removed_of_older_code_stops_no_job(tmp_path, monkeypatch):
+    """Root has written into it, as `sudo python3` does beside the module that it imports."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    call = frames.Call(1, lambda *_: None, False, b"")
+    for name in (".doomed-0123", f".damaged-{1:064x}-0123", f"{2:064x}"):
+        (tmp_path / ".gpurun/code" / name).mkdir(parents=True)
+        meta = {"digest": f"sha256:{name}", "bytes": 1, "files": 1}
+        (tmp_path / ".gpurun/code" / name / "set.json").write_text(json.dumps(meta))
+        os.utime(tmp_path / ".gpurun/code" / name / "set.json", (1, 1))
+    monkeypatch.setattr(sets.below, "remove_path", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    sets.prune_code(call)
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sets.prune_code(call)
+    assert [path.name for path in (tmp_path / ".gpurun/code").iterdir()] == [".lock"]
+
+
 def test_code_that_no_job_uses_goes_after_a_day(hosts, work, tmp_path):
     fleet, codes = hosts.fleet("h0"), []
     for number in range(4):

@@ -348,14 +348,37 @@ def choose_evicted(size: int, here: Iterable[DataSet], quota: int, spare: int, k
     return going
 
 
+def put_aside(digest: str) -> None:
+    """Take the name from damaged code, if there is any. The caller is `alone`."""
+    path = folder_of_set(digest, CODE)
+    try:
+        os.rename(
+            path, os.path.join(sets_folder(CODE), "%s%s-%s" % (DAMAGED, os.path.basename(path), secrets.token_hex(8)))
+        )
+    except FileNotFoundError:
+        pass
+
+
 def remove_set(digest: str, store: str = DATA) -> None:
     """Remove a set, even if it is in use. An interrupted removal leaves nothing that looks like the set."""
+    _remove(folder_of_set(digest, store), store)
+
+
+def _remove(path: str, store: str) -> None:
     doomed = os.path.join(sets_folder(store), DOOMED + secrets.token_hex(8))
     try:
-        os.rename(folder_of_set(digest, store), doomed)
+        os.rename(path, doomed)
     except FileNotFoundError:
         return
-    below.remove_path(doomed)
+    _remove_leftover(doomed)
+
+
+def _remove_leftover(path: str) -> None:
+    """Remove as much as possible: what root has made in a set takes space, but must stop no job."""
+    try:
+        below.remove_path(path)
+    except OSError:
+        pass
 
 
 def remove_unused_code(size: int, unused_s: float = CODE_UNUSED_S) -> None:
@@ -365,9 +388,12 @@ def remove_unused_code(size: int, unused_s: float = CODE_UNUSED_S) -> None:
     sweep(CODE)
     _remove_older_store()
     users = pinned(CODE)
+    known = {os.path.basename(folder_of_set(one.digest)) for one in sets(users, CODE)}
     for name in _names(sets_folder(CODE)):
-        if name.startswith(DAMAGED) and "sha256:" + name.split("-")[1] not in users:
-            below.remove_path(os.path.join(sets_folder(CODE), name))
+        digest = name.split("-")[1] if name.startswith(DAMAGED) else name
+        is_rest = name not in known and not name.startswith((".lock", ARRIVING, DOOMED))  # or a power cut left it
+        if is_rest and "sha256:" + digest not in users:
+            _remove(os.path.join(sets_folder(CODE), name), CODE)
     top = os.open(sets_folder(CODE), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         free, disk = serve.disk_of(top)
@@ -408,7 +434,7 @@ def sweep(store: str = DATA) -> int:
         path = os.path.join(sets_folder(store), name)
         if name.startswith(DOOMED) or (name.startswith(ARRIVING) and not is_held(path)):
             freed += _taken(path)
-            below.remove_path(path)
+            _remove_leftover(path)
     return freed
 
 
