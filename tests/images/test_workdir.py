@@ -423,6 +423,24 @@ def test_a_home_without_locks_takes_code(work, tmp_path, monkeypatch):
     assert shape(tmp_path / ".gpurun/jobs" / JOB / "workspace") == wanted(work)
 
 
+def test_a_home_without_locks_takes_code_also_after_an_upgrade(work, tmp_path, monkeypatch):
+    """An older gpurun kept contents there, and had no locks."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(sets.fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    older, begun = tmp_path / ".cache/gpurun/files/ab/abcd", tmp_path / ".cache/gpurun/spool/old.part"
+    for file in (older, begun):
+        file.parent.mkdir(parents=True)
+        file.write_text("x")
+        os.utime(file, (1, 1))
+    code = as_it_is(work, tmp_path)
+    call = frames.Call(1, lambda *_: None, False, packed(code.entries))
+    data.begin_set(call, "t", code.timed_digest, store=CODE, direct=1 << 20)
+    data.drop(call, "t")
+    sets.blobs.Spool(sets.blobs.spool_folder(), "t")
+    assert not older.exists() and not begun.exists(), "after a day, nobody uses them any more"
+
+
 def nfs(descriptor, kind, flock=fcntl.flock):
     """Lock as NFS does: a file must be open for writing to be locked against all others (flock(2))."""
     if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:

@@ -407,10 +407,15 @@ def sweep(folder: str, unused_s: float = STALE_S) -> int:
             descriptor = _locked(path, os.O_RDWR)
         except FileNotFoundError:  # its transfer has just ended
             continue
+        except OSError as error:
+            if error.errno not in below.NO_LOCKS:
+                raise
+            descriptor = -1  # no transfer receives such a file without a lock
         if descriptor is not None:
             forget(path)
-            os.close(descriptor)
             freed += status.st_blocks * 512
+            if descriptor >= 0:
+                os.close(descriptor)
     return freed
 
 
@@ -431,6 +436,9 @@ def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        except OSError:
+            os.close(descriptor)
+            raise
         os.close(descriptor)  # it was removed while we waited for it: take the new one
 
 
