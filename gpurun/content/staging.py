@@ -130,6 +130,8 @@ def discard(agent: Agent, digest: str, job: str) -> None:
 
 
 ASK_LIMIT_S, MAKE_LIMIT_S, CODE_LIMIT_S = 60.0, 3600.0, 600.0
+SLOW_BYTES_S = 8e6
+"""A host that reads or copies a job's code has `CODE_LIMIT_S`, and the time that a slow disk needs."""
 LIMIT_S = 6 * 3600.0
 DIRECT_BYTES = 2 << 20
 """Up to here each host is sent the code that it lacks over its SSH channel."""
@@ -305,6 +307,10 @@ class _Sender:
         """Return the name of the lock. Each name stays as a file, and code has a new digest with every edit."""
         return self._digest if self._how.store == DATA else f"code-{self._digest[7:9]}"
 
+    @property
+    def _code_limit_s(self) -> float:
+        return CODE_LIMIT_S + self.size / SLOW_BYTES_S
+
     def _ask(self, hosts: Sequence[str]) -> list[str]:
         """Return the hosts that lack the set. The results record hosts that have it or do not answer."""
         asked = self._asked(hosts, self._how.user)
@@ -319,7 +325,7 @@ class _Sender:
             said = agent.call(
                 "data.use", digests=[self._digest], job=user.job if user is not None else "",
                 attempt=user.attempt if user is not None else 0, store=self._how.store,
-                timeout_s=ASK_LIMIT_S if self._how.store == DATA else CODE_LIMIT_S,
+                timeout_s=ASK_LIMIT_S if self._how.store == DATA else self._code_limit_s,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
                 raise bad_answer(
@@ -384,7 +390,7 @@ class _Sender:
         def begin(agent: Agent) -> bool:
             lacks = agent.call(
                 "data.begin", transfer=transfer, digest=self._digest, store=CODE, direct=DIRECT_BYTES,
-                payload=entries, timeout_s=CODE_LIMIT_S,
+                payload=entries, timeout_s=self._code_limit_s,
             ).value  # fmt: skip
             if lacks is None:
                 return False

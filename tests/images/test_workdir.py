@@ -682,6 +682,17 @@ def test_a_host_that_never_ends_to_take_code_holds_up_its_job_for_a_limited_time
         assert not job.is_alive()
 
 
+def test_a_slow_disk_has_the_time_that_large_code_takes(hosts, monkeypatch):
+    """It is read before each attempt, and earlier sets are searched for what is in it. 16 GiB in 600 s are 29 MB/s."""
+    code = SimpleNamespace(timed_digest="sha256:" + "0" * 64, size=16 << 30, entries=[], files={})
+    asked, call = {}, staging.Agent.call
+    monkeypatch.setattr(
+        staging.Agent, "call", lambda self, op, **how: asked.update({op: how["timeout_s"]}) or call(self, op, **how)
+    )
+    stage_code(code, ["h0"], Staging(hosts.fleet("h0"), store=CODE))
+    assert all(asked[op] > code.size / 10e6 for op in ("data.use", "data.begin"))
+
+
 def test_an_empty_folder(hosts, tmp_path):
     (tmp_path / "empty").mkdir()
     fleet = hosts.fleet("h0")
