@@ -8,7 +8,8 @@ import os
 import secrets
 import threading
 import time
-from typing import Any, Callable, Dict, Generator, Iterable, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Generator, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from gpurun.node.agent import frames, serve
 from gpurun.node.agent.frames import Call, OpError, OpReply
@@ -95,8 +96,21 @@ class ArrivingSet:
             if row.kind == "file" and row.size:
                 self._lacks.setdefault(row.digest, []).append(row)
         self._descriptor = descriptor
+        self._busy = threading.Lock()
         self._top = below.open_top(os.path.join(path, TREE))
         self._maker = Maker(self._top)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the set from being dropped: its descriptors' numbers may then be those of another one.
+
+        Raises:
+            OpError: ``closed``: it has been dropped.
+        """
+        with self._busy:
+            if self._descriptor < 0:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            yield
 
     def make(self, call: Call) -> None:
         """Create all folders and links, and all files without their contents."""
@@ -131,11 +145,11 @@ class ArrivingSet:
                         if row.digest in self._lacks and row.size <= left and row.kind == "file":
                             call.check()
                             left -= row.size
-                            self._copy(cursor, row)
+                            self._copy(call, cursor, row)
             finally:
                 os.close(top)
 
-    def _copy(self, cursor: below.Cursor, row: Entry) -> None:
+    def _copy(self, call: Call, cursor: below.Cursor, row: Entry) -> None:
         """Fill all files of a content from one of an earlier set, if it is what its digest says."""
         parts = below.parts_of(row.path)
         try:
@@ -143,7 +157,7 @@ class ArrivingSet:
         except OSError:
             return
         try:
-            self._fill(row.digest, lambda: blocks(source, row.size))
+            self._fill(row.digest, lambda: _checked(call, blocks(source, row.size)))
         except OpError:
             pass  # it is damaged
         except OSError as error:
@@ -259,13 +273,22 @@ class ArrivingSet:
                     raise
 
     def drop(self) -> None:
-        """Remove an incomplete set. Idempotent."""
-        if self._descriptor >= 0:
+        """Remove an incomplete set, once nobody uses it. Idempotent."""
+        with self._busy:
+            if self._descriptor < 0:
+                return
             self._maker.__exit__()
             os.close(self._top)
             os.close(self._descriptor)
             self._descriptor = -1
-            below.remove_path(self.path)
+        below.remove_path(self.path)
+
+
+def _checked(call: Call, content: Iterable[Tuple[int, bytes]]) -> Iterator[Tuple[int, bytes]]:
+    """Yield a content, until nobody waits for it any more."""
+    for piece in content:
+        call.check()
+        yield piece
 
 
 _arriving: Dict[str, ArrivingSet] = {}
@@ -362,18 +385,20 @@ def begin_set(
             make_room(size, quota, keep)
         path, descriptor = open_arrival(digest, rows, entries, size, store)
     arriving = ArrivingSet(digest, rows, path, descriptor, store)
-    with _lock:
-        _arriving[transfer] = arriving
-    arriving.make(call)
-    arriving.reuse(call)
-    return arriving.lacking(direct) if direct else None
+    with arriving.used():
+        with _lock:
+            _arriving[transfer] = arriving
+        arriving.make(call)
+        arriving.reuse(call)
+        return arriving.lacking(direct) if direct else None
 
 
 def put(call: Call, transfer: str) -> Dict[str, int]:
     """Take from the head the contents that a set lacks (see `ArrivingSet.take`), and end its arrival."""
     arriving = _arrival(transfer)
-    received = arriving.take(frames_of(call.chunks()))
-    arriving.finish(call, verify=False)
+    with arriving.used():
+        received = arriving.take(frames_of(call.chunks()))
+        arriving.finish(call, verify=False)
     drop(call, transfer)
     return {"bytes": received}
 
@@ -390,9 +415,11 @@ def expect(call: Call, transfer: str, digest: str, blob: str, store: str = DATA)
     """Announce the blob of a set that arrives, or that is here to be passed on; the payload is its chunks' hashes."""
     hashes, here = call.whole(MOST_DESCRIBED_BYTES), blobs.find_transfer(transfer)
     arriving = _arriving.get(transfer)
-    here.blobs[blob] = (
-        arriving.expect(blob, hashes) if arriving is not None else _served(call, digest, blob, hashes, store)
-    )
+    if arriving is None:
+        here.blobs[blob] = _served(call, digest, blob, hashes, store)
+        return
+    with arriving.used():
+        here.blobs[blob] = arriving.expect(blob, hashes)
 
 
 def _served(call: Call, digest: str, blob: str, hashes: bytes, store: str = DATA) -> Blob:
@@ -417,7 +444,9 @@ def finish(call: Call, transfer: str, verify: bool = False) -> None:
     Raises:
         OpError: ``corrupt``, ``conflict``.
     """
-    _arrival(transfer).finish(call, verify)
+    arriving = _arrival(transfer)
+    with arriving.used():
+        arriving.finish(call, verify)
 
 
 def drop(call: Call, transfer: str) -> None:

@@ -1,8 +1,11 @@
 """Which sets go when room is needed, and what a host refuses to receive. Its free space is what the test says."""
 
+import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import threading
 import zlib
 from types import SimpleNamespace
 
@@ -11,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.node import data
-from gpurun.node.agent import serve
+from gpurun.node.agent import frames, serve
 from gpurun.node.agent.frames import Call, OpError
 from gpurun.node.transfer import blobs, sets
-from gpurun.node.transfer.sets import DataSet, choose_evicted
+from gpurun.node.transfer.sets import CODE, DataSet, choose_evicted
 
 GIB = 1 << 30
 DIGESTS = [f"sha256:{number:064x}" for number in range(6)]
@@ -204,3 +207,41 @@ def test_a_set_with_holes_needs_room_for_what_it_stores(host):
     ]
     (host.top / "data" / older / "set.json").write_text(json.dumps({"digest": DIGESTS[1], "bytes": 5, "files": 1}))
     assert {one.taken for one in data.sets()} == {17 << 20, 5}
+
+
+def test_a_transfer_that_is_dropped_while_it_copies_writes_into_no_other_set(host, monkeypatch, tmp_path):
+    """The head dropped it as it took too long. Its descriptors were closed, and then those of another set."""
+    content = b"x" * data.LEAST_SEARCHED_BYTES
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    rows = [(name, "file", 0o444, 0, len(content), digest, "") for name in ("a", "b")]
+    begin(host, rows[:1], DIGESTS[0], "first", store=CODE, direct=1 << 20)
+    data.put(Call(1, lambda *_: None, False, frames.encode({"d": digest}, content)), "first")
+    copies, dropped, blocks = threading.Event(), threading.Event(), data.blocks
+
+    def slow(descriptor, size):
+        copies.set()
+        dropped.wait(5.0)
+        yield from blocks(descriptor, size)
+
+    monkeypatch.setattr(data, "blocks", slow)
+
+    def copy():
+        with contextlib.suppress(OSError, OpError):
+            begin(host, rows, DIGESTS[1], "slow", store=CODE)
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    assert copies.wait(5.0)
+    dropping = threading.Thread(target=data.drop, args=(host.call, "slow"))
+    dropping.start()
+    dropping.join(0.5)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/b").write_text("of another set")
+    others = [os.open(tmp_path / "other", os.O_RDONLY) for _ in range(8)]
+    dropped.set()
+    copying.join(5.0)
+    dropping.join(5.0)
+    for descriptor in others:
+        os.close(descriptor)
+    assert (tmp_path / "other/b").read_text() == "of another set"
+    assert sorted(os.listdir(host.top / "code")) == [".lock", DIGESTS[0][7:]]
