@@ -325,7 +325,7 @@ class _Sender:
             said = agent.call(
                 "data.use", digests=[self._digest], job=user.job if user is not None else "",
                 attempt=user.attempt if user is not None else 0, store=self._how.store,
-                timeout_s=ASK_LIMIT_S if self._how.store == DATA else self._code_limit_s,
+                timeout_s=self._code_limit_s if self._how.store == CODE and user is not None else ASK_LIMIT_S,
             ).value  # fmt: skip
             if said not in ([], [self._digest]):
                 raise bad_answer(

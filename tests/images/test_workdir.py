@@ -26,7 +26,7 @@ from gpurun.errors import BadInput, StateError
 from gpurun.inventory.read import load_inventory
 from gpurun.node import data
 from gpurun.node.agent import frames
-from gpurun.node.job import rules
+from gpurun.node.job import parts, rules
 from gpurun.node.transfer import sets
 from gpurun.node.transfer.sets import CODE, packed
 from gpurun.node.transfer.spool import CHUNK
@@ -147,6 +147,7 @@ def ask(monkeypatch):
 
 def test_both_sides_mean_one_name():
     assert sets.WORKSPACE == rules.CODE
+    assert parts.kept_layer(JOB).endswith(sets.BESIDE)
 
 
 @pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
@@ -689,8 +690,37 @@ def test_a_slow_disk_has_the_time_that_large_code_takes(hosts, monkeypatch):
     monkeypatch.setattr(
         staging.Agent, "call", lambda self, op, **how: asked.update({op: how["timeout_s"]}) or call(self, op, **how)
     )
-    stage_code(code, ["h0"], Staging(hosts.fleet("h0"), store=CODE))
+    send(hosts, hosts.fleet("h0"), code, "h0")
     assert all(asked[op] > code.size / 10e6 for op in ("data.use", "data.begin"))
+
+
+def test_a_neighbour_that_does_not_answer_holds_up_no_join_for_long(hosts, work, tmp_path, monkeypatch):
+    """It reads nothing: it only says whether it has the code."""
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 1))
+    fleet, code, call = hosts.fleet("h0", "h1"), as_it_is(work, tmp_path), staging.Agent.call
+    received(send(hosts, fleet, code, "h0"))
+    limits = {}
+
+    def note(self, op, **how):
+        limits[self.host, op] = how.get("timeout_s")
+        return call(self, op, **how)
+
+    monkeypatch.setattr(staging.Agent, "call", note)
+    received(send(hosts, fleet, code, "h1", neighbours=["h0"]))
+    assert limits["h0", "data.use"] == staging.ASK_LIMIT_S < limits["h1", "data.use"]
+
+
+def test_what_a_container_writes_keeps_no_code(hosts, work, tmp_path):
+    fleet, code = hosts.fleet("h0"), as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, code, "h0"))
+    outputs = hosts.home("h0") / ".gpurun/outputs" / JOB
+    outputs.mkdir(parents=True)
+    place(hosts, "h0").rename(outputs / "workspace")
+    os.utime(set_of(hosts, "h0", code).parent / "set.json", (1, 1))
+    (work / "zero").write_text("new")
+    newest = as_a_job_keeps_it(work, tmp_path)
+    received(send(hosts, fleet, newest, "h0"))
+    assert unneeded(hosts) == [newest.timed_digest[7:]]
 
 
 def test_an_empty_folder(hosts, tmp_path):

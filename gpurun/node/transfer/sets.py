@@ -25,6 +25,8 @@ DATA, CODE = "data", "code"
 """The two stores. A set of the second is the code of jobs: its digest names times, too, and nobody asks for it."""
 WORKSPACE = "workspace"
 """In a job's folder: the link to its code. It is `gpurun.node.job.rules.CODE`, which this room must not import."""
+BESIDE = ".beside"
+"""How the name of the folder ends that keeps what was written beside code (`gpurun.node.job.parts.kept_layer`)."""
 CODE_SHARE = 0.05
 """Code that no job uses takes at most this share of the disk."""
 CODE_UNUSED_S = 24 * 3600.0
@@ -242,11 +244,13 @@ def pinned(store: str = DATA) -> Dict[str, List[str]]:
             for name in _names(os.path.join(jobs, job, "data")):
                 found.setdefault("sha256:" + name, []).append(job)
         return found
-    for folder in (jobs, os.path.join(serve.root(), "outputs")):
-        for name in _names(folder):
-            digest = linked_code(os.path.join(folder, name))
-            if digest:
-                found.setdefault(digest, []).append(name)
+    kept = os.path.join(serve.root(), "outputs")
+    names = [(jobs, name) for name in _names(jobs)]
+    names += [(kept, name) for name in _names(kept) if name.endswith(BESIDE)]  # containers write into the others
+    for folder, name in names:
+        digest = linked_code(os.path.join(folder, name))
+        if digest:
+            found.setdefault(digest, []).append(name)
     return found
 
 
