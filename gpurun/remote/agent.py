@@ -511,8 +511,8 @@ class Stream(Iterator[Reply]):
 
     def _item(self) -> Reply:
         limit_s = self._silence_s
+        deadline = None if limit_s is None else time.monotonic() + limit_s
         while True:
-            deadline = None if limit_s is None else time.monotonic() + limit_s
             frame = self._agent._next(self._operation, deadline, limit_s or 0.0)
             kind = frame.header["t"]
             if kind == "done":

@@ -3,6 +3,7 @@
 import importlib
 import json
 import threading
+from contextlib import closing, suppress
 
 import pytest
 from lying_host import LyingHost, agent_of, done, said, stream
@@ -150,6 +151,32 @@ def test_what_cannot_be_an_answer_is_refused(op, lie):
     with agent_of(done(lie)) as agent, pytest.raises(RemoteOpFailed) as caught:
         agent.call(op)
     assert caught.value.kind == "bad-answer" and caught.value.host == "liar"
+
+
+def test_a_stream_whose_end_never_ends_is_silent():
+    """Each piece of the end comes in time."""
+    stopped = threading.Event()
+
+    def lie(request):
+        while not stopped.wait(0.05):
+            yield said({"t": "part", "id": request["id"]})
+
+    class Host(LyingHost):
+        def sendall(self, data):
+            threading.Thread(target=super().sendall, args=(data,), daemon=True).start()
+
+    with closing(Agent("liar", Host(lie), frames.Frame({"t": "hello"}, b""), frames.Decoder())) as agent:
+        asking = threading.Thread(target=_ended, args=(agent,), daemon=True)
+        asking.start()
+        asking.join(20.0)
+        is_alive = asking.is_alive()
+        stopped.set()
+    assert not is_alive
+
+
+def _ended(agent):
+    with suppress(HostUnreachable):
+        list(agent.stream("data.verify", silence_s=0.3))
 
 
 @pytest.mark.parametrize(
